@@ -223,16 +223,18 @@ def read_tokens(
 
 @torch.no_grad()
 def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int = 40) -> dict[str, float]:
-    """Measure how long each reader takes for one token, as while a text is written; return reader name -> seconds.
+    """Measure how long each reader takes for one token, as during generation; return reader name -> seconds.
 
-    The model's own pass does not count. The states are random, since the work does not depend on them. The result is
+    The model's own pass does not count. The states are zeros, since the work does not depend on them. The result is
     the median of `repeats` runs, in which the readers take turns.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     with evaluating(bank):
         template = causal_pass(bank, "bank.monitor_scores", names)
-        like = next(bank.model.parameters())
-        state = torch.randn(1, 1, template.stack.width, dtype=like.dtype, device=like.device)
+        weights = bank.model.parameters()
+        like = next((weight for weight in weights if weight.is_floating_point()), torch.zeros(()))
+        device = "cpu" if like.is_meta else like.device
+        state = torch.zeros(1, 1, template.stack.width, dtype=like.dtype, device=device)
         for repeat in range(repeats + 2):
             for name in names:
                 start = time.perf_counter()

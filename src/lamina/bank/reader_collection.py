@@ -169,7 +169,7 @@ class ReaderCollection(nn.Module):
         """
         if self.train_base:
             return None
-        guard = self._guard
+        guard = self._found()[1] if full else self._guard
         for name in {self[reader].stack for reader in self} if names is None else names:
             weights = guard.weights[name]
             if change := weights.change():
@@ -177,6 +177,8 @@ class ReaderCollection(nn.Module):
                 if now is None or weights.fingerprint != now:
                     return change
                 weights.accept(self.model, now)
+            if full:  # settings in lists and dicts that were changed in place
+                guard.modules[name].look_again()
             if full and weights.is_rewritten():
                 return f"the weights of the stack '{name}' have other values"
             if change := guard.changed_modules(self.model, name):

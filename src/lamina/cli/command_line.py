@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import re
+import socket
+import ssl
 import sys
 import traceback
 import warnings
@@ -33,7 +35,11 @@ SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Keep hidden states": ("extract", "cache"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_HINTS = {  # error number of the system -> what to do
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free disk space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Check the path and its rights"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
+}
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
 INTERRUPTED = 130  # exit code of a command that was interrupted with Ctrl-C
 
@@ -123,12 +129,14 @@ def system_error(error: BaseException) -> StoreError | None:
             r"\bos error (\d+)\b|\bcode: (\d+), kind: ", str(cause)
         )  # as libraries written in Rust say it
         code = cause.errno if isinstance(cause, OSError) else number and int(number[1] or number[2])
-        if code is not None:
+        if (hint := _HINTS.get(code or 0)) and not isinstance(cause, ConnectionError | socket.gaierror | ssl.SSLError):
             path = getattr(cause, "filename", None) or "a file"
-            hint = "Free disk space" if code in _NO_SPACE else "Check the path and its rights"
-            return StoreError(
-                f"output: {path} cannot be read or written ({os.strerror(code)}). {hint}, and run it again."
+            known = StoreError(
+                f"files: {path} cannot be read or written ({os.strerror(code)}). {hint}, and run it again."
             )
+            for note in getattr(error, "__notes__", ()):
+                known.add_note(note)
+            return known
         cause = cause.__cause__
     return None
 

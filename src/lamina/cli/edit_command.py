@@ -149,7 +149,9 @@ def edit(  # noqa: PLR0913
     insertion = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
     insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
     _check_used("--insert", insertion, requested=insert is not None)
-    _check_used("an --activation", {"--placement": placement != "weight"}, requested=activation != "none")
+    if activation == "none" and placement != "weight":
+        problem = f"--placement is {placement} and --activation is none"
+        raise ConfigError(f"edit: {problem}; a placement needs an activation. Leave one out.")
     _check_used("--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
     _check_used("--duplicate", {"--repeat": repeat}, requested=duplicate is not None)
     moves = {"--truncate": truncate, "--keep": keep, "--drop": drop, "--duplicate": duplicate}
@@ -320,7 +322,8 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
         if any(path.name not in (LOCK, WORK) for path in out.iterdir()) and not (
             (out / "config.json").is_file() and "model_type" in read_json(out / "config.json")
         ):
-            raise ConfigError(f"edit: {out} holds no model; --overwrite replaces models only.")
+            hint = "--overwrite replaces models only" if overwrite else "give another folder"
+            raise ConfigError(f"edit: {out} holds no model; {hint}.")
         yield
 
 

@@ -114,14 +114,18 @@ def check_output(
         ConfigError: If the folder is not empty and neither option was given, or both were given.
     """
     from lamina.recipes.report_file import STUDY
-    from lamina.store.files import LOCK, WORK
+    from lamina.registry import STUDIES
 
     if overwrite and resume:
         raise ConfigError(f"{op}: --overwrite and --resume were both given; one replaces what the other continues.")
     if overwrite or resume or not is_dir(folder):
         return
     with convert_errors(lambda reason: StoreError(f"{op}: {folder} cannot be read ({reason}). Give another folder.")):
-        paths = [path for path in folder.iterdir() if path.name not in (LOCK, WORK, *replaced)]
+        paths = [
+            path
+            for path in folder.iterdir()
+            if not path.name.startswith(".") and path.name not in (*STUDIES.names(), *replaced)
+        ]
     if any(not is_file(path / STUDY) for path in paths):
         others = "--resume to continue the run in it, or --overwrite" if resume is not None else "or --overwrite"
         raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")

@@ -33,11 +33,16 @@ UNRELATED = frozenset(
         *("is_encoder_decoder", "tie_encoder_decoder", "add_pooling_layer", "classifier_activation", "max_length"),
         *("min_length", "num_beams", "do_sample", "early_stopping", "no_repeat_ngram_size", "length_penalty"),
         *("temperature", "top_k", "top_p", "repetition_penalty", "keys_to_ignore_at_inference"),
+        *("decoder_start_token_id", "forced_decoder_ids", "suppress_tokens", "begin_suppress_tokens"),
+        *("max_new_tokens", "return_dict_in_generate", "output_scores", "output_router_logits"),
+        *("router_aux_loss_coef", "apply_spec_augment", "ctc_loss_reduction", "ctc_zero_infinity"),
         "lamina_learnt",
     }
 )
 # The rate of a dropout, the start of a training and the choice of a kernel change nothing beyond rounding.
-_UNRELATED = re.compile(r"^_|drop|^init|^classif|^summary_|attn_implementation|experts_implementation|_cached$")
+_UNRELATED = re.compile(
+    r"^_|drop|^init|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
+)
 _MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # attributes of modules; `p` of dropout
 _SCALARS = (bool, int, float, str, torch.dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -186,7 +188,7 @@ class WeightGuard:
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
     of all optimizers are observed too. A write through `weight.data` or NumPy leaves no trace. So one number of each
-    weight on the CPU is compared, another one in each of four calls; `is_rewritten` compares all numbers. Offloaded
+    weight on the CPU is compared: four places take turns, one per call. `is_rewritten` compares all numbers. Offloaded
     weights are left out, because every pass moves them.
 
     Args:
@@ -219,7 +221,7 @@ class WeightGuard:
         self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
         self._total = sum(self._versions)
         self._samples = [_samples(self._plain.values(), turn) for turn in range(len(_PLACES))]
-        self._sampled = list(map(b"".join, self._samples))
+        self._sampled = list(map(_read, self._samples))
         self._turn = 0
         _guards.add(self)
 
@@ -251,7 +253,7 @@ class WeightGuard:
     def _has_samples(self) -> bool:
         """Return whether the numbers of one sample are as they were; each call takes the next sample."""
         self._turn = turn = (self._turn + 1) % len(_PLACES)
-        return b"".join(self._samples[turn]) == self._sampled[turn]
+        return _read(self._samples[turn]) == self._sampled[turn]
 
     def _find_change(self) -> str | None:
         """Return the first change of the weights, as a phrase for a message.
@@ -269,9 +271,9 @@ class WeightGuard:
                 return f"'{name}' is {weight.dtype} now, not {dtype}"
             if _version(weight) != version or (weight.data_ptr() != pointer and weight.device == device):
                 return f"'{name}' has other values"
-        for turn, sample in enumerate(self._sampled):
-            if b"".join(self._samples[turn]) != sample:
-                return "some weights have other values"
+        in_place = list(map(Tensor.data_ptr, self._plain.values())) == self._pointers
+        if in_place and list(map(_read, self._samples)) != self._sampled:
+            return "some weights have other values"
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
         return None
 
@@ -332,15 +334,22 @@ def _own_weights(module: nn.Module) -> _Weights:
 _PLACES = (0.41, 0.77, 0.06, 0.93)  # where in a weight the numbers of each sample are, as fractions of its length
 
 
-def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[memoryview]:
-    """Return views of one number of each weight that is on the CPU and in one piece."""
-    samples: list[memoryview] = []
+def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[tuple[int, int]]:
+    """Return address and size in bytes of one number of each weight that is on the CPU and in one piece."""
+    samples: list[tuple[int, int]] = []
     for weight in weights:
         if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel():
-            place, size = int(weight.numel() * _PLACES[turn]), weight.element_size()
-            content: memoryview = weight.detach().view(-1).view(torch.uint8).numpy().data
-            samples.append(content[place * size : (place + 1) * size])
+            size = weight.element_size()
+            samples.append((weight.data_ptr() + int(weight.numel() * _PLACES[turn]) * size, size))
     return samples
+
+
+def _read(samples: Iterable[tuple[int, int]]) -> bytes:
+    """Return the numbers at some addresses. The weights must still be there.
+
+    Addresses are stored instead of views, which would keep the memory of weights that were moved to another device.
+    """
+    return b"".join(itertools.starmap(ctypes.string_at, samples))
 
 
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:

@@ -47,7 +47,8 @@ class ModuleGuard:
 
     def __init__(self, model: nn.Module, stack: LayerStack) -> None:
         self._owner = cast("PreTrainedModel", around(model, stack))  # the paths below are paths in it
-        self._modules = dict(modules_around(self._owner, set(stack.run)))
+        modules = modules_around(self._owner, set(stack.run))
+        self._modules = {path: unwrapped(module) for path, module in modules}
         self._ignored = {path: changed_by_passes(type(module)) for path, module in self._modules.items()}
         self._remember()
 
@@ -75,6 +76,8 @@ class ModuleGuard:
         self._is_ready = True
 
     def __getstate__(self) -> dict[str, object]:
+        if not self.is_same():  # a table that has grown in a pass is recorded before it is copied
+            self.find_change()
         # copies have other functions, and other dicts of attributes, than the modules that they were copied from
         named = {
             path: {name: _name_of(value) if callable(value) else value for name, value in own.items()}
@@ -106,7 +109,7 @@ class ModuleGuard:
                 and vars(self._owner.config) == self._options
                 and self._present_marks() == self._marks
             )
-        except KeyError:  # an attribute or a buffer was deleted
+        except (KeyError, RuntimeError, ValueError):  # an attribute or a buffer was deleted, or is a tensor now
             return False
 
     def _present_marks(self) -> list[tuple[int, int, int]]:
@@ -122,13 +125,20 @@ class ModuleGuard:
                 kind = "nothing" if now is None else f"a {type(now).__name__}"
                 return f"'{path}' is {kind} now, not a {type(module).__name__}"
             if now is None:
-                del self._modules[path], self._settings[path]
+                self._modules.pop(path, None)
+                self._settings.pop(path, None)
             else:
                 self._modules[path] = now
         for cls, known in zip(self._classes, self._forwards, strict=True):
             if _forward(cls) is not known:
                 return f"{cls.__name__}.forward was replaced"
-        for name in self._config.keys() | (now := settings_of(self._owner.config)).keys():
+        config = self._owner.config
+        now = settings_of(config)
+        # a new setting counts only if the class of the config knows it
+        for name in (
+            *self._config,
+            *(name for name in now if name not in self._config and hasattr(type(config), name)),
+        ):
             if now.get(name) != self._config.get(name):
                 return f"{name} of its config is {now.get(name)!r}, not {self._config.get(name)!r}"
         return next(filter(None, map(self._changed_setting, self._settings)), None) or self._changed_buffer()
@@ -150,7 +160,7 @@ class ModuleGuard:
         """Return which attribute of a module has changed, as a phrase; None if none has."""
         known, now, kind = self._settings[path], self._settings_of(path), type(self._modules[path])
         where = f"'{path}'" if path else "the model"
-        # of new attributes, the module's code knows those that stand in place of one of its class
+        # a new attribute counts only if it hides an attribute of the class
         for name in (*known, *(name for name in now if name not in known and hasattr(kind, name))):
             old, new = known.get(name), now.get(name)
             if (_name_of(new) if isinstance(old, _Name) else new) != old:

@@ -1,7 +1,8 @@
 """Rates per thousand tokens: how many false alarms a monitor raises, and the threshold that bounds them.
 
 A monitor reads each text up to its alarm, or to its end. The rate is the number of negative texts with an alarm, per
-thousand of their tokens that were read. So it does not matter to how many texts these tokens belong.
+thousand of their tokens that were read. The rate of longer texts may be another one, if their alarms come later or
+earlier.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class TokenRateTest:
     per token. If the true rate is r or more, F - r T has a mean of at least 0 over texts. A gambler who stakes the part
     s of their wealth on the opposite multiplies it by 1 - s (F - r T) at each text, which is never negative. So under a
     true rate of r or more, the wealth is not expected to grow, and by Markov's inequality it reaches
-    1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts and any
-    distribution of lengths, scores and their dependence. The stake at a text depends on earlier lengths alone.
+    1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts, any
+    distribution of their lengths and scores, and any dependence between the tokens of a text, if the texts are drawn
+    independently of each other. The stake at a text depends on earlier lengths alone; the texts come in a random order,
+    because a file may be sorted.
 
     Args:
         lengths: Number of tokens of each negative text.
@@ -74,12 +77,15 @@ class TokenRateTest:
             check_confidence(confidence)
         self._rate, self._confidence = rate, confidence
         self._lengths = np.array(lengths, dtype=float)
-        self._stakes = np.zeros(len(lengths)) if confidence is None else self._chosen_stakes(confidence)
+        self._stakes = np.zeros(len(lengths))
+        if confidence is not None:
+            order = np.random.default_rng(0).permutation(len(lengths))
+            self._stakes[order] = self._chosen_stakes(self._lengths[order], confidence)
 
-    def _chosen_stakes(self, confidence: float) -> Float[np.ndarray, " texts"]:
+    def _chosen_stakes(self, lengths: Float[np.ndarray, " texts"], confidence: float) -> Float[np.ndarray, " texts"]:
         """Return for each text the stake that allows the most alarms, if texts are as long as those before it."""
-        count, needed = len(self._lengths), -math.log1p(-confidence)
-        before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
+        count, needed = len(lengths), -math.log1p(-confidence)
+        before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])
         expected = self._rate / 1000 * count * before / (_WEIGHT + np.arange(count))  # alarms of all texts at this rate
         points = np.geomspace(needed, 1e4 * needed, 400)
         allowed = (points[:, None] * _STAKES - needed) / -np.log1p(-_STAKES)
@@ -137,6 +143,9 @@ def threshold_per_thousand(
 
     # `low` passes, `high` does not: it would flag all negatives. A cascade's first monitor alone may flag some (inf).
     low, high = min(ordered.count(math.inf), len(negative) - 1), len(negative)
+    if low and not passes(low):
+        problem = f"the cascade's first monitor alone flags {low} negatives, too many for {rate:g} per thousand tokens"
+        raise ConfigError(f"calibrate: {problem}. Raise its threshold 'sure', or ask for a higher rate.")
     if not passes(low):
         tokens = sum(len(running[at]) for at in negative)
         sure = "" if confidence is None else f" with {confidence:.0%} confidence"

@@ -344,7 +344,7 @@ def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
     """Return the labels that `positive` names, one or several; see `named_class` for names and errors."""
-    names = positive if isinstance(positive, list | tuple) else [positive]
+    names = [positive] if isinstance(positive, str | int) else positive
     return [named_class(op, name, labels) for name in names]
 
 

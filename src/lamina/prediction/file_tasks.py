@@ -81,11 +81,13 @@ def tasks_of_file(
     for given in (columns.labels, positive):
         check_known("evaluate", given if isinstance(given, Mapping) else (), heads, "reader")
     files = {"validation": path} if train is None else {"train": train, "validation": path}
+    has_binary = any(len(head.labels) == 2 for head in heads.values())  # one class for all is for these readers
     tasks: dict[str, Task] = {}
     for name, head in heads.items():
         own = positive.get(name) if isinstance(positive, Mapping) else positive
         task = _task(name, head, infos[name], files, columns.of(name))
-        task = task if own is None else task.with_positive(own)
+        if own is not None and (len(head.labels) == 2 or isinstance(positive, Mapping) or not has_binary):
+            task = task.with_positive(own)
         kept = {"train": task.split("train")} if train is not None else {}
         tasks[name] = replace(task, splits={**kept, split: task.split("validation")})
     return tasks

@@ -153,6 +153,12 @@ class Prepared:
             cut = max(cut, *map(group.truncated, group.tasks))
         return cut
 
+    def warn(self, op: str) -> None:
+        """Log a warning if an example lost its end; `op` is the operation, for the message."""
+        if cut := self.cut:
+            what = "examples are longer than what is read of them; the rest was left out or cut off"
+            logger.warning("%s: %d %s", op, cut, what)
+
     @property
     def tokens(self) -> int:
         """Number of tokens of all examples together, without padding."""
@@ -264,9 +270,7 @@ class Predictor:
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as a call does, but for examples that `prepare` has encoded; `budget`: see `answer_by_pass`."""
-        if cut := prepared.cut:
-            what = "examples are longer than what is read of them; the rest was left out or cut off"
-            logger.warning("predict: %d %s", cut, what)
+        prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
             self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
             self._warned.update(self.names)

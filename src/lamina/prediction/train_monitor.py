@@ -262,8 +262,7 @@ def score_replies(
     """Return the highest score of each finished reply. A monitor flags a reply if this reaches its threshold.
 
     It works for every model, even for one that reads in both directions and so cannot be watched while it writes. A
-    warning is logged if replies are longer than those of the calibration, unless the promised rate is per thousand
-    tokens.
+    warning is logged if replies are longer than those of the calibration.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -292,8 +291,7 @@ def score_replies(
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
     scored = _scores(op, bank, [monitor], task, options=options, live=live)[str(monitor.name)]
-    per_reply = monitor.calibration is None or monitor.calibration.per == "reply"
-    longest = math.inf if monitor.sketch is None or not per_reply else monitor.sketch.longest
+    longest = math.inf if monitor.sketch is None else monitor.sketch.longest
     if longer := [row for row, own in enumerate(scored.running) if len(own) > longest]:
         came = f"{len(longer)} of {len(replies)} replies, such as number {longer[0]}, have more than {longest} tokens"
         logger.warning("%s: %s; for those, the rate of the calibration is not promised.", op, came)
@@ -319,7 +317,8 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
     if promise.per == "reply":
         unit, count, least = "good replies", len(texts), needed_negatives(promise.rate, promise.confidence)
     else:
-        lengths = [len(own) for own in tokenizer_of(processor)(texts, add_special_tokens=False).input_ids]
+        ids = tokenizer_of(processor)(texts, add_special_tokens=False).input_ids if texts else []
+        lengths = [len(own) for own in ids]
         test = TokenRateTest(lengths, promise.rate, promise.confidence)
         unit, count = "tokens of good replies", sum(lengths)
         least = 0 if test.passes() else max(test.needed_tokens(), count + 1)

@@ -50,6 +50,7 @@ def expand_recipe(
         raise ConfigError(f"recipe: seed is {options['seed']}; methods take theirs from the recipe's 'seeds'.")
     options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}
+    idle: list[dict[str, str]] = []  # of each run: option -> why it has no effect there
     for name, task in recipe.chosen_tasks.items():
         known = task.outline() if tasks is None else tasks[name]
         task_options = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
@@ -68,11 +69,16 @@ def expand_recipe(
                             f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
                             "the method's letters and digits. Rename one of them."
                         )
+                    idle.append(dict(FitOptions.of(spec.options).without_effect([known.kind])))
+                    spec = replace(
+                        spec, options={key: value for key, value in spec.options.items() if key not in idle[-1]}
+                    )
                     use = {"bank": spec.reader is not None, "train_base": recipe.train_base}
                     FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
                     specs[spec.name] = spec
                     if len(specs) > MOST_RUNS:
                         raise ConfigError(f"recipe: it amounts to more than {MOST_RUNS:,} runs.")
+    _check_effects(idle)
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:
         raise ConfigError(
@@ -80,6 +86,17 @@ def expand_recipe(
             "trained, so all must end together, or be trained 'separately'."
         )
     return specs
+
+
+def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError if an option has no effect in any run.
+
+    In some runs it may have none: a grid can switch the option off, and tasks may be of several kinds. `idle` has for
+    each run option -> the reason.
+    """
+    for option, reason in idle[0].items() if idle else ():
+        if all(option in others for others in idle):
+            raise ConfigError(f"fit: {option} is set {reason}.")
 
 
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:

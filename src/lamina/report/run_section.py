@@ -196,7 +196,7 @@ def _remark(cells: Sequence[Cell | Point]) -> str:
         return "One run per point, so there is no interval"
     span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
     if counts[-1] < INTERVAL_SEEDS:
-        return f"Mean of {span} runs. Each dot is a run; fewer than {INTERVAL_SEEDS} are too few for an interval"
+        return f"Mean of {span} runs. Each dot is a run. An interval needs at least {INTERVAL_SEEDS} runs"
     return f"Mean of {span} runs, with its 95 % confidence interval"
 
 

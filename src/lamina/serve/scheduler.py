@@ -425,6 +425,8 @@ class Scheduler:
             if not turn.begun:
                 self._pass_ended.wait_for(lambda: self._free > 0)
                 self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
+                if self._waiting.tokens >= _READ_AHEAD_TOKENS:  # the next batch may be tokenised now
+                    self._changed.notify()
 
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.

@@ -126,8 +126,9 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """Return a text or pair, cut to one window. The first text of a pair gets at most half of the window."""
         tokenizer = tokenizer_of(self.bank.processor)
         room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
-        # a token has at least one byte, so a short text fits: it is not tokenised here
-        if all(len(part.encode(errors="replace")) < room // len(parts) for part in parts):
+        # a token has at least one character, so a short text fits: it is not tokenised here. Outside ASCII, tokenizers
+        # may replace a character by several.
+        if all(part.isascii() and len(part) < room // len(parts) for part in parts):
             return list(parts)
         cut: list[str] = []
         for number, part in enumerate(parts):

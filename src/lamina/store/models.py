@@ -354,9 +354,10 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def check_revision(folder: str, revision: str | None) -> None:
-    """Raise ConfigError if there is a revision for a folder, which has none."""
-    if revision is not None:
-        raise ConfigError(f"load: revision is '{revision}' for the folder {folder}; only the hub has revisions.")
+    """Raise ConfigError if there is a revision other than "main" for a folder, which has none."""
+    if revision not in (None, "main"):
+        problem = f"revision is '{revision}' for the folder {folder}; only the hub has revisions"
+        raise ConfigError(f"load: {problem}. Leave revision out.")
 
 
 def _minilm_folder() -> Path | None:

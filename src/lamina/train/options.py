@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
@@ -104,17 +104,23 @@ class PassOptions(BaseModel):
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
+        for name, reason in self.without_effect(kinds):
+            raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {reason}.")
+
+    def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
+        """Yield the options that are set, but that other options or the kinds of the tasks leave without an effect.
+
+        Each comes with the reason, as the end of a sentence.
+        """
         for name in filter(self._is_set, ("max_target_length", "num_beams")):
             if kinds and not any(kind.generates for kind in kinds):
-                what = f"for a task of kind {next(iter(kinds))}, which has no use for it"
-                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {what}. Leave it out.")
+                yield name, f"for a task of kind {next(iter(kinds))}, which has no use for it. Leave it out"
         for name, (other, values) in _ONLY_WITH.items():
             if self._is_set(name) and getattr(self, other) not in values:
-                what = f"which only has an effect with {other}={' or '.join(map(str, values))}"
-                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}, {what}.")
+                yield name, f"and only has an effect with {other}={' or '.join(map(str, values))}"
         for name, other in _ONLY_BESIDE.items():
             if self._is_set(name) and not self._is_set(other):
-                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}, which has no effect without {other}.")
+                yield name, f"and has no effect without {other}"
 
     def _is_set(self, name: str) -> bool:
         """Return whether an option exists and differs from its default."""
@@ -220,8 +226,12 @@ class FitOptions(PassOptions):
             where, unused = "a bank whose base is frozen", () if train_base else _BASE_ONLY
         for name in filter(self._is_set, unused):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
+
+    def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
+        """Yield the options without an effect, as for a pass; `warmup_ratio` is one beside `warmup_steps`."""
+        yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
-            raise ConfigError(f"{op}: warmup_ratio and warmup_steps are both set; only one can hold. Leave one out.")
+            yield "warmup_ratio", "and warmup_steps is set too; only one can hold. Leave one out"
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
         """Return options for encoding one split; `seed` decides which tokens are masked and how images are cropped."""

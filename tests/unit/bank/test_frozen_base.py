@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +222,34 @@ def test_what_changes_no_answer_is_no_change(bank: ReaderBank, batch: dict[str, 
     part(bank, "output.dropout").p = 0.5
     part(bank).forward = part(bank).forward
     assert torch.equal(bank(**batch)[first(bank)].logits, expected)
+
+
+def test_settings_of_generation_and_notes_in_the_config_are_no_change(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank(**batch)[first(bank)].logits
+    changes = {"decoder_start_token_id": 3, "forced_decoder_ids": None, "suppress_tokens": [], "my_run": "3"}
+    for name, value in changes.items():
+        setattr(bank.model.config, name, value)
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)
+    bank.model.config.hidden_act = "relu"
+    with pytest.raises(ConfigError, match="hidden_act of its config is 'relu'"):
+        bank(**batch)
+
+
+def test_a_copy_is_checked_as_the_original(bank: ReaderBank):
+    twin = copy.deepcopy(bank)
+    twin.seal_base("fit")  # before any pass
+    twin.seal_base("fit")
+    twin.model.encoder.layer[0].output.dense.weight.data[0, 0] += 1
+    with pytest.raises(ConfigError, match="have other values"):
+        twin.seal_base("fit")
+    bank.seal_base("fit")
+
+
+def test_weights_that_were_moved_do_not_stay_in_memory(bank: ReaderBank):
+    weight = weakref.ref(bank.model.encoder.layer[0].output.dense.weight.untyped_storage())
+    bank.model.double()  # new memory for the same parameters, as on another device
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_bank_that_takes_over_the_readers_goes_on(bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path):

@@ -57,6 +57,15 @@ def test_the_rate_is_kept_when_texts_are_sixteen_times_as_long():
     assert np.mean([own[-1] >= found for own in long]) > 5 * np.mean([own[-1] >= found for own in running])
 
 
+def test_texts_that_are_sorted_by_length_do_not_break_the_promise():
+    # only long texts raise alarms, 2 per thousand tokens; with the tokens of the short ones the true rate is 1
+    lengths, passed = [100] * 300 + [10] * 3000, 0
+    for seed in range(100):
+        alarms = np.flatnonzero(np.random.default_rng(seed).random(300) < 0.2)
+        passed += TokenRateTest(lengths, 1.0, 0.95).passes(alarms.tolist(), [100] * len(alarms))
+    assert passed <= 9  # 5 are expected at most
+
+
 def test_without_an_alarm_three_thousand_tokens_show_a_rate_of_one():
     """The rule of three: with 95 % confidence the rate is at most 3 in as many as were seen without one."""
     test = TokenRateTest([10] * 300, 1.0, 0.95)

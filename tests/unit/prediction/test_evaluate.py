@@ -102,7 +102,7 @@ def test_how_texts_are_written(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model, "generate", lambda **given: asked.append(given) or plain(**given))
     scored(model, task, t5_tokenizer(), num_beams=3, length_penalty=0.5, max_target_length=4)
     scored(model, task, t5_tokenizer(), max_target_length=4)
-    with pytest.raises(ConfigError, match="which has no effect without num_beams"):
+    with pytest.raises(ConfigError, match="and has no effect without num_beams"):
         scored(model, task, t5_tokenizer(), length_penalty=0.5)
     beams, greedy = asked[0], asked[-1]
     assert (beams["num_beams"], beams["length_penalty"], beams["max_new_tokens"]) == (3, 0.5, 4)

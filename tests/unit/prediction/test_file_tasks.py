@@ -118,8 +118,8 @@ def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: 
 
 
 def test_a_test_part_that_fit_does_not_score_is_named(bank: ReaderBank, caplog: pytest.LogCaptureFixture):
-    rows = [{"text": f"the film {row}", "label": "xy"[row % 2]} for row in range(20)]
-    task = Task.from_dataset(KIND, {"train": rows, "validation": rows, "test": rows}, text="text")
+    rows = [{"text": f"the film {row}", "label": "xy"[row % 2]} for row in range(60)]
+    task = Task.from_dataset(KIND, {"train": rows[:20], "validation": rows[20:40], "test": rows[40:]}, text="text")
     bank.add("more", Reader(Mean(), SequenceClassification(task.labels, 2)))
     assert fit(bank, {"more": task}, positive="x", epochs=1, test=True, progress=False).test["more"].keys() >= {"f1"}
     assert bank["more"].info["positive"] == "x"

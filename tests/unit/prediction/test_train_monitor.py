@@ -101,7 +101,7 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(tmp_path: Path, c
     assert bank.monitors["monitor"].calibration == rates
     assert "at most 10 false alarms per thousand tokens with 95% confidence" in str(model_card(bank, "bank"))
     score_replies(bank, "monitor", [("a", "the film is good " * 9)])
-    assert "is not promised" not in caplog.text  # the promise counts tokens, so that long replies keep it
+    assert "for those, the rate of the calibration is not promised" in caplog.text  # alarms may come late in a text
 
 
 def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(

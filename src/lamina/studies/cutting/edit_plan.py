@@ -75,7 +75,9 @@ class EditPlan(Strict):
         """Check that an edit measures on the plan's task."""
         if self.task is not None and not self.needs_weights():
             with error_at("task"):
-                raise ConfigError(f"no edit measures on a task; only {DROP_LEAST} does. Add it, or leave the task out")
+                raise ConfigError(
+                    f"no edit measures on a task; only {DROP_LEAST} does. Add it to the edits, or remove the task"
+                )
         return self
 
     def __call__(

@@ -320,7 +320,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     notes = {
         "score": (
             "Score of each layer's probe",
-            "A layer knows the task if it scores above layer 0 and above the baselines (dashed), which read the text.",
+            "A layer knows the task if it scores above layer 0 and the baselines (dashed), which do not use the model.",
         ),
         "selectivity": (
             "Selectivity of each layer's probe",

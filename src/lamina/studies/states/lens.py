@@ -37,7 +37,7 @@ _SHOWN = {  # measure -> its unit, and what to look for in its chart
     "rank": ("mean rank (1 is the best)", "Lower is better. A few rare tokens can raise the mean a lot."),
     "accuracy": (
         "share of tokens of rank 1",
-        "Higher is better. From the layer where the line stops rising, the prediction no longer changes.",
+        "Higher is better. From the layer where the line stops rising, higher layers make it right no more often.",
     ),
 }
 _MEASURES = tuple(_SHOWN)
