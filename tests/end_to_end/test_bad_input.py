@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "train.tsv").write_text(ROWS)
-    (folder / "dev.tsv").write_text(ROWS)
+    (folder / "dev.tsv").write_text(ROWS.replace("it", "this"))
     (folder / "empty.tsv").write_text("")
     (folder / "narrow.tsv").write_text(ROWS + "no label here\n")
     (folder / "latin.tsv").write_bytes("sentence\tlabel\nd\xe9j\xe0 vu\tyes\n".encode("latin-1"))

@@ -261,7 +261,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of(MONITOR, "base/config.json", "base/model.safetensors"),
         "output": None,  # a bank's folder, which is written like that of `train`
         **dict.fromkeys(("positive", "rate", "confidence", "messages", "prompt", "reply", "label", "spans", "anyway")),
-        **dict.fromkeys(("epochs", "batch_size", "max_length", "seed", "progress", "overwrite")),
+        **dict.fromkeys(("epochs", "batch_size", "max_length", "seed", "progress", "overwrite", "per")),
     },
     "serve": {
         "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),

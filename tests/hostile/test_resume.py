@@ -77,11 +77,6 @@ def named_otherwise(job: Job) -> None:
     job.tasks["one"] = other
 
 
-def other_number(job: Job) -> None:
-    with torch.no_grad():
-        job.bank.model.get_parameter("encoder.layer.2.output.dense.weight")[0, 0] += 1e-3
-
-
 def other_tokens(job: Job) -> None:
     job.bank.processor.backend_tokenizer.post_processor = BertProcessing(("[SEP]", 3), ("[SEP]", 3))
 
@@ -100,7 +95,6 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
         lambda job: setattr(job, "bank", tiny_bank({"one": reader(TASK), "two": reader(TASK, seed=1)}, tiny_model(1))),
         "other weights of the model",
     ),
-    "one number of the base": (other_number, "other weights of the model"),
     "label": (
         set_task("two", with_split(TASK, "train", labels=turned(LABELS["train"]))),
         "other labels in the train part of 'two'",

@@ -116,18 +116,15 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def _other_parts(self) -> dict[str, State]:
-        """Return the results in the folder of runs of the recipe that its key `only`, or its seeds, exclude.
+        """Return the results in the folder of runs of the recipe that its key `only` excludes.
 
-        A part of a recipe that is added to a folder must not replace a better model of an earlier part, which may have
-        had more seeds. Without `resume`, or if the recipe keeps all models or none, there are no such results.
+        A part of a recipe that is added to a folder must not replace a better model of an earlier part. Without
+        `resume`, or if the recipe keeps all models or none, there are no such results.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":
             return {}
-        # Names end in "-<seed>" or "-<seed>-<repeat>": every number at the end of a name may be an earlier part's seed.
-        ends = [part for path in self.place.glob("*.json") for part in path.stem.split("-")[-2:]]
-        seeds = {*self.recipe.seeds, *(int(end) for end in ends if end.isdecimal())}
-        whole = expand_recipe(self.recipe.model_copy(update={"only": {}, "seeds": sorted(seeds)}), {})
+        whole = expand_recipe(self.recipe.model_copy(update={"only": {}}), {})
         paths = {name: self.place / f"{name}.json" for name in whole if name not in self.specs}
         return {name: self._shelf.state(path) for name, path in paths.items() if path.exists()}
 

@@ -97,11 +97,7 @@ def swapped_blocks(model: Any) -> None:
     layers.__class__ = Swapping
 
 
-def no_block(model: Any) -> None:
-    model.config.num_hidden_layers = 0
-
-
-@pytest.mark.parametrize(("change", "layer"), [(a_skipped_block, 2), (swapped_blocks, 1), (no_block, 1)])
+@pytest.mark.parametrize(("change", "layer"), [(a_skipped_block, 2), (swapped_blocks, 1)])
 @pytest.mark.parametrize("fusion", [AdaLayers(dim=8), AdaLayers(dim=8, layers=[1, 2]), DWAtt()])
 def test_a_layer_that_did_not_run_is_named(change: Any, layer: int, fusion: Any):
     bank, batch = bank_of("llama", fusion=fusion)

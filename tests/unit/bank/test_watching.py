@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 from lamina.bank import Reader, ReaderBank
+from lamina.bank.monitoring import token_logits
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
@@ -356,10 +357,15 @@ def test_the_second_of_a_cascade_runs_where_the_first_is_unsure():
         Monitor("cheap", "odd", LastScore(), threshold=low), Monitor("flag", "odd", MeanScore(), threshold=0.0)
     )
     rows: list[int] = []
-    handle = bank["flag"].head.register_forward_hook(lambda _module, args, _out: rows.append(len(args[0])))
-    with bank.watch([both]) as watch:
+
+    def counted(stack_pass: Any, *args: Any) -> Any:
+        logits = token_logits(stack_pass, *args)
+        rows.append(logits["flag"].shape[:2].numel() if "flag" in logits else 0)
+        return logits
+
+    with pytest.MonkeyPatch.context() as patch, bank.watch([both]) as watch:
+        patch.setattr("lamina.bank.monitoring.token_logits", counted)
         bank.model.generate(**prompt(), **SHORT)
-    handle.remove()
     unsure = int((cheap[:, :-1] >= low).sum())
     assert sum(rows) == unsure < 21
     assert watch.asked == {"flag": unsure / 21}

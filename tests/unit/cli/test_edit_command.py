@@ -44,10 +44,10 @@ def test_insertion_leaves_the_outputs(lamina, base: Path, tmp_path: Path):
 
 def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
     out = tmp_path / "out"
-    options = ("--init", "xavier", "--activation", "none", "--placement", "output", "--seed", 5)
+    options = ("--init", "xavier", "--activation", "gelu", "--placement", "output", "--seed", 5)
     facts = run(lamina, base, "--insert", "ffn", "--layers", "1,3", *options, "-o", out)
     settings = facts["edits"][0]["settings"]
-    assert (settings["init"], settings["activation"], settings["placement"]) == ("xavier", None, "output")
+    assert (settings["init"], settings["activation"], settings["placement"]) == ("xavier", "gelu", "output")
     assert facts["edits"][0]["layers"] == [1, 3]
     assert facts["output_difference"] > 1e-3
     assert run(lamina, base, "--insert", "ffn", *options, "--dry-run")["edits"][0]["seed"] == facts["edits"][0]["seed"]

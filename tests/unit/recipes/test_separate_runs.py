@@ -148,16 +148,6 @@ def test_a_part_that_is_added_to_a_folder_keeps_the_better_model_of_the_first_pa
     assert same == (kept == "good")
 
 
-def test_a_part_with_other_seeds_keeps_the_better_model_of_the_first_part(folder: Path, tmp_path: Path):
-    two = methods(folder, {"good": {"fit": {"epochs": 8}}, "bad": {"fit": {"learning_rate": 1e-12}}})
-    states = []
-    for method, seed in (("good", 1), ("bad", 0)):
-        part = with_part(two, {"method": [method]}).model_copy(update={"seeds": [seed]})
-        run_recipe(part, data=folder, output=tmp_path, resume=True)
-        states.append(load(tmp_path / "models" / "film", "sequence_classification")[0].state_dict())
-    assert torch.equal(states[0]["classifier.weight"], states[1]["classifier.weight"])
-
-
 def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

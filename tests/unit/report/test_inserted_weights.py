@@ -178,7 +178,9 @@ def test_a_row_per_model_with_start_trained_and_change(two: dict[str, list[Any]]
     cells = re.findall(r'<path aria-label="[^"]*"[^>]*aria-roledescription="rect mark"[^>]*fill="([^"]*)"', svg)
     assert len(cells) == 2 * 3 * 49
     assert cells.count("rgb(255, 255, 255)") == 42  # the zeros of the unit matrix, in plain white
-    assert "after output.dense of main block 1; the first 7 rows and columns" in texts
+    assert (
+        "Inserted after output.dense of main block 1. The first 7 rows and columns of each matrix are drawn." in texts
+    )
 
 
 def test_large_weights_are_drawn_without_numbers(two: dict[str, list[Any]], tmp_path: Path):

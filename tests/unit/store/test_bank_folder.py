@@ -259,7 +259,9 @@ class TestBase:
             "lamina.store.bank_folder.load", lambda name, head=None, **given: asked.append(given) or load(name)
         )
         load_bank(tmp_path / "bank")
-        assert [given.get("revision") for given in asked] == ["0123abc"]
+        monkeypatch.setattr("lamina.store.bank_folder.is_dir", lambda path: False)  # as if the base were on the hub
+        load_bank(tmp_path / "bank")
+        assert [given.get("revision") for given in asked] == [None, "0123abc"]  # a folder has no revisions
 
     def test_that_was_never_saved_must_be_given(self, folder: Path):
         with pytest.raises(StoreError, match=r"names no base.*Pass `model`"):
