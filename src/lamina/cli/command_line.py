@@ -132,7 +132,7 @@ def system_error(error: BaseException) -> StoreError | None:
         if (hint := _HINTS.get(code or 0)) and not isinstance(cause, ConnectionError | socket.gaierror | ssl.SSLError):
             path = getattr(cause, "filename", None) or "a file"
             known = StoreError(
-                f"files: {path} cannot be read or written ({os.strerror(code)}). {hint}, and run it again."
+                f"files: {path} cannot be read or written ({os.strerror(code or 0)}). {hint}, and run it again."
             )
             for note in getattr(error, "__notes__", ()):
                 known.add_note(note)
