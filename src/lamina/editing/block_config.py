@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 OVERRIDES = "_heterogeneity_spec"  # attribute of configs (transformers 5.23) with the settings of single blocks
 _DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_map` of a config adds aliases
-    "main": ("num_hidden_layers",),
+    "main": ("num_hidden_layers", "depth"),
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }

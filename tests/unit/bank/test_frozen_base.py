@@ -196,6 +196,8 @@ def test_a_class_whose_forward_was_replaced_is_noticed(
 def test_one_number_that_was_written_without_a_trace_is_found_by_longer_work(
     use: str, bank: ReaderBank, tmp_path: Path
 ):
+    if use == "calibrate":
+        pytest.importorskip("scipy")
     name, rows = first(bank), [{"sentence": text, "label": "good"} for text in TEXTS]
     task = lamina.Task.from_dataset(
         "sequence_classification", {"validation": rows}, labels=bank[name].config.head.labels
