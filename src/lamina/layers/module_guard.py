@@ -135,10 +135,8 @@ class ModuleGuard:
         config = self._owner.config
         now = settings_of(config)
         # a new setting counts only if the class of the config knows it
-        for name in (
-            *self._config,
-            *(name for name in now if name not in self._config and hasattr(type(config), name)),
-        ):
+        added = [name for name in now if name not in self._config and hasattr(type(config), name)]
+        for name in (*self._config, *added):
             if now.get(name) != self._config.get(name):
                 return f"{name} of its config is {now.get(name)!r}, not {self._config.get(name)!r}"
         return next(filter(None, map(self._changed_setting, self._settings)), None) or self._changed_buffer()

@@ -39,7 +39,7 @@ class CascadeChoice:
         saving: Fraction of the second reader's work that the cascade saves, after the work of the first reader. Work
             counts the parameters that each reader multiplies per token.
         seconds: Seconds for a thousand tokens: of the cascade, and of the second reader alone. They are measured
-            here, one token at a time as while a text is written, and without the model's own pass.
+            here, one token at a time as during generation, and without the model's own pass.
         alone: Rates of the second monitor alone, on the same rows.
         considered: Number of cascades whose recall was tested.
     """

@@ -156,7 +156,7 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
     piece = budget.max_tokens if piece is None else piece
     if jobs[first].size > piece:
         return [jobs[first]]
-    leader, alike, count = jobs[first], list[AnyJob](), len(jobs[first].texts)
+    leader, alike, count = jobs[first], list[AnyJob](), 0
     for job in jobs:
         if job is leader or (count < _PLANNED and job.size <= piece and job.is_like(leader)):
             alike.append(job)
