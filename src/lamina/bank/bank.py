@@ -40,8 +40,8 @@ class ReaderBank(ReaderCollection):
     """Readers that share one model: one forward pass of the model computes the outputs of all of them.
 
     By default the model is not changed: it is frozen, stays in eval mode, and its own results are bit-identical with
-    and without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain only the
-    readers. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
+    and without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` hold the readers'
+    tensors only. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
 
     A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names.
 
@@ -73,7 +73,7 @@ class ReaderBank(ReaderCollection):
 
     @classmethod
     def from_states(cls, folder: str | PathLike[str]) -> ReaderBank:
-        """Return a bank without readers for hidden states that were recorded, so that no model is needed.
+        """Return a bank on recorded hidden states instead of a model. It has no readers yet.
 
         Its readers are trained by `fit` on a `Task.from_states`, and saved and loaded like those of any bank. To read
         texts, the bank needs the model: see `attach`.
@@ -124,17 +124,17 @@ class ReaderBank(ReaderCollection):
             outputs["sentiment"].logits  # [sequences, classes]
             ```
 
-        Each reader reads the first pass over its stack; with `over="output"` or "both", a reader of a decoder reads the
-        first call of `generate`. Call `outputs.clear()` before the next pass or text. Passes that a bank runs itself
-        are ignored. Passes are read if they run in the thread or asyncio task that entered the `with` block, or in
-        tasks and `asyncio.to_thread` calls that it starts. A thread started by hand must run
-        `contextvars.copy_context().run`. The readers are in eval mode inside the `with` block.
+        A reader reads one pass: the first over its stack or, with `over="output"` or "both", all of the first call of
+        `generate` if its stack is a decoder. Call `outputs.clear()` before the next pass or text. Passes that a bank
+        runs itself are ignored. Passes are read if they run in the thread or asyncio task that entered the `with`
+        block, or in tasks and `asyncio.to_thread` calls that it starts. Start other threads with
+        `contextvars.copy_context().run` as their target. The readers are in eval mode inside the `with` block.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
         has NaN logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in
-        pieces (`prefill_chunk_size`) and assisted decoding are supported. For a token-wise fusion, memory grows by one
-        feature vector per token; other fusions (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states
+        pieces (`prefill_chunk_size`) and assisted decoding are supported. A fusion that treats each token by itself
+        stores one feature vector per token; others (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states
         themselves.
 
         Args:
@@ -148,9 +148,9 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a reader is not in the bank.
             ConfigError: If `over` needs generated text and the model generates none, a fusion needs the inputs of the
-                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. `generate` raises
-                it too, if its way of decoding leaves unknown which states belong to which text, and `outputs[name]`, if
-                that reader read no pass. The message has the reason.
+                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. Also raised by
+                `generate`, if its way of decoding does not tell which states belong to which text; and by
+                `outputs[name]`, if that reader read no pass. The message has the reason.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -188,8 +188,8 @@ class ReaderBank(ReaderCollection):
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
                 reader's folder when the bank is saved.
             reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
-            watch: Whether the reader will be a monitor's. A task then gets a reader that does not look ahead, and a
-                reader that cannot score a text while it is written is refused here, before it is trained.
+            watch: Whether a monitor will use the reader. If so, a task gets a reader that does not look ahead, and a
+                reader that cannot score a text while it is written is refused now, before training.
 
         Raises:
             ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
@@ -218,7 +218,8 @@ class ReaderBank(ReaderCollection):
             mask: `[batch, tokens]`, True at the tokens to score. None: all tokens except padding.
 
         Returns:
-            `[batch, tokens]` in float64, on the CPU; NaN before the first scored token. A cascade has -inf where its
+            `[batch, tokens]` in float64, on the CPU; NaN before the first scored token. A cascade's score is -inf where
+            its
             first monitor is below its threshold, and inf where the first monitor is sure.
 
         Raises:
@@ -324,13 +325,13 @@ class ReaderBank(ReaderCollection):
         hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then,
         the manifest does not name it and a warning is logged: the model must then be passed to `from_pretrained`.
 
-        A bank that is already in the folder is replaced completely or, after an error, not at all; files of other names
+        A bank that is already in the folder is replaced; if an error occurs, it stays complete. Files of other names
         stay.
 
         Args:
             folder: Folder to write; created if it does not exist.
-            changed_base: Save although the weights of the model have changed under the bank. The saved readers then
-                belong to the changed weights, and refuse the old ones.
+            changed_base: Save even if the model's weights have changed since the bank was made or loaded. The saved
+                readers then belong to the changed weights, and refuse the old ones.
 
         Raises:
             StoreError: If the folder cannot be written, or files of these names in it are not from a bank.

@@ -14,7 +14,7 @@ _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the te
 
 @final
 class Detokenizer:
-    """Decodes a text token by token. The pieces that it returns, joined, are the text. Special tokens are left out.
+    """Decodes a text token by token, without special tokens. The pieces that it returns add up to the text.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -43,7 +43,7 @@ class Detokenizer:
         return self._next_piece()
 
     def rest(self) -> str:
-        """Return a replacement character if the last character was never completed, else ""."""
+        """Return a replacement character (U+FFFD) if the text ends in an incomplete character, else ""."""
         return self._next_piece(last=True)
 
     def _next_piece(self, *, last: bool = False) -> str:

@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 class Generated(NamedTuple):
-    """The return value of one call of `generate`, in parts."""
+    """What one call of `generate` returned: its value, and the parts that readers need."""
 
     output: object  # the return value that the caller expects
     sequences: Tensor  # [sequences, tokens], as `generate` returns them
@@ -51,7 +51,7 @@ class Generated(NamedTuple):
 
 @final
 class _RecordedCriteria(StoppingCriteriaList):
-    """The stopping criteria of one call of `generate`; it records what they decide."""
+    """The stopping criteria of one call of `generate`, wrapped to record what they decide."""
 
     def __init__(self, criteria: list[object]) -> None:
         super().__init__(criteria)
@@ -66,7 +66,7 @@ class _RecordedCriteria(StoppingCriteriaList):
 
 @final
 class GenerateCall:
-    """One call of `generate`. It knows which pass of the model read which token of which returned sequence.
+    """One call of `generate`. It tells which pass of the model read which token of each returned sequence.
 
     Each decoding step reads the token that the step before chose. The last new token is read by no step, so it has no
     state. Row i of a pass belongs to row i of the result, except in beam search: there `beam_indices` says for each
@@ -132,10 +132,10 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
-        """Return a mask on the CPU, True where the new tokens from `first` on end their sequence. No beams, no drafts.
+        """Return a mask on the CPU, True at new tokens that end their sequence.
 
-        There are `count` columns. The text of an ended sequence is padded from there on. If `generate` does not pad,
-        the sequences go on until the last one ends, and no token counts as an end.
+        The columns are the `count` new tokens from number `first` on. If `generate` does not pad ended sequences, all
+        sequences go on until the last one ends, and the mask is False. Not for beam search or assisted decoding.
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:
@@ -243,8 +243,7 @@ def _interceptions(model: object) -> list[_Interception]:
 def _checked(function: Method) -> Method:
     """Return a replacement for `generate` that refuses options under which states cannot be assigned to tokens.
 
-    It checks at the start, because some of these options take effect before a decoding method is called, or call no
-    decoding method.
+    They are checked at the start, because some of them take effect before a decoding method is called, or without one.
     """
 
     @functools.wraps(function)

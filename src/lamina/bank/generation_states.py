@@ -59,8 +59,8 @@ class GenerationStates:
     A text has positions 0, 1, ... Each forward pass reads one or more of them: the whole prompt, a piece of it, the
     next token, or the draft tokens of an assistant. Rejected drafts are read again, so the last pass that reads a
     position counts. Readers with a token-wise fusion need only their features, one vector per token and row; for other
-    readers the states themselves are stored. `finish` assigns rows to sequences, because beam search decides this at
-    the end.
+    readers the states themselves are stored. Beam search decides at the end which row becomes which sequence, so only
+    `finish` assigns them.
 
     Args:
         template: A pass over the stack with the readers; new passes are started from it.
@@ -169,7 +169,7 @@ class GenerationStates:
             )
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
-        """Return a mask `[rows, fresh]` of the `fresh` positions from `begin` on, False at padding of the prompt.
+        """Return a mask `[rows, fresh]` of the positions from `begin` on, False at padding of the prompt.
 
         Generated tokens are always True. `state` is any state of the pass.
         """
@@ -211,7 +211,7 @@ class GenerationStates:
         observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
-        """Return reader name -> its output for the returned sequences, or a text that says why it has none.
+        """Return reader name -> its output for the returned sequences; or, if there are none, a text with the reason.
 
         The ids that the stack read are compared with the returned ones, so that states are never assigned to a text
         that the model did not read.
@@ -270,7 +270,7 @@ class GenerationStates:
     def _outputs(
         self, gather: Callable[[list[Tensor]], Tensor], real: Bool[Tensor, "sequences tokens"], tokens: Tensor
     ) -> dict[str, ReaderOutput]:
-        """Run the remaining fusions and all heads. Sequences without tokens have NaN logits."""
+        """Run the fusions that need whole texts, and all heads. Sequences without tokens have NaN logits."""
         has_tokens = real.any(1)
         mask = real.clone()
         mask[:, 0] |= ~has_tokens  # heads need a real token in every row

@@ -49,9 +49,10 @@ class LinearProbe:
     problem_type: ProblemType
 
     def after(self, scale: Array, shift: Array) -> LinearProbe:
-        """Fold a transform of the input into the map: return the map of x that equals this map of `x * scale + shift`.
+        """Fold an input transform into the map.
 
-        If `scale` is a matrix, the transform is `x @ scale + shift`.
+        The map that is returned gives for x what this map gives for `x * scale + shift`. If `scale` is a matrix, the
+        transform is `x @ scale + shift`.
         """
         weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
         return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)
@@ -182,6 +183,6 @@ def _module(model: object) -> str:
 
 
 def _is(model: object, names: Sequence[str]) -> bool:
-    """Return whether a model is an instance of a scikit-learn class in `names`; scikit-learn need not be installed."""
+    """Return whether a model is of a scikit-learn class in `names`. Works without scikit-learn."""
     mro = cast("Sequence[type]", type(model).__mro__)
     return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)

@@ -67,7 +67,7 @@ def listening(
 
 @contextmanager
 def _registered(listener: _Listener) -> Iterator[None]:
-    """Register a listener inside the `with` block; raise ConfigError if another listener uses one of its readers."""
+    """Keep a listener registered inside the `with` block; raise ConfigError if another one uses one of its readers."""
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:
@@ -130,7 +130,7 @@ class _Listener:
         return self.over != "prompt" and not all(map(self._has_output, stacks))
 
     def is_reading(self) -> bool:
-        """Return whether the readers of some stack have no output yet and so read the next pass."""
+        """Return whether the next pass will be read: the readers of some stack have no output yet."""
         return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -227,7 +227,7 @@ class _Listener:
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
         """Return the templates whose readers wait for an output and can read a generated text.
 
-        ConfigError if monitors cannot.
+        If monitors read the call and cannot, raise ConfigError.
         """
         waiting: list[StackPass] = []
         for template in templates:
@@ -279,7 +279,7 @@ _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=
 
 
 def reads_generated_text(stack_pass: StackPass, model: PreTrainedModel) -> bool:
-    """Return whether a stack reads generated tokens: a decoder, or the only stack of a model that generates text."""
+    """Return whether a stack reads generated tokens: a decoder, or the only stack of a generative model."""
     return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and can_generate(model))
 
 

@@ -126,7 +126,7 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
 
 
 def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:
-    """Return a new `StackPass` with the readers `names` of a bank, over the stack that reads the generated text.
+    """Return a new `StackPass` over the stack that reads the generated text, with the readers named in `names`.
 
     `op` is the operation, for messages.
 
@@ -223,10 +223,10 @@ def read_tokens(
 
 @torch.no_grad()
 def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int = 40) -> dict[str, float]:
-    """Measure how long each reader takes for one token, as during generation; return reader name -> seconds.
+    """Measure how long each reader takes for one generated token; return reader name -> seconds.
 
-    The model's own pass does not count. The states are zeros, since the work does not depend on them. The result is
-    the median of `repeats` runs, in which the readers take turns.
+    The model is not run: readers read zeros, since the work does not depend on the values. The result is the median of
+    `repeats` runs, in which the readers take turns.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     with evaluating(bank):
@@ -245,7 +245,7 @@ def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int
 
 
 def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -> dict[str, Tensor]:
-    """Return reader name -> logits `[rows, tokens, classes]` of each single token, on the CPU.
+    """Return reader name -> logits of each token by itself, `[rows, tokens, classes]`, on the CPU.
 
     If the head weighs tokens, a last column holds the logarithm of the token's weight. The pass must have received all
     its states, and its readers must be token-wise. `on_features` is called with reader name -> features `[rows, tokens,
@@ -270,9 +270,9 @@ def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -
 
 
 def _mapped_logits(readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return reader name -> logits `[rows, tokens, outputs]`, for the readers whose head has a `token_map`.
+    """Return reader name -> logits `[rows, tokens, outputs]`, for readers whose head is one linear map per token.
 
-    Maps of one shape are applied in one operation.
+    Such a head has a `token_map`. Maps of one shape are applied in one operation.
     """
     maps = {name: token_map for name in features if (token_map := readers[name].head.token_map()) is not None}
     groups: dict[object, list[str]] = defaultdict(list)

@@ -107,9 +107,9 @@ class Reader:
     ) -> Reader:
         """Return a reader that computes the same as a fitted linear model of scikit-learn, or a probe of lmprobe.
 
-        A reader of two classes has the logits 0 and the model's decision function, so that its probabilities are those
-        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have scores but no probabilities, so the
-        probabilities of such a reader mean little.
+        With two classes, the first logit is 0 and the second is the model's decision function, so that the
+        probabilities are those of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have scores but no
+        probabilities, so the probabilities of such a reader mean little.
 
         Example:
             ```python
@@ -122,8 +122,8 @@ class Reader:
                 PCA) are folded into the weights. Files are refused: nothing is unpickled.
             layers: The layer whose states the model was fitted on; or several ascending layers, if their states were
                 concatenated. (Layer i of lmprobe is layer i + 1 here.)
-            pooling: How the states of a text's tokens became one vector. None: they did not; the model labels single
-                tokens.
+            pooling: How the model's inputs were made from a text's token states: by their mean, for example. None: each
+                input is the state of one token, and the model labels tokens.
             labels: Names of the classes in the order of `probe.classes_`, or of a regression's number. None: the
                 model's classes.
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
@@ -213,7 +213,7 @@ class ReaderModule(nn.Module):
     def read_from(self, fusion: FusionConfig, stack: LayerStack) -> None:
         """Make the reader read the layers that a fusion's config names, from a stack.
 
-        Their number and the weights stay.
+        Their number must be as before. The weights stay.
         """
         self.config = replace(self.config, fusion=fusion)
         self.layers = tuple(select(fusion.selector(), stack.layers, op="reader"))
@@ -223,7 +223,7 @@ class ReaderModule(nn.Module):
         """Seed the reader's own dropout generators for the next training pass, and count the pass.
 
         The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
-        on other readers of the bank, so a reader trains equally alone and beside others.
+        on other readers of the bank, so a reader trains in the same way alone and beside others.
         """
         process = (rank(),) if rank() else ()
         for part, module in (("fusion", self.fusion), ("head", self.head)):
@@ -260,7 +260,7 @@ class ReaderModule(nn.Module):
         return loss if regularization is None else loss + regularization
 
     def on_epoch_end(self, done: float) -> bool:
-        """Let the fusion start its next training stage, with the reader's own random numbers.
+        """Let the fusion start its next training stage, if one is due, with the reader's own random numbers.
 
         `done` is the finished fraction of the epochs. Returns whether parameters were reset, as `Fusion.on_epoch_end`
         does.
@@ -271,21 +271,21 @@ class ReaderModule(nn.Module):
             return self.fusion.on_epoch_end(done, self.head)
 
     def importance(self) -> dict[int, float]:
-        """Return layer -> its share in the fusion; shares sum to 1. {} if the fusion does not weigh layers."""
+        """Return layer -> its weight in the fusion; the weights sum to 1. {} if the fusion does not weigh layers."""
         measure = getattr(self.fusion, "importance", None)
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
     def restart_importance(self) -> None:
         """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`).
 
-        Such a fusion resets its sums whenever its mode changes, so the mode is switched twice.
+        These sums are reset whenever the fusion's mode changes, so the mode is switched twice.
         """
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
 
     @property
     def monitors(self) -> Info:
-        """The monitors that are stored with this reader: name -> fields, as `Monitor.to_dict` returns them."""
+        """The monitors that are stored with this reader: monitor name -> the fields that `Monitor.to_dict` returns."""
         return self.info.get(MONITORS, {})
 
     def rename_in_monitors(self, name: str, to: str) -> None:

@@ -133,7 +133,7 @@ class ReaderCollection(nn.Module):
 
     @property
     def _guard(self) -> LayerGuard:
-        """The guard that detects changes of the model. This access itself does not check the layers."""
+        """The guard that detects changes of the model. To read this property does not check anything."""
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
@@ -150,9 +150,9 @@ class ReaderCollection(nn.Module):
     # The frozen model
 
     def eval_pass(self) -> AbstractContextManager[None]:
-        """Return a context for a pass of the model. Inside it, a frozen model is in eval mode; afterwards as before.
+        """Return a context for a pass of the model, in which a frozen model is in eval mode.
 
-        A model that is trained with its readers keeps its mode.
+        Afterwards it has its previous mode. A model that is trained with its readers keeps its mode throughout.
         """
         return nullcontext() if self.train_base else self._guard.evaluating(self.model)
 
@@ -161,8 +161,8 @@ class ReaderCollection(nn.Module):
 
         Args:
             names: Names of the stacks to check. None: the stacks that readers read.
-            full: Whether to read all weights, and so find writes that leave no trace in torch, such as those through
-                `weight.data`. The weights as they were are known since the bank was loaded, saved or trained.
+            full: Whether to read all weights, which also finds writes that torch does not count, such as those through
+                `weight.data`. They are compared with the checksum from when the bank was last loaded, saved or trained.
 
         Returns:
             None if nothing has changed or weights were changed back, or if the model is trained with its readers.
@@ -194,7 +194,7 @@ class ReaderCollection(nn.Module):
             )
 
     def seal_base(self, op: str) -> None:
-        """Check all weights of the stacks that readers read, and remember a checksum of them for the next check.
+        """Check all weights of the stacks that readers read, and store their checksum for the next check.
 
         It takes about 0.01 s for 100 MB of weights. Raises ConfigError, with `op` as the operation, if the frozen model
         has changed.
@@ -204,11 +204,11 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> what the stack's states depended on, besides weights, when the bank was made."""
+        """Return stack name -> the settings, at the time when the bank was made, that the stack's states depend on."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
-        """Return stack name -> fingerprint of the weights that the readers were trained on, where it is known."""
+        """Return stack name -> fingerprint of the weights that the readers were trained on, if it is known."""
         guards = self._guard.weights
         return {name: guard.fingerprint for name, guard in guards.items() if guard.fingerprint is not None}
 
@@ -310,8 +310,8 @@ class ReaderCollection(nn.Module):
     def remap_(self) -> dict[str, tuple[int, ...]]:
         """Change the layer numbers of the readers in place, after blocks of the model were dropped, moved or repeated.
 
-        A reader is only changed if each layer that it reads has the same state as before, under whatever number: layers
-        below a cut, and all layers after identity copies were added. Either all readers are changed or none.
+        The states that a reader reads must still exist, under any number: those below a cut do, and all of them if only
+        identity copies were added. Either all readers are changed or none.
 
         Returns:
             Reader name -> the layers that it reads now.
@@ -401,7 +401,7 @@ class ReaderCollection(nn.Module):
         Raises:
             UnknownNameError: If a name is not in the bank.
             ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
-                tokens are padding, or the layers or weights of the frozen model were changed under the bank.
+                tokens are padding, or the layers or weights of the frozen model have changed since the bank was made.
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes = self._start(readers, labels)
@@ -480,12 +480,12 @@ class ReaderCollection(nn.Module):
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
+        """Return a context in which compiled parts of the model run uncompiled. Compiled code may skip hooks."""
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that the called readers read.
+        """Check the arguments of a call, and return a new `StackPass` for each stack that these readers read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
         ConfigError if labels do not fit the readers, or there is no reader to run.
@@ -579,5 +579,5 @@ _SUFFIX = ":"  # no reader's name contains it
 
 
 def _key(name: str) -> str:
-    """Return a reader's key for `nn.ModuleDict`, which does not accept names of its own attributes, such as "type"."""
+    """Return a reader's key in an `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
     return name + _SUFFIX if name == "training" or hasattr(nn.ModuleDict, name) else name

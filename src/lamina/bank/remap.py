@@ -38,8 +38,8 @@ def fusion_after(
         reader: The reader.
         before: The stack for which the reader was made.
         after: The same stack of the edited model.
-        edits: The edits in between, oldest first.
-        stacks: Names of the model's stacks. Which states an edit of anything else changed cannot be known.
+        edits: The edits that lead from `before` to `after`, oldest first.
+        stacks: Names of the model's stacks. An edit of another part of the model may have changed any state.
 
     Raises:
         ConfigError: If a layer that the reader reads is gone or has other values than before, or if the fusion does not
@@ -68,7 +68,7 @@ def fusion_after(
 
 
 def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
-    """Return the number of the layer that has the state of `layer` after an edit; None if none has it for certain."""
+    """Return the number of the layer that has the state of `layer` after an edit; None if it may be gone."""
     is_same = edit.kind in _IN_PLACE or edit.settings.get("identity") is True
     if not is_same and edit.stack not in (*stacks, "all"):
         return None  # such as the convolutions below the first block
@@ -85,7 +85,7 @@ def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int |
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:
-    """Raise ConfigError if identity copies that `edits` added were trained since and so change their input.
+    """Raise ConfigError if identity copies that `edits` added are no longer identities because they were trained.
 
     `parameters` are the edited model's parameters by name.
     """

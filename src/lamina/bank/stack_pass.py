@@ -361,7 +361,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
 
 def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless the layers whose states came (`seen`) equal those in `needed`, in the same order."""
+    """Raise ConfigError unless the layers that ran (`seen`) equal the layers in `needed`, in the same order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
@@ -373,7 +373,7 @@ def real_tokens(
 ) -> Bool[Tensor, "batch tokens"]:
     """Return a mask `[batch, tokens]` that is True at the tokens of a hidden state and False at padding.
 
-    A row of padding alone counts its first token as True, so that pooling over the row stays finite.
+    In a row that is all padding, the first token counts as True, so that pooling over the row stays finite.
 
     Args:
         mask: Attention mask as `token_mask` returns it. None: no padding. For audio models it may be a mask of samples,

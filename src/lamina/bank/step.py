@@ -64,7 +64,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        """Text that the token adds to the sequence, for a call that generates one sequence only.
+        """Text that the token adds, if the call generates a single sequence.
 
         Raises ConfigError if there are several sequences (use `texts`), or if the tokens were not decoded.
         """
@@ -76,19 +76,19 @@ class Step:
 
     @property
     def token_id(self) -> int:
-        """Id of the token, for a call that generates one sequence; ConfigError if there are several sequences."""
+        """Id of the token; raises ConfigError if the call generates several sequences."""
         self._check_single("token_id")
         return int(self.tokens[0])
 
     @property
     def score(self) -> dict[str, float]:
-        """Monitor name -> score as a float, for a call that generates one sequence; ConfigError for several."""
+        """Monitor name -> score as a float; raises ConfigError if the call generates several sequences."""
         self._check_single("score")
         return {name: float(values[0]) for name, values in self.scores.items()}
 
     @property
     def flags(self) -> list[str]:
-        """Names of the monitors that have flagged the text by now; ConfigError if there are several sequences."""
+        """Names of the monitors that have flagged the text so far; ConfigError if there are several sequences."""
         self._check_single("flags")
         return [name for name, values in self.flagged.items() if bool(values[0])]
 

@@ -96,7 +96,7 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave the text of this thread out of the tests of drift, for example because it is cut off."""
+        """Leave this thread's text out of the drift tests, for example because it was cut off."""
         self._text().facts.discard()
 
     @property
@@ -120,7 +120,7 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the text's tokens, padding excluded, for which the second reader ran.
+        """Cascade name -> fraction of the text's tokens (without padding) for which its second reader ran.
 
         A cascade is a monitor with two readers. The prompt and all tokens that the model has read so far count.
         """
@@ -225,11 +225,10 @@ class _WatchedText(GenerationObserver):
     ) -> Float[Tensor, "monitors rows columns"]:
         """Add tokens to the running scores; return the score of each sequence up to each token.
 
-        The result is `[monitors, rows, columns]`, with one row per sequence. `states` is layer ->
-        `[rows, columns, width]`. `real` is True at the tokens to score; values at other tokens have no meaning. A
-        cascade has two readers. The second one runs only for sequences with an unsure token: one at which the first
-        monitor's score has reached its threshold, but not `Cascade.sure`. The tokens are counted, and they are passed
-        on to the tests of drift.
+        The result is `[monitors, rows, columns]`, with one row per sequence. `states` is layer -> `[rows, columns,
+        width]`. `real` is True at the tokens to score; values at other tokens have no meaning. A cascade has two
+        readers. The second one runs only for sequences with an unsure token: one at which the first monitor's score has
+        reached its threshold, but not `Cascade.sure`. The tokens are counted, and passed on to the drift tests.
         """
         self._tokens_read += int(real.sum())
         on_features = partial(self.facts.on_features, real) if self.facts.watchers else None
@@ -333,7 +332,7 @@ class _RepliesSoFar:
             self._highest[name] = best if name not in self._highest else torch.maximum(self._highest[name], best)
 
     def discard(self) -> None:
-        """Pass nothing on to the tests."""
+        """Keep these replies from the drift tests."""
         self._is_discarded = True
 
     def on_end(self) -> None:
@@ -357,7 +356,7 @@ def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 class _StopFlagged(StoppingCriteria):
-    """A stopping criterion that ends the sequences that a monitor among `names` has flagged."""
+    """A stopping criterion for sequences that a monitor in `names` has flagged."""
 
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
@@ -432,7 +431,7 @@ def watch(
 
 
 def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[str]) -> None:
-    """Raise ConfigError if the replies to the monitors called `names` cannot be compared with a sketch."""
+    """Raise ConfigError if drift cannot be tested for these monitors: a cascade, or with the prompt in `over`."""
     if over != "output":
         problem = f"drift is tested on replies, and over='{over}' adds the prompt to them"
         raise ConfigError(f"bank.watch: {problem}. Use over='output', or leave out drift.")
@@ -485,7 +484,7 @@ def stream(
 
 
 def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
-    """Return the criteria that end flagged sequences: one if `stop`, otherwise none. Errors are those of `stopping`."""
+    """Return [`Watch.stopping`], which ends flagged sequences, if `stop` is set; else an empty list."""
     return [watching.stopping] if stop else []
 
 
@@ -511,7 +510,7 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
-    """Call `write` in a thread, and yield the steps that it produces.
+    """Call `write` in another thread, and yield the steps that it produces.
 
     `write` gets a function to which it passes each step, and an event that is set once the caller has left. The thread
     inherits the caller's context variables, and its autocast for devices of type `device`. An error in the thread is

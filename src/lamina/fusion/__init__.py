@@ -40,7 +40,7 @@ FUSIONS: Registry[FusionConfig] = Registry(
 
 
 def __getattr__(name: str) -> object:
-    """Return the config class `name`, as in `lamina.fusion.Mean`; importing this package loads no torch."""
+    """Return the config class with this name. Classes are imported on first use, so that the package loads no torch."""
     for row in FUSIONS.names():
         if FUSIONS.target(row).rpartition(":")[2] == name:
             return FUSIONS.get(row)

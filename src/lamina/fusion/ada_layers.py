@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Settings that AdaLayers and SingleLayer share. Fusions with equal settings are computed together.
+    """The settings that AdaLayers and SingleLayer share.
 
     Attributes:
         dim: Size of the features.
@@ -109,7 +109,8 @@ class _ProjectedStream(Stream):
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
         """Return whether the states of all layers are collected, and projected together at the end of the pass.
 
-        They are if there are few tokens, so that this takes little memory. In a trace their number is not known.
+        They are if there are few tokens, because then this takes little memory. In a trace the number of tokens is not
+        known.
         """
         if len(self._members[0].projection) == 1 or self._p > 0 or torch.is_grad_enabled():
             return False
@@ -118,14 +119,14 @@ class _ProjectedStream(Stream):
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0.
 
-        During an export, tensors have no values; `active_layers` decides then.
+        During an export tensors have no values, so that `active_layers` decides.
         """
         if not torch.compiler.is_exporting():
             return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """Return the projections of layer `index` for the members with the numbers `rows`."""
+        """Return the projection matrices of layer `index` for the members whose numbers are in `rows`."""
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
@@ -178,7 +179,7 @@ class ProjectedFusion(Fusion):
         """Return the weight of each layer in the sum, `[layers]`."""
 
     def group(self) -> Hashable:
-        """Return a key of shapes, settings, device and mode. Fusions with equal keys are computed together."""
+        """Return a key made of shapes, settings, device and mode. Fusions with equal keys are computed together."""
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
@@ -194,7 +195,7 @@ class ProjectedFusion(Fusion):
 def _weighted(
     weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return one layer's features for each member, multiplied by the member's weight for this layer.
+    """Return one layer's features for each member (fusion), multiplied by the member's weight for this layer.
 
     `state` is the layer's state, and `kernel` holds the members' projections of it. `p` is the probability of dropout,
     and random `bits` decide which entries are dropped. None: no dropout.
@@ -218,10 +219,10 @@ def _features(
 
 
 class _Recomputed(torch.autograd.Function):
-    """`_weighted` with a backward pass that computes the features again.
+    """`_weighted` with a backward pass that computes the features again instead of storing them.
 
-    So only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does the same, but
-    takes longer than the features of a small batch.
+    Only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does the same, but takes
+    longer than the features of a small batch.
     """
 
     @staticmethod
@@ -274,9 +275,10 @@ class AdaLayers(ProjectedConfig):
         dim: Size of the features, k in the paper; at least 1.
         alpha: Factor of the scores in the softmax, positive. The larger it is, the faster importances change in
             training.
-        cutoff: Importances up to this value become 0, and the others are divided by their sum. Must be below 1 /
+        cutoff: Importances at or below this value become 0, and the others are divided by their sum. Must be below 1 /
             layers.
-        entropy: Weight (lambda in the paper) of the mean of `-p log p` over layers, which is added to the loss.
+        entropy: Weight (lambda in the paper) of the entropy term, the mean of `-p log p` over layers, which is added to
+            the loss.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
         dropout: Probability of dropout on each layer's features.
         positions: Whether to add fixed sinusoidal token positions to the sum.
@@ -320,7 +322,7 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     def weights(self) -> Float[Tensor, " layers"]:
         """Return the importance of each layer: the softmax of `alpha * scores`. The importances sum to 1.
 
-        Importances up to the setting `cutoff` are set to 0, and the others are divided by their sum.
+        Importances at or below the setting `cutoff` are set to 0, and the others are divided by their sum.
         """
         weights = (self.config.alpha * self.scores).softmax(0)
         if self.config.cutoff == 0:
@@ -335,7 +337,7 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """Return the entropy term of the loss, `entropy * mean_i(-p_i log p_i)`, over the layers' importances p_i.
 
-        None if the setting `entropy` is 0.
+        Returns None if the setting `entropy` is 0.
         """
         if self.config.entropy == 0:
             return None

@@ -38,7 +38,8 @@ _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of
 class FusionConfig:
     """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
-    A fusion's module names its config, as in `class MeanFusion(Fusion, config=Mean)`. This sets `module` and `streams`.
+    A module class is tied to its config by `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`
+    of the config.
 
     Attributes:
         module: The class of the module that `build` makes.
@@ -64,7 +65,7 @@ class FusionConfig:
             object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
 
     def selector(self) -> Selector:
-        """Return the selector of the layers that are read: the field `layers`, unless a subclass overrides this."""
+        """Return the selector of the layers that are read. By default it is the field `layers`."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
@@ -133,7 +134,7 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, "*layers batch"]]:
-    """Return mean, minimum and standard deviation over one text's tokens of how well each is matched in the other text.
+    """Return how well one text's tokens are matched in the other: mean, minimum and standard deviation over the tokens.
 
     The match of a token in `side` is its highest cosine similarity with a token in `other`. `cosines` has the cosine of
     every pair of tokens; `side` and `other` are masks of the tokens of the two texts.
@@ -170,7 +171,7 @@ def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axi
 
 
 def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
-    """Apply dropout to `values` by random integers `bits` from `draw`; the remaining elements are scaled up.
+    """Return `values` after dropout that random integers `bits` from `draw` decide; remaining elements are scaled up.
 
     An element is set to 0 with probability `p`, rounded to a multiple of 1 / 65,536.
     """
@@ -197,8 +198,8 @@ class Stream(ABC):
     def renewed(self) -> Stream | None:
         """Return a stream of the same members for another pass that reuses what was computed from their parameters.
 
-        None: there is nothing to reuse, so `Fusion.stream` makes the next one. The parameters must not change between
-        the passes, and gradients must be off.
+        The parameters must not change between the passes, and gradients must be off. Returns None if there is nothing
+        to reuse; `Fusion.stream` then makes the next stream.
         """
         return None
 
@@ -262,7 +263,7 @@ class Fusion(nn.Module, ABC):
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers on which the features depend at present. Other layers may be skipped."""
+        """Return the indices of the layers on which the features depend now. Other layers may be skipped."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:
@@ -363,7 +364,7 @@ class _BufferedStream(Stream):
 
 
 def require_fed(total: T | None) -> T:
-    """Return a stream's accumulated result; raise ConfigError if it is None because no state was fed."""
+    """Return a stream's accumulated result; raise ConfigError if it is None, because no state was processed."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
     return total
@@ -417,7 +418,7 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights at tokens, without padding, to `amounts`. During an export, do nothing."""
+        """Add the absolute weights at all tokens, but not at padding, to `amounts`. During an export, do nothing."""
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
@@ -425,7 +426,7 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
-        """Return the size of the weight that each layer gets at each token.
+        """Return the absolute weight of each layer at each token.
 
         A copy of the fusion computes the weights, so that `amounts` does not change.
         """
@@ -442,7 +443,7 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute weights, over all tokens since training or eval mode was set.
+        """Return each layer's share of the absolute weights of all tokens since the last switch of the mode.
 
         The shares sum to 1. Before anything was read, they are equal.
         """

@@ -87,6 +87,6 @@ class ConcatFusion(Fusion, config=Concat):
         self.bias = nn.Parameter(torch.empty(self.dim).uniform_(-bound, bound)) if config.bias else None
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor:
-        """Return the norm of each layer's term in the sum, at each token: the state after that layer's map."""
+        """Return, for each layer and token, the norm of the layer's term `W_i z_i` in the sum."""
         maps = zip(states, self.projection, strict=True)
         return torch.stack([F.linear(state[0].to(weight.dtype), weight).float().norm(dim=-1) for state, weight in maps])

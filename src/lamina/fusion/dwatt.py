@@ -76,7 +76,7 @@ class DWAttFusion(InputWeighted, config=DWAtt):
         self.register_buffer("places", torch.rand(layers, config.position_dim))
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features. Values are added layer by layer, and each state is freed after its use."""
+        """Return the features. The weighted values are summed layer by layer, and each state is freed after its use."""
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))

@@ -78,7 +78,8 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         layers: Number of layers whose states it gets.
         width: Size of each state.
         blocks: Copies of a model's last block. Empty: blocks as in BERT are made.
-        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks. None: no axes are.
+        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks. None: nothing is
+            exchanged.
     """
 
     def __init__(
@@ -137,8 +138,7 @@ class _TopStream(Stream):
     def step(self, index: int, view: LayerView) -> None:
         """Store the last layer's state, and the arguments that the model passed to its last block, for `finish`.
 
-        A pass calls this once, after the last block, because `active_layers` has the last layer only. The errors are
-        those of `block_call`.
+        It is called once per pass, because `active_layers` has the last layer only. Raises the errors of `block_call`.
         """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
@@ -169,7 +169,8 @@ class _Call:
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
         """Return a record of a call of a block.
 
-        Key-value caches among the arguments become None; `past` is the number of tokens that they hold for `layer`.
+        Key-value caches among the arguments are replaced by None; the record's `past` is the number of tokens that they
+        hold for `layer`.
         """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
@@ -193,7 +194,7 @@ class _Call:
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
         """Call `block` with the recorded arguments but the given state `[batch, tokens, width]`; return the new state.
 
-        `swap` names two axes to exchange before and after the call. None: none.
+        `swap` names two axes that are exchanged before the call and back after it. None: nothing is exchanged.
         """
         args, kwargs = list(self.args), dict(self.kwargs)
         if isinstance(self.place, int):
@@ -316,9 +317,9 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
     """Initialise a copied block in place, as its model would.
 
-    Parameters that the model does not initialise are initialised as torch would.
+    Parameters that the model does not initialise get torch's own initialisation.
 
-    `original` is the block of the model that was copied. Raises ConfigError if neither initialises some parameter.
+    `original` is the block that was copied. Raises ConfigError if a parameter is initialised by neither.
     """
     around = [part for part in model.modules() if hasattr(part, "_init_weights") and original in set(part.modules())]
     owner = cast("PreTrainedModel", around[-1])  # the innermost model that contains the block

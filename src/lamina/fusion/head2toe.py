@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class Head2Toe(FusionConfig):
     """A fusion that scores all layers' features with a linear head, keeps the best, and trains a new head on them.
 
-    For each layer, the mean state over a sequence's tokens is scaled to length 1; these vectors are concatenated, and
-    every token gets this same vector as its features. A single linear map must read them: use
-    `SequenceClassification(labels, pooling="first")` ("mean" gives the same result and needs more memory), or with
-    `per_token` `TokenClassification(labels, encoder_layers=0)`.
+    For each layer, the mean of the tokens' states is scaled to length 1. These vectors, concatenated, are the features,
+    the same for every token. A single linear map must read them: use `SequenceClassification(labels, pooling="first")`
+    ("mean" gives the same result and needs more memory), or with `per_token` `TokenClassification(labels,
+    encoder_layers=0)`.
 
     Training has two stages. In the first, the head reads all features, and a group lasso penalty pulls the weights of
     useless features towards 0. Then, between two epochs, the features are selected by the size of their weights, the
@@ -87,7 +87,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers with at least one kept feature."""
+        """Return the indices of the layers of which at least one feature is kept."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
     def is_token_wise(self) -> bool:

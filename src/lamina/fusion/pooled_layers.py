@@ -251,7 +251,7 @@ class PooledLayers(PoolingConfig):
 
     @property
     def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Whether the fusion has to know which tokens belong to the second of two texts."""
+        """Whether the fusion has to know which tokens belong to the second text: it does if `over` is "second"."""
         return self.over == "second"
 
 
@@ -286,7 +286,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         return (super().group(), self.config.over)
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
-        """Return each layer's share, divided among tokens by the attention of its queries, `[layers, tokens]`.
+        """Return each layer's weight, divided among the tokens by the attention of its queries, `[layers, tokens]`.
 
         None if only the second of two texts is pooled, because a single text does not show which tokens these are.
         """

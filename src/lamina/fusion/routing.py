@@ -25,7 +25,7 @@ class Routing(FusionConfig):
     """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
     The states are normalised, scaled and shifted per layer, which gives tokens x layers vectors. The first stage routes
-    them to `vectors` vectors, the second stage to as many again, and the third to `dim` numbers. Every token gets the
+    them to `vectors` vectors, the second stage to equally many, and the third to `dim` numbers. Every token gets the
     same features. In the author's code these numbers are the logits; for that use `Routing(dim=len(labels))` with
     `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or "mean")
     reads the features with one linear map.
@@ -83,7 +83,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit`, over all texts read since training or eval mode was set.
+        """Return each layer's share of the absolute `credit`, over all texts since the last switch of the mode.
 
         Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. Before anything was read,
         they are equal.
@@ -212,7 +212,7 @@ class Route(nn.Module):
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return how each input is shared among the outputs: more of it goes to outputs that predict it better."""
+        """Return the share of each input that each output gets; outputs that predict the input better get more."""
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)

@@ -51,7 +51,7 @@ class SingleLayer(ProjectedConfig):
 class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
     """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`.
 
-    If it gets the states of several layers, it reads the one that `config.layer` selects.
+    If it gets the states of several layers, it reads only the layer that `config.layer` selects.
     """
 
     def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:

@@ -29,7 +29,7 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The facts about a task that its kind and its heads need. `Task` implements it, and so does `TaskOutline`."""
+    """The facts about a task that its kind and its heads need. `Task` and `TaskOutline` implement this protocol."""
 
     @property
     def kind(self) -> object:
@@ -52,7 +52,7 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task that decide its default reader. `Task` implements it, and so does a recipe's task."""
+    """The facts about a task that decide its default reader. `Task` and a recipe's task implement this protocol."""
 
     @property
     def pairs(self) -> bool:
@@ -144,11 +144,11 @@ class Head(nn.Module, ABC):
 
     @property
     def reads_first(self) -> bool:
-        """Whether the head reads only the features of the first token. Padding does not count."""
+        """Whether the head reads only the features of the first token that is not padding."""
         return False
 
     def is_token_wise(self) -> bool:
-        """Return whether each logit comes from a single token's features, or is a (weighted) mean of such logits.
+        """Return whether tokens are read one by one: a logit belongs to one token, or is a (weighted) mean over tokens.
 
         For such a head, the score of a growing text can be updated as a running mean, because a token's own logits do
         not depend on other tokens.
@@ -165,7 +165,7 @@ class Head(nn.Module, ABC):
         return None
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if this head cannot read what `fusion` computes from `stack`. Most heads can."""
+        """Raise ConfigError if this head cannot read the features that `fusion` computes from `stack`."""
 
     def count(self, labels: Tensor) -> Tensor:
         """Return the divisor of `loss`: the number of labels that are not IGNORE, or the sum of their class weights."""
@@ -193,7 +193,7 @@ class Head(nn.Module, ABC):
 
 
 class PassThrough(nn.Module):
-    """Replaces the linear map of a head if its features are already the logits. It has no parameters and is not saved.
+    """Replaces the linear map of a head whose features are already the logits. It has no parameters and is not saved.
 
     Args:
         op: The operation that error messages begin with.
@@ -350,7 +350,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the labels that are not IGNORE; 0 if there are none (torch returns NaN).
+    """Return the mean cross-entropy over the labels that are not IGNORE; 0 if all are (torch returns NaN).
 
     `weight` holds one weight per class, as in torch. None: all equal.
     """

@@ -28,9 +28,10 @@ _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is o
 class MaskedLM(VocabularyConfig):
     """A head for masked language modelling: linear map, activation, LayerNorm, then the model's vocabulary projection.
 
-    The head has its own bias. On a model with a head for masked language modelling (`BertForMaskedLM`), linear map,
-    activation, norm and bias are initialised as copies of that head's; on any other model they are new. The projection
-    belongs to the base model: it is neither copied nor saved, and only changes if the base model is trained.
+    The head has its own bias. On a model with a head for masked language modelling (`BertForMaskedLM`), the linear map,
+    activation, norm and bias are initialised as copies of that head's. On other models they are initialised randomly.
+    The projection belongs to the base model: it is neither copied nor saved, and only changes if the base model is
+    trained.
 
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
@@ -91,7 +92,7 @@ def _activations(config: PretrainedConfig) -> Iterator[Activation]:
 
 @torch.no_grad()
 def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
-    """Return the first candidate in `parts` that computes the model's own logits from its last state, or None."""
+    """Return the first candidate in `parts` that turns the model's last state into its logits; None if none does."""
     try:
         inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:

@@ -125,7 +125,7 @@ class SequenceClassification(PooledClassification):
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
         """Return a fusion and a head for a monitor: all layers, and the mean of the tokens' logits.
 
-        Their scores of a token do not depend on later tokens.
+        With them, a token's scores do not depend on later tokens.
         """
         return Concat(dim=128, layers="all"), cls(task.labels, pooling="mean", problem_type=task.problem_type)
 
@@ -194,7 +194,7 @@ class PooledClassificationHead(LabelHead):
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def token_map(self) -> AffineMap | None:
-        """Return the linear map to the logits, with the query's score of the token as last output if there is a query.
+        """Return the linear map to the logits. With pooling "query", its last output is the query's score of the token.
 
         None if the head is not token-wise.
         """

@@ -57,7 +57,7 @@ class TokenClassification(HeadConfig):
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
         """Return a fusion and a head for a monitor: as `default`, but without the encoder layer.
 
-        Their scores of a token do not depend on later tokens.
+        With them, a token's scores do not depend on later tokens.
         """
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 

@@ -40,7 +40,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Return a function that fits monitors. It runs a bank over a task, so its code is in a room above this one."""
+    """Return one of the functions that fit monitors.
+
+    They run a bank over a task, so their code lies in `lamina.prediction`, which may not be imported before it is
+    needed.
+    """
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
         return getattr(provider("monitor fitting"), name)
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class AttentionMean(ExponentialMean):
-    """Mean of the token scores with the weights of the reader's own head: `S_t = sum_u softmax(a)_u s_u` over u <= t.
+    """Mean of the token scores, weighted by the reader's own head: `S_t = sum_u softmax(a)_u s_u` over u <= t.
 
     The head is `SequenceClassification(pooling="query")`, whose learned query computes the log weights `a`. On the
     scale "log_odds" and with two labels, the score equals the reader's log odds for the text so far.

@@ -44,7 +44,8 @@ class Aggregation(ABC):
         """Return the state after the first token of each text.
 
         Args:
-            score: Score of the token, `[batch]`; `[batch, columns]` if the class is `per_label` or `weighted`.
+            score: Score of the token, `[batch]`; `[batch, columns]` if the class has several scores per token
+                (`per_label` or `weighted`).
         """
 
     @abstractmethod

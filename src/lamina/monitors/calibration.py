@@ -17,7 +17,7 @@ Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted
 
 
 class Facts(TypedDict, total=False):
-    """The fields of `Calibration` that say what was measured; see there."""
+    """The fields of `Calibration` that say on which data the rates were measured."""
 
     task: str
     split: str
@@ -37,8 +37,8 @@ class Calibration:
 
     Attributes:
         threshold: A text is flagged from the first token on whose score is at least this.
-        target: Rate of false alarms for which the threshold was chosen, in the unit `per`; None if the threshold was
-            given.
+        target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user gave the
+            threshold.
         false_positive_rate: Fraction of the negative texts that are flagged.
         false_positive_interval: Confidence interval of the false positive rate.
         recall: Fraction of the positive texts that are flagged.
@@ -92,7 +92,7 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the bound that is guaranteed, as a text such as "at most 0.01 with 95% confidence"; "" if none is."""
+        """Return the guaranteed bound as text, such as "at most 0.01 with 95% confidence"; "" without a guarantee."""
         what = f"{self.target or 0:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
         return f"at most {what} with {self.confidence:.0%} confidence" if self.guaranteed else ""
 
@@ -118,7 +118,7 @@ class Calibration:
             highest: Highest score of each text; -inf for a text without a score.
             positive: For each text, whether it should be flagged.
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
-            threshold: A threshold to measure instead of choosing one. None: it is chosen.
+            threshold: A threshold whose rates are measured. None: choose one.
             confidence: Confidence level of the intervals, above 0 and below 1.
             guarantee: Choose the threshold so that with probability `confidence` the false positive rate on *other*
                 texts of the same kind is at most `false_positive_rate`; `needed_negatives` says how many negatives that
@@ -197,7 +197,7 @@ def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95
 
     Args:
         false_positive_rate: The rate, above 0 and below 1.
-        confidence: Probability with which the rate holds on other texts. None: it holds on these texts only.
+        confidence: Probability with which the rate holds on other texts. None: the rate need only hold on these texts.
 
     Raises:
         ConfigError: If the rate or the confidence level is out of range.
@@ -261,7 +261,7 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     """Return a threshold so far above a score that rounding cannot lift the score over it.
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
-    attention kernel. So the threshold clears all scores that equal `score` up to rounding; it is half-way between the
+    attention kernel. So the threshold lies above all scores that equal `score` up to rounding: half-way between the
     highest of them and the next score.
     """
     least = score + 2 * _rounding(score)
@@ -277,6 +277,6 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 def _rounding(score: float) -> float:
     """Return the largest difference that batch size or attention kernel may make to a score.
 
-    Scores agree within 1e-5. Near 0 and 1 they agree better, because a probability moves less there than its logit.
+    Scores differ by at most 1e-5; near 0 and 1 by less, because a probability changes less there than its logit.
     """
     return 0.0 if score == -math.inf else min(1e-5, 4e-5 * min(abs(score), abs(1 - score))) + 1e-6

@@ -64,7 +64,7 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the two readers. The first reads all tokens, the second the tokens where the first is unsure."""
+        """Names of the two readers; the second reads only the tokens at which the first monitor is unsure."""
         return (self.first.reader, self.second.reader)
 
     @property
@@ -83,7 +83,7 @@ class Cascade:
         return self.second.calibration
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Check that both monitors fit the heads of their readers. The errors are those of `Monitor.check`."""
+        """Check that both monitors fit the heads of their readers; raise the errors of `Monitor.check`."""
         self.first.check(heads)
         self.second.check(heads)
 
@@ -126,7 +126,7 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """A cascade in progress: the scores of the second monitor at the tokens that its reader has read."""
+    """A cascade in progress. It keeps the scores of the second monitor at the tokens that its reader has read."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade

@@ -144,7 +144,7 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key. Monitors with equal keys are computed together, as a `MonitorGroup`."""
+        """Return a key. Monitors with equal keys are computed in one operation, as a `MonitorGroup`."""
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
@@ -210,14 +210,14 @@ class RunningMonitors(ABC):
 
 @final
 class MonitorGroup(RunningMonitors):
-    """Monitors with equal `Monitor.group` in progress; they differ only in their readers."""
+    """The monitors of one `Monitor.group`, in progress. They differ only in their readers."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens for all monitors at once, by treating each monitor's texts as further texts of the batch."""
+        """Score the tokens for all monitors at once: the batch has a copy of the texts for each monitor."""
         all_rows = torch.ones_like(mask[:, 0])
         logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)

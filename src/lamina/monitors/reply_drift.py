@@ -55,7 +55,8 @@ class DriftSketch:
     """A summary of the replies that a monitor was calibrated on: scores, lengths, and projected features.
 
     Each list has the values of a random sample of the replies, in ascending order. A projection is the sum of the
-    reader's mean features with signs derived from the projection's number. No text can be read from a sketch.
+    entries of the reader's mean feature vector, each with a sign that depends on the projection's number. No text can
+    be read from a sketch.
 
     Attributes:
         values: Name of a quantity ("score", "length", "state 1", ...) -> its values, in ascending order.
@@ -82,7 +83,7 @@ class DriftSketch:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest reply. A longer one has more chances to reach the threshold of a monitor."""
+        """Number of tokens of the longest reply. Longer replies have more chances to reach a threshold."""
         return int(self.values[_LENGTH][-1])
 
     def to_dict(self) -> dict[str, JSON]:
@@ -110,12 +111,12 @@ def _quantities(reply: ReplyFacts) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Round a value to five significant digits, the precision of files, so that new replies and the sketch compare."""
+    """Round a value to five significant digits, the precision of saved sketches, so that both can be compared."""
     return float(f"{value:.5g}")
 
 
 def _signs(dim: int) -> Float[Tensor, "projections dim"]:
-    """Return the signs of the projections. They depend only on the dimension, on every machine and in every version."""
+    """Return the signs of the projections. On every machine and in every version, they depend only on `dim`."""
     if dim not in _SIGNS:
         rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
         _SIGNS[dim] = torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
@@ -158,8 +159,9 @@ class DriftWatcher:
     At each reply, each quantity is ranked among the calibration's replies and all replies since; the rank gives a
     conformal p-value. If new replies are exchangeable with the replies of the calibration, the p-values of a quantity
     are independent and uniform. This holds for any distribution of the quantity, and even if the sketch has few
-    replies. A gambler bets against that. The alarm is raised once the gambler of one of the d quantities has multiplied
-    its stake by d / `false_alarm_rate`. By Ville's inequality this happens with at most that probability within a run.
+    replies. For each of the d quantities a gambler bets against that. The alarm is raised once a gambler has multiplied
+    its stake by d / `false_alarm_rate`. By Ville's inequality, the probability of a false alarm within a run is at most
+    `false_alarm_rate`.
 
     A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
     than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several
@@ -199,7 +201,7 @@ class DriftWatcher:
 
     @property
     def replies(self) -> int:
-        """Number of replies since this run of the test began, those after an alarm included."""
+        """Number of replies since this run of the test began, including those after an alarm."""
         return self._count
 
     @property
@@ -279,7 +281,7 @@ def _listed(values: float | Sequence[float] | np.ndarray | Tensor) -> list[Any]:
 
 @dataclass
 class _Gambler:
-    """Bets against the p-values of one quantity being uniform.
+    """Bets that the p-values of one quantity are not uniform.
 
     Attributes:
         log_wealth: Logarithm of the wealth, which began at 1.
@@ -298,8 +300,8 @@ class _Gambler:
     def bet(self, value: float, tie: float) -> None:
         """Bet on the p-value of the next reply, and update the wealth.
 
-        The p-value is the rank of the reply's `value` among the sketch's values and all values so far. `tie` is a
-        random number, uniform over [0, 1], that decides the rank among equal values.
+        The p-value comes from the rank of the reply's `value` among the sketch's values and all values so far. `tie` is
+        a random number, uniform over [0, 1], that decides the rank among equal values.
         """
         below, upto = bisect_left(self._values, value), bisect_right(self._values, value)
         self._values.insert(upto, value)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ExponentialMean(Aggregation):
-    """Base class of means with softmax weights: each token so far has an exponent, and softmax makes weights of these.
+    """Base class of means with softmax weights: each token has an exponent, and softmax turns exponents into weights.
 
     The state is (highest exponent so far, weighted sum of the scores, sum of the weights). Both sums are relative to
     the highest exponent, so that no exponential overflows.

@@ -83,7 +83,7 @@ class TokenRateTest:
             self._stakes[order] = self._chosen_stakes(self._lengths[order], confidence)
 
     def _chosen_stakes(self, lengths: Float[np.ndarray, " texts"], confidence: float) -> Float[np.ndarray, " texts"]:
-        """Return for each text the stake that allows the most alarms, if texts are as long as those before it."""
+        """Return each text's stake: the one that allows the most alarms, if texts are as long as those before."""
         count, needed = len(lengths), -math.log1p(-confidence)
         before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])
         expected = self._rate / 1000 * count * before / (_WEIGHT + np.arange(count))  # alarms of all texts at this rate
@@ -106,7 +106,7 @@ class TokenRateTest:
         return bool(growth >= -math.log1p(-self._confidence))
 
     def needed_tokens(self) -> int:
-        """Return about how many tokens suffice, in texts of these lengths, if none of them raises an alarm."""
+        """Return about how many tokens the test needs, in texts of these lengths, if none of them raises an alarm."""
         per_token = self._rate / 1000
         if self._confidence is None or not self._lengths.sum():
             return math.ceil(1 / per_token - 1e-9)

@@ -41,11 +41,11 @@ _opening = Lock()  # an export is opened, or written, by one thread at a time
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """An engine chosen for a job, in the form of `BankRunner.engine`.
+    """The engine chosen for a job, as `BankRunner.engine` expects it.
 
     Attributes:
         engine: The ONNX Runtime session.
-        strict: Whether a batch that the engine cannot answer is an error. False: PyTorch answers it.
+        strict: Whether it is an error if the engine cannot answer a batch. False: PyTorch answers that batch.
     """
 
     engine: OnnxEngine
@@ -75,17 +75,17 @@ def checked_backend(backend: str) -> Backend:
 def engine_of(
     bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None, *, tokens: float = 0
 ) -> ChosenEngine | None:
-    """Return the engine for a backend and a bank; None: PyTorch.
+    """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
-    "auto" takes ONNX Runtime on a CPU if it is installed and one of these holds: a fitting export is in the folder from
-    which the bank was loaded, or the job is so long that an export pays. It never takes an export whose answers to a
-    check batch differ from PyTorch's: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the
+    "auto" chooses ONNX Runtime, on a CPU and if it is installed, in two cases: a fitting export is in the folder from
+    which the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch
+    differ from PyTorch's is not used: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the
     bank's folder; or only for this process, if the bank was not loaded from a writable folder.
 
     Args:
         bank: The bank.
         backend: "auto", "torch", "onnx" or "int8".
-        names: Readers that will be asked. None: all.
+        names: Names of the readers that must answer. None: all.
         tokens: Rough number of tokens of the job.
 
     Raises:
@@ -110,7 +110,7 @@ def engine_of(
 
 @contextmanager
 def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Iterator[None]:
-    """Use an engine to answer for a bank with this backend inside the `with` block, wherever its export is stored."""
+    """Inside the `with` block, use `engine` whenever this bank answers with this backend."""
     before = dict(_engines.get(bank, {}))
     _engines[bank] = {**before, backend: engine}
     try:
@@ -149,8 +149,8 @@ def export_folder(bank: ReaderBank, backend: str) -> Path | None:
 def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
     """Return the bank's engine if one was opened before; otherwise open its export.
 
-    With `exports`, an export is written if there is none. Raises ConfigError if the bank is not on the CPU, or has no
-    int8 export in its folder although `backend` is "int8".
+    With `exports`, an export is written if there is none. Raises ConfigError if the bank is not on the CPU, or if
+    `backend` is "int8" and the bank's folder has no such export.
     """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):
@@ -177,7 +177,7 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
     """Export all readers of a bank into a folder and open the export.
 
-    If the folder cannot be written, the export is only for this process.
+    If the folder is None or cannot be written, the export lasts as long as this process.
     """
     if folder is not None:
         try:

@@ -98,7 +98,7 @@ def predict_file(  # noqa: PLR0913
 ) -> FileResult:
     """Predict from every row of a file, with constant memory.
 
-    A run that was killed resumes when it is started again with the same arguments; no row is lost or written twice.
+    The same call after a killed run continues that run; no row is lost or written twice.
 
     Args:
         bank_or_model: A bank, or a whole model.
@@ -124,9 +124,10 @@ def predict_file(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers, as in `predict`. A file of more than 8 MB counts as 2,000,000 tokens.
+        backend: What computes a bank's answers, as in `predict`. For "auto", a file of more than 8 MB counts as
+            2,000,000 tokens.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
-        resume: Continue an earlier run with the same arguments that was stopped. False: start again from the first row.
+        resume: Continue a stopped run that had the same arguments. False: start from the first row.
         ray: Predict in worker processes of Ray: "local" (on this machine), "auto" (the cluster that runs on this
             machine) or HOST:PORT of a cluster. This process reads and writes; the output is the same. None: without
             Ray.
@@ -203,7 +204,7 @@ def predict_file(  # noqa: PLR0913
 
 
 def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
-    """Return the text columns that some readers of a bank learnt from; a whole model and readers of pairs have none.
+    """Return the text columns that readers of a bank were trained on; [] for a whole model and readers of pairs.
 
     `readers` are the names of the readers. None: all readers of the bank.
     """
@@ -214,9 +215,9 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequenc
 
 
 def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
-    """Return the text column of a file, for a user who names none.
+    """Return the text column of a file for which the user names no column.
 
-    It is the only column, the only one of the columns `learnt`, or one with a usual name.
+    It is the only column, else the only one that is in `learnt`, else one with a usual name.
 
     Raises:
         DataError: If there are several columns and none of them fits.
@@ -243,7 +244,7 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[object], int]]:
-    """Yield the examples of a file in chunks: line numbers, examples, and the number of rows that were parsed.
+    """Yield chunks of a file: the examples' line numbers, the examples, and the number of rows that were parsed.
 
     Args:
         source: The file.
@@ -274,7 +275,7 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """The rows written so far, in hidden files beside the output, and how far the source was read."""
+    """A partial output in hidden files: the rows written so far, and how far the source was read."""
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
@@ -290,7 +291,7 @@ class Partial:
     def open(cls, output: Path, same: JSONObject, *, resume: bool) -> Iterator[Partial]:
         """Open and lock the partial output for `output`.
 
-        With `resume`, rows of an earlier run stay if that run had the arguments `same`.
+        With `resume`, rows of an earlier run stay if that run recorded the same arguments, `same`.
         """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
@@ -421,7 +422,7 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output rows, and errors."""
+    """The outcome of a `Chunk`: output rows, errors of bad rows, and the error that ends the run, if any."""
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0
@@ -450,7 +451,7 @@ class Answering:
     def in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Answered]:
         """Yield the outcome of each chunk. While the model runs, a thread reads and tokenises the next chunk.
 
-        An error raised by `chunks` is raised here after the outcomes of the chunks before it.
+        If `chunks` raises an error, it is raised here once the chunks before it have been answered.
         """
 
         def prepared() -> tuple[Chunk, Prepared | LaminaError] | None:
@@ -464,7 +465,7 @@ class Answering:
                 yield self(*ready)
 
     def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
-        """Return the examples encoded for the model; or, if one of them cannot be encoded, its error."""
+        """Return the examples encoded for the model; or the error, if one of them cannot be encoded."""
         try:
             with _tokenizing:
                 return self._predictor.prepare(self._located(examples))
@@ -474,7 +475,7 @@ class Answering:
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
         """Predict a chunk; an error is stored in the outcome, not raised.
 
-        If the examples cannot be read together, each half is tried by itself, until the bad row is found.
+        If the examples cannot be encoded together, halves are tried, until the bad row is found.
 
         Args:
             chunk: The chunk.
@@ -530,7 +531,7 @@ class Answering:
 
 
 class _Job:
-    """Predicts a file: reads its rows, has them predicted in chunks, and writes the predictions to a `Partial`."""
+    """Predicts a file: reads its rows, has chunks of them predicted, and writes the predictions to a `Partial`."""
 
     def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
         self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
@@ -554,7 +555,7 @@ class _Job:
                     raise answered.failed
 
     def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield the remaining rows of the source in chunks, each with the errors of bad rows up to its end."""
+        """Yield the remaining rows in chunks. A chunk has the errors of the bad rows among them."""
         problems: list[DataError] = []
         told = self._partial.bad  # a resumed run parses bad rows after the last good one again
 

@@ -61,7 +61,7 @@ def calibrate(  # noqa: PLR0913
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     progress: bool = False,
 ) -> Monitor | Cascade:
-    """Choose a monitor's threshold on labelled texts for a false-positive rate, and store the monitor in the bank.
+    """Choose the threshold with which a monitor has a given false-positive rate, and store the monitor in the bank.
 
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
@@ -70,7 +70,7 @@ def calibrate(  # noqa: PLR0913
 
     Args:
         bank: The bank with the monitor's readers, trained.
-        monitor: The monitor; or a cascade, whose second threshold is chosen.
+        monitor: The monitor; or a cascade, for whose second monitor the threshold is chosen.
         task: Labelled texts. If words are labelled, a text is positive if one of its words is.
         false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
             negative texts are needed.
@@ -78,7 +78,7 @@ def calibrate(  # noqa: PLR0913
             tokens of negative texts, each read up to its alarm, above 0 and below 1000.
         split: Split of the task. It should be one that no reader was trained on.
         positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
-        threshold: An existing threshold, whose rates on this split are measured. None: a threshold is chosen.
+        threshold: A threshold whose rates on this split are measured. None: choose one.
         confidence: Confidence level of the intervals, between 0 and 1.
         guarantee: Choose the threshold so that with probability `confidence` the rate on *other* negative texts of the
             same kind is at most `false_positive_rate`. It takes more negatives:
@@ -200,7 +200,7 @@ class TextScores:
         guarantee: bool,
         **facts: Unpack[Facts],
     ) -> Calibration:
-        """Choose a threshold for a rate of false alarms per `per`, or take the one given, and measure its rates.
+        """Measure the rates of `threshold`; if it is None, of the threshold chosen for a `rate` of false alarms.
 
         Texts whose `positive` is None are left out. The other arguments are those of `Calibration.of`.
         """
@@ -278,7 +278,7 @@ def score_texts(
 
 
 def _joined(windows: Sequence[Piece]) -> np.ndarray:
-    """Return the scores of a text from those of its windows. A token in two windows has the higher score of both."""
+    """Return a text's scores from its windows' scores. A token in two windows gets the higher of its two scores."""
     if len(windows) == 1:
         return windows[0][1]
     numbers, scores = (np.concatenate(parts) for parts in zip(*windows, strict=True))
@@ -298,12 +298,12 @@ def _running_scores(
     finished: bool,
     features: bool,
 ) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor, dict[str, Tensor]]]:
-    """Yield batches: numbers of windows, monitor name -> scores `[windows, tokens]`, mask, and sums of features.
+    """Yield per batch: numbers of its windows, monitor name -> scores `[windows, tokens]`, mask, sums of features.
 
     The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`; they are empty
-    without `features`. The mask is True at the tokens that are judged: no special tokens, and of a pair only the second
-    text where only it has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score
-    is NaN.
+    without `features`. The mask is True at the tokens that count: not at special tokens, and not in the first text of a
+    pair if only the second has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a
+    score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))
@@ -343,7 +343,7 @@ def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
 
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
-    """Return the labels that `positive` names, one or several; see `named_class` for names and errors."""
+    """Return the labels that `positive` names; see `named_class` for the forms of a name and for errors."""
     names = [positive] if isinstance(positive, str | int) else positive
     return [named_class(op, name, labels) for name in names]
 

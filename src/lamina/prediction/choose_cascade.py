@@ -36,10 +36,10 @@ class CascadeChoice:
     Attributes:
         cascade: The cascade. Its `calibration` has the rates on rows that did not choose thresholds.
         recall: The recall that was asked for.
-        saving: Fraction of the second reader's work that the cascade saves, after the work of the first reader. Work
-            counts the parameters that each reader multiplies per token.
-        seconds: Seconds for a thousand tokens: of the cascade, and of the second reader alone. They are measured
-            here, one token at a time as during generation, and without the model's own pass.
+        saving: Fraction of the second reader's work that the cascade saves, less the work of the first reader. Work is
+            the number of parameters that a reader multiplies per token.
+        seconds: Seconds for a thousand tokens: of the cascade, and of the second reader alone. Measured on this
+            machine, one token at a time as during generation, without the model's own pass.
         alone: Rates of the second monitor alone, on the same rows.
         considered: Number of cascades whose recall was tested.
     """
@@ -54,8 +54,8 @@ class CascadeChoice:
     def sentence(self) -> str:
         """Return a text that compares the cascade with its second monitor alone.
 
-        It says which shares of the positives and negatives the cascade flags, on which share of the tokens it runs the
-        second reader, how much of that reader's work it saves, and how many seconds both take.
+        It has the shares of positives and negatives that the cascade flags, the share of tokens for which the second
+        reader runs, the work that this saves, and the seconds that both take.
         """
         rates = cast("Calibration", self.cascade.calibration)
         low, high = rates.recall_interval
@@ -89,17 +89,17 @@ def choose_cascade(  # noqa: PLR0913
 ) -> CascadeChoice:
     """Choose the cheapest cascade of two monitors that keeps a given recall.
 
-    Half of the rows choose the thresholds. The first monitor's threshold follows from the fraction of the positives
-    that it may miss, the second monitor's from the rate of false positives. On the other half, cascades are tested from
-    the safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least
-    `recall`. So with the given confidence, the recall on other texts of the same kind is at least `recall`.
+    Half of the rows choose the thresholds. The first monitor's threshold is set by the fraction of positives that it
+    may miss, the second monitor's by the rate of false positives. On the other half, cascades are tested from the
+    safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least `recall`.
+    So with the given confidence, the recall on other texts of the same kind is at least `recall`.
 
     Args:
         bank: The bank with both readers, trained.
         first: The cheap monitor, for example of a reader of a low layer.
-        second: The dear monitor.
+        second: The expensive monitor.
         task: Labelled texts.
-        recall: The least recall, above 0 and below 1.
+        recall: The lowest recall that is acceptable, above 0 and below 1.
         false_positive_rate: Fraction of the negative texts that may be flagged.
         split: Split of the task. It should be one that no reader was trained on.
         positive: Labels of the texts that should be flagged. None: the labels that the second monitor flags.
@@ -181,7 +181,7 @@ def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
-    """Return the labelled rows in two halves, each with half of the positives."""
+    """Return the numbers of the labelled rows in two halves, each with half of the positives."""
     halves: tuple[list[int], list[int]] = ([], [])
     for wanted in (True, False):
         rows = [row for row, label in enumerate(labels) if label is wanted]
@@ -218,7 +218,7 @@ def _fitted(
 def _candidates(
     first: Monitor, second: Monitor, scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]
 ) -> list[Cascade]:
-    """Return cascades from the safest to the cheapest. The first monitor of a cheaper one may miss more positives.
+    """Return cascades, the safest first; each further one lets the first monitor miss more positives, and is cheaper.
 
     `scored` and `labels` are the scores and labels of all rows; the rows in `rows` decide the thresholds. Raises
     ConfigError if no positive row has a token with a score.

@@ -79,19 +79,19 @@ def evaluate(  # noqa: PLR0913
 
     Args:
         bank_or_model: A bank, or a whole model.
-        tasks: Reader name -> task. For a whole model any name -> task that its head is for, or a single task. Or a
-            labelled file, all rows of which every reader is scored on, with the columns that it learnt from.
+        tasks: Reader name -> task. For a whole model: any name -> a task that its head is for; or a single task. Or a
+            labelled file: every reader is scored on all its rows, by default with the columns that it was trained on.
         text: Column of the text in a file. None: the column that a reader learnt from.
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
         labels: Reader name -> column of its label in a file, or one column for all. None: the columns that the readers
             learnt from.
         positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
-            None: the task's positive class, or the class with which a reader learnt.
+            None: the task's positive class, or the one with which a reader was trained.
         compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
             of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
             over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
-        tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression, learnt from the "train" part of the
-            tasks, or from this file. It needs scikit-learn.
+        tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression, trained on the "train" split of the
+            tasks, or on this file. It needs scikit-learn.
         split: "train", "validation" or "test".
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
@@ -172,7 +172,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Raise an error if `backend` does not exist, or cannot run `target` in `precision`.
+    """Check that `backend` exists, and can run `target` in `precision`.
 
     Only PyTorch can run whole models, and only PyTorch can run in half precision.
 
@@ -186,9 +186,9 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
-    """Return what `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
+    """Return the extra entries that `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
 
-    `results` are the reader's results; `per_class`, `errors` and `compared` say what is asked for, as in `evaluate`.
+    `results` are the reader's results. `per_class`, `errors` and `compared` choose the entries, as in `evaluate`.
     """
     more: JSONObject = {}
     if per_class:
@@ -226,7 +226,10 @@ def _prepared(
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """Return the groups of one split of the tasks. It is encoded as in training, unless the options differ."""
+    """Return one split of the tasks as groups of tasks that share their encoded examples.
+
+    Examples are encoded as in training, unless the options say otherwise.
+    """
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
@@ -252,7 +255,7 @@ _NEVER = -1e9  # logit of a class without a training row
 
 
 def tfidf_scores(task: Task, split: str) -> dict[str, float]:
-    """Return metric -> score of TF-IDF of words and word pairs with logistic regression (numbers: ridge regression).
+    """Return metric -> score of logistic regression (for numbers: ridge regression) on TF-IDF of words and word pairs.
 
     Args:
         task: A task over texts or pairs of texts. The baseline is trained on its "train" split.

@@ -74,8 +74,8 @@ def extract(  # noqa: PLR0913
     """Write the hidden states of the texts in a file to a folder, with `states.json`, which describes them.
 
     `Task.from_states` reads the folder. The other columns of the file are written to `rows.jsonl`, so that readers find
-    their labels there. The size on disk is logged before the model runs. If a run is killed, the same call goes on with
-    the first file that is missing.
+    their labels there. The size on disk is logged before the model runs. After a killed run, the same call continues
+    with the first missing file.
 
     Args:
         model: The model.
@@ -145,7 +145,7 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of one run: the rows of each file, and facts that show whether another run continues this one."""
+    """The plan of one run: the rows of each file, and the facts that a run must share to continue an earlier one."""
 
     bank: ReaderBank
     inputs: TextInputs
@@ -168,7 +168,7 @@ class _Plan:
 
     @cached_property
     def parts(self) -> list[range]:
-        """The rows of each file. A file holds as many rows as take 256 MiB."""
+        """The rows of each file; a file holds 256 MiB of states."""
         files = np.cumsum(self.row_bytes) // _FILE_BYTES
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
         return [range(start, end) for start, end in pairwise(edges) if end > start]
@@ -194,7 +194,7 @@ class _Plan:
         return [f"states-{number:05}.npy" for number in range(len(self.parts))]
 
     def begin(self, folder: Path) -> None:
-        """Write the plan to the folder; or check that its plan is the same, so that this run continues an earlier one.
+        """Write the plan to the folder. If it has one, check that it is the same, so that this run may continue it.
 
         The size on disk is logged.
 
@@ -263,7 +263,7 @@ class _Plan:
                 yield number, values
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """Return a row's states, `[tokens, layers, width]`. With pooling there is one "token" for the whole row."""
+        """Return a row's states, `[tokens, layers, width]`. With pooling, `tokens` is 1: one vector for the row."""
         if self.pooling is None:
             return states
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]

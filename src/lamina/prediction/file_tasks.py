@@ -25,7 +25,7 @@ WHOLE = "model"  # name of the task of a whole model
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns of a file that a user has named. None: the columns on which a reader was trained.
+    """The columns of a file that a user has named. A column that is None is the one on which a reader was trained.
 
     Attributes:
         text: Column of the text.

@@ -141,8 +141,8 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 def _nodes_of_base(bank: ReaderBank, graph: Any) -> list[str]:  # noqa: ANN401
     """Return the names of the graph's nodes that multiply by a weight of the base model.
 
-    They are found by the values of the weights, because the exporter folds transpositions and so loses the names.
-    Embeddings are left out: heads may use them.
+    They are found by the values of the weights, because the exporter folds transpositions and loses the names of these
+    weights. Embeddings are left out: heads may use them.
     """
     model = bank.model
     parts = (model.get_input_embeddings(), model.get_output_embeddings())

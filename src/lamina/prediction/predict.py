@@ -167,7 +167,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Reading:
-    """The way in which readers with equal inputs (or a whole model) encode examples; computed once and then reused."""
+    """How examples are encoded for readers with equal inputs, or for a whole model. Computed once, then reused."""
 
     tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
@@ -279,10 +279,10 @@ class Predictor:
         return self.answer(prepared, budget=budget)
 
     def choose_engine(self, tokens: float = 0) -> None:
-        """Choose the engine for the backend and a job of at least `tokens` tokens, and set it; see `engine_of`.
+        """Set the engine that fits the backend and a job of at least `tokens` tokens; see `engine_of`.
 
         Raises:
-            LaminaError: If the backend cannot be used; see `engine_of`. For whole models only PyTorch can.
+            LaminaError: If the backend cannot be used; see `engine_of`. Whole models can use PyTorch only.
         """
         if isinstance(self._runner, BankRunner):
             tokens = max(tokens, self._tokens)
@@ -321,7 +321,7 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode splits, one per kind of task, with equal numbers of examples."""
+        """Encode examples for each kind of task. `splits` is kind -> the examples in that kind's form."""
         count = min(map(len, splits.values()))
         groups: list[Group] = []
         for reading in self._readings() if count else ():
@@ -334,7 +334,7 @@ class Predictor:
         return Prepared(count, splits, groups)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
-        """Return a group of the readers in `reading`, with the examples of `splits` encoded as its inputs."""
+        """Return the readers of `reading` as a group, with the examples of `splits` encoded for them."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {})
 
@@ -410,7 +410,7 @@ class Predictor:
         return readings
 
     def _derive_readings(self) -> tuple[Reading, ...]:
-        """Return one `Reading` per set of readers with equal kinds of inputs and equal `add_prefix_space`."""
+        """Return one `Reading` for each set of readers with the same kind of input and the same `add_prefix_space`."""
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self.options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))

@@ -37,7 +37,7 @@ SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # o
 @final
 @dataclass(frozen=True)
 class ReplyColumns:
-    """Names of the columns in a file of replies. None: the column with a usual name, see `USUAL`.
+    """Names of the columns in a file of replies. None stands for a column with a usual name, see `USUAL`.
 
     Args:
         messages: Column of chats, whose last message is the reply; in place of `prompt` and `reply`.
@@ -58,7 +58,7 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A prompt and its reply; whether the reply is bad; and the character ranges of its bad words."""
+    """A prompt, its reply, whether the reply is bad, and the character ranges of the reply's bad words."""
 
     prompt: str
     reply: str
@@ -113,7 +113,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what`. None if there is none; DataError if there are several."""
+    """Return the column that has a usual name for `what`, or None; raise DataError if there are several."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -122,7 +122,7 @@ def _usual(table: Table, what: str) -> str | None:
 
 
 def _column(table: Table, what: str, named: str | None) -> str:
-    """Return the column that holds `what`: the one that the user `named`, or the only one with a usual name.
+    """Return the column that holds `what`: `named` by the user, or else the only one with a usual name.
 
     Raises DataError that lists the columns if this is not clear.
     """
@@ -213,7 +213,7 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
     """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
-    Prompts with a bad reply and prompts without are drawn separately, so that every part has about its share of both.
+    Prompts with and without a bad reply are divided separately, so that each part has about its share of both.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

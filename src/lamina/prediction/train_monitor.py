@@ -57,7 +57,7 @@ class TrainedMonitor(Monitor):
         candidates: Name of each candidate -> AUROC on the part that chooses between them, best first.
         rows: Part -> number of its replies.
         tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold
-            for the same rate; None if scikit-learn is not installed.
+            for the same rate of false alarms; None if scikit-learn is not installed.
         live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
             that only finished replies can be scored; see `score_replies`.
         scores: Part ("calibration" and "test") -> the highest score of each of its replies, and whether it is bad.
@@ -74,7 +74,7 @@ class TrainedMonitor(Monitor):
 
     @property
     def is_useful(self) -> bool:
-        """Whether the recall's interval on the test part lies above the interval of the false alarm rate."""
+        """Whether the monitor beats chance on the test part: its recall's interval is above the false alarm rate's."""
         return cast("Calibration", self.calibration).is_useful
 
     @property
@@ -98,7 +98,7 @@ class TrainedMonitor(Monitor):
         return f"{text} {self._bound(found)}; {seen}{alarms}.{useless}"
 
     def _bound(self, found: Calibration) -> str:
-        """Return a sentence without its full stop: which rate is promised for which replies."""
+        """Return a sentence, without its full stop, that says which rate is promised for which replies."""
         sure = f"With {100 * found.confidence:g} % confidence it"
         if found.per == "1000 tokens":
             return (
@@ -141,9 +141,9 @@ def monitor(  # noqa: PLR0913
     """Train a monitor that flags bad replies, from a file of labelled replies, and measure it on unseen ones.
 
     The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Readers that do
-    not look ahead are trained in one pass. The best reader with the best aggregation becomes the monitor. Its threshold
-    is as low as possible: with the given confidence, the rate holds on other replies of the same kind (an exact bound
-    for any number of replies, see `per`). The rates are measured on the test part.
+    not look ahead are trained in one pass. The best pair of a reader and an aggregation becomes the monitor. Its
+    threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the same kind
+    (an exact bound for any number of replies, see `per`). The rates are measured on the test part.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
@@ -163,7 +163,8 @@ def monitor(  # noqa: PLR0913
         spans: Column of the bad spans of replies. None: bad replies are bad as a whole.
         processor: Tokenizer. None: the tokenizer saved with the model; `model` must then be a name.
         output: Folder for the bank with the monitor. None: nothing is written.
-        anyway: Store the monitor even if its recall cannot be told from its rate of false alarms.
+        anyway: Store the monitor even if it is not useful: if its recall may be no higher than its rate of false
+            alarms.
         epochs: Number of passes over the training part.
         batch_size: Rows per pass of the model.
         learning_rate: Peak learning rate of the readers.
@@ -335,7 +336,7 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
 
 
 def _warn_of_repeated(parts: Parts) -> None:
-    """Log a warning if replies of the test part are in the train part too, as answers to other prompts."""
+    """Log a warning if replies of the test part also occur in the train part, after other prompts."""
     seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
     if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
         share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"
@@ -447,7 +448,7 @@ class _Promise:
 
 
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
-    """Return the recall of TF-IDF on the test part's finished texts, with the same promise. None: no scikit-learn.
+    """Return the recall of TF-IDF on the test part, with the same promise; None if scikit-learn is missing.
 
     `unseen` has the monitor's scores, from which the number of tokens of each reply is taken.
     """

@@ -53,8 +53,8 @@ class LazyAudio(LazyFile):
     """An audio clip that is read and decoded only when `open` is called.
 
     Attributes:
-        rate: Samples per second, if `data` holds float32 samples. 0: `data` holds samples without a known rate; they
-            count as having the rate that `open` asks for. None: the clip is an encoded file, on disk or in `data`.
+        rate: Samples per second, if `data` holds float32 samples. 0: their rate is not known; it counts as the rate
+            that `open` asks for. None: the clip is an encoded file, on disk or in `data`.
     """
 
     rate: int | None = None
@@ -117,7 +117,7 @@ class LazyAudio(LazyFile):
             samples: Maximum number of samples.
 
         Raises:
-            DataError: If the clip cannot be decoded, has no samples, or samples that are NaN or infinite.
+            DataError: If the clip cannot be decoded, has no samples, or has samples that are NaN or infinite.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -288,9 +288,9 @@ class AudioInputs:
 
     The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
-    (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, where padding
-    would change every frame. For these, clips are padded with silence to whole seconds, and a batch has clips of one
-    length.
+    (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
+    padding would change every frame. Their clips are padded with silence to whole seconds, and all clips of a batch
+    have one length.
 
     Args:
         split: The clips.
@@ -300,7 +300,8 @@ class AudioInputs:
     Attributes:
         equal_lengths: Whether all clips of a batch must have the same length.
         cut: Number of clips that are longer than `limit`.
-        lengths: Number of samples of each clip, including the silence at its end; 1 each if all outputs have one size.
+        lengths: Number of samples of each clip, including the silence at its end; 1 for each clip if all outputs have
+            one size.
 
     Raises:
         ConfigError: If the processor has no feature extractor.
@@ -353,8 +354,8 @@ class AudioInputs:
 
         Only clip lengths are used.
 
-        None: the numbers cannot be known, because the model does not say how many samples make a frame, or the feature
-        extractor does not say how many samples make a column of its spectrogram.
+        Returns None if the numbers cannot be known, because the model does not say how many samples make a frame, or
+        the feature extractor does not say how many samples make a column of its spectrogram.
         """
         count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
         if count is None or not (self._reads_samples or self._counts_columns):
@@ -488,8 +489,5 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row. Whisper has a fixed number of frames per row.
-
-        Other models have `tokens`.
-        """
+        """Estimate rows and tokens per row: the fixed number of frames (Whisper), or `tokens` for other models."""
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

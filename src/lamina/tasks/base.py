@@ -67,7 +67,7 @@ class LabelledTask(KindedTask, Protocol):
 class TaskOutline:
     """The facts about a task without its examples.
 
-    A predictor has one per reader, and a recipe's estimate of its run time has one per task.
+    A predictor makes one for each reader, and the estimate of a recipe's run time one for each task.
 
     Attributes:
         kind: The kind of task. If its name is passed, the kind is looked up.
@@ -91,7 +91,7 @@ class TaskOutline:
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
-        """Return the outline of the task that a reader with this head was trained for; `head.kind` names the kind."""
+        """Return the outline of the task that a reader with this head was trained for."""
         return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
 
     def __post_init__(self) -> None:
@@ -154,11 +154,11 @@ class EncodeOptions:
     """Options for encoding the examples of a split for a model. Each kind uses the options that concern it.
 
     Attributes:
-        part: Name of the split: one of `PARTS`, or "predict". Only "train" is masked or augmented differently in each
-            epoch.
+        part: Name of the split: one of `PARTS`, or "predict". Masking and augmentation differ from epoch to epoch only
+            in "train".
         max_length: Maximum tokens of a text or window, special tokens included; for audio, maximum samples of a clip.
         stride: Number of tokens that two neighbouring windows of a long text share. None: a quarter of the window.
-        windows: Whether to cut long texts into windows; set if a task over these texts is answered token by token.
+        windows: Whether to cut long texts into windows. Set if any task over these texts labels tokens.
         seed: Seed of the masking and of the augmentation.
         prefix: Text that is put in front of every text.
         max_target_length: Maximum tokens of a text to generate.
@@ -225,7 +225,7 @@ class Targets(Protocol):
     def tensor(self, rows: Sequence[int]) -> Tensor:
         """Return the labels of the rows with these indices, `[batch, ...]`.
 
-        A row without a label has -100, NaN (numbers) or -1 (0 and 1 per class).
+        A row without a label has -100; or NaN if labels are numbers; or -1 if they are 0 and 1 per class.
         """
         ...
 
@@ -282,15 +282,15 @@ class Kind(ABC, Generic[InputsT]):
         auto_class: Name of the auto class of transformers whose models have a head for this kind.
         base_class: Name of the auto class of the model whose layers readers of this kind read.
         processor: What encodes examples: "tokenizer", "image_processor" or "feature_extractor".
-        inputs: Name of the inputs. Tasks whose kinds have the same name share one pass if they have the same examples.
-        predict_inputs: Name of the inputs for prediction, compared in the same way.
-        file: Class of the files that examples are. None: examples are texts.
+        inputs: Name of the form of inputs. Tasks over the same examples share one pass if this name is the same.
+        predict_inputs: The same for prediction.
+        file: Class of the files, if examples are files. None: examples are texts.
         per_token: Whether answers are given token by token, so that long texts are cut into windows.
         keeps_end: Whether prediction keeps the end of a text that is too long, whatever the tokenizer's side.
-        tags_words: Whether every word has a label, which all of its sub-tokens may carry.
+        tags_words: Whether every word has a label. If so, all of its sub-tokens may get it.
         has_classes: Whether a model's outputs are one score per label.
         reads_pairs: Whether an example may be a pair of texts.
-        judges_second: Whether labels, or generated texts, belong to the second text of a pair.
+        judges_second: Whether the labels of a pair, or the generated text, are about its second text.
         draws: Whether training inputs are random (masked tokens, image crops), so that a seed decides them.
         sequential: Whether the order of examples matters, so that validation gets the last tenth of the train split.
         usual_columns: Default columns of text and label.
@@ -403,7 +403,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return further metrics. If a user asks for one of them, all of them are reported; otherwise none."""
+        """Return metrics that are reported only if a user asks for one of them; then all of them are."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -430,7 +430,7 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows of `inputs`; None if they are made with the inputs, as for masked tokens."""
+        """Return the labels of all rows of `inputs`; None if a batch brings its labels itself, as for masked tokens."""
         return None
 
     def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
@@ -438,7 +438,7 @@ class Kind(ABC, Generic[InputsT]):
         return {}
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return the maximum length read of an example: tokens of a window, samples of a clip, or 1 for images.
+        """Return the maximum length that is read of an example: tokens of a window, samples of a clip, or 1 for images.
 
         Args:
             model: The model that reads the examples.
@@ -526,7 +526,7 @@ class Kind(ABC, Generic[InputsT]):
     ) -> Outputs:
         """Run a whole model on a batch to predict; the default calls `outputs`, with the same arguments.
 
-        Kinds whose inputs contain labels in training override it.
+        Kinds whose training inputs contain the labels override it.
         """
         return self.outputs(model, batch, processor, options)
 

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class CandidatesAnswer(TypedDict):
-    """A reader's prediction for a text: the most probable next tokens, the most probable first."""
+    """A reader's prediction for a text: the most probable next tokens, in descending order."""
 
     candidates: list[Candidate]
 
@@ -77,7 +77,7 @@ class CausalInputs(CacheableWindows):
 
 
 def shifted(labels: Int[Tensor, "batch tokens"], by: int) -> Int[Tensor, "batch tokens"]:
-    """Return labels moved by one token: to the right if `by` is 1, to the left if -1. The freed place gets -100."""
+    """Return labels shifted by one token: to the right if `by` is 1, to the left if -1. -100 fills the gap."""
     moved = labels.roll(by, dims=1)
     moved[:, 0 if by > 0 else -1] = IGNORED
     return moved
@@ -238,7 +238,7 @@ def _encode(
 
 
 class _WithoutSpecialTokens:
-    """The tokenizer of `processor`, but without adding special tokens."""
+    """The tokenizer of `processor`; it adds no special tokens."""
 
     def __init__(self, processor: Processor) -> None:
         self._tokenizer = tokenizer_of(processor)
@@ -256,7 +256,7 @@ def _adds_end(tokenizer: Tokenizer) -> bool:
 
 
 def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, list[Span]]]:
-    """Join each prompt, reply and end token to one text; yield it, and the characters of reply and end token.
+    """Join each prompt, reply and end token to one text; yield the text, and the spans of reply and end token.
 
     The end token is left out if the tokenizer adds its own.
     """
@@ -279,7 +279,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
 
 @contextmanager
 def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Make the tokenizer truncate texts at their start instead of their end, inside the `with` block."""
+    """Inside the `with` block, make the tokenizer truncate texts at their start instead of their end."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"

@@ -36,7 +36,7 @@ class Chat(str):
     messages: tuple[Message, ...]
 
     def __new__(cls, messages: Sequence[Message]) -> Chat:
-        """Return the chat of these messages. They must have passed `chat_problem`."""
+        """Return the chat of these messages. The caller must have checked them with `chat_problem`."""
         chat = super().__new__(cls, "\n".join(str(message["content"]) for message in messages))
         chat.messages = tuple(messages)
         return chat

@@ -57,8 +57,7 @@ class ClassResults(Results[Tensor, Answer]):
     Args:
         task: Problem type and labels of the task.
         split: The examples, with their labels if they are to be scored.
-        example: For each row of the inputs, the index of the example that the row's logits are for; -1: they are not
-            used.
+        example: For each row of the inputs, the index of the example to which its logits belong; -1: they are not used.
     """
 
     def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
@@ -85,7 +84,7 @@ class ClassResults(Results[Tensor, Answer]):
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:
-        """Return logits and labels of the examples that have a label, as two tensors."""
+        """Return two tensors: the logits and the labels of the examples that have a label."""
         targets = torch.from_numpy(label_array(self._split))
         present = _has_label(targets)
         return self._logits[present], targets[present]
@@ -232,7 +231,7 @@ def _with_text(answer: WrongAnswer, example: object) -> WrongAnswer:
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
     """Yield a record for each example with a wrong prediction, in the examples' order; texts are added later.
 
-    Examples without a label are skipped. If examples have several labels, one wrong label makes an example wrong; the
+    Examples without a label are skipped. In multi-label tasks, one wrong label makes an example wrong, and its
     confidence is that of the most confident wrong label.
 
     Args:

@@ -47,7 +47,7 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
         metrics: The metrics. The first one decides the verdict. `score` may return fewer of them.
         rows: Number of rows.
         always: The constant prediction, as text.
-        score: Function of row indices and a flag. Returns metric -> score of the predictions for these rows, or of the
+        score: Called with row indices and a flag. Returns metric -> score on these rows: of the predictions, or of the
             constant prediction if the flag is True.
 
     Source:
@@ -108,7 +108,7 @@ def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[li
 
 
 def _tag_counts(guesses: Tags, truths: Tags, labels: Sequence[str], *, spans: bool) -> Tensor:
-    """Count for each text the correct, predicted and true spans, and the correct and all words: `[texts, 5]`.
+    """Return five counts per text, `[texts, 5]`: correct, predicted and true spans; correct words, and all words.
 
     `guesses` and `truths` are the predicted and true tag ids. Without `spans`, the counts of spans are 0.
     """

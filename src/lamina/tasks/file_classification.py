@@ -60,7 +60,7 @@ Member: TypeAlias = tuple[tuple[str, ...], LazyFile | None]
 
 
 def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column:
-    """Return a table column that describes files, without opening them; all are of class `file_class`."""
+    """Return a table column that describes files of class `file_class`, without opening them."""
     cells = [asdict(file) for file in files]
     table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
     return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))

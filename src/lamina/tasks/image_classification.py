@@ -101,7 +101,7 @@ class LazyImage(LazyFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Yield the Pillow image with only its header read; errors of Pillow in the `with` block become DataError."""
+        """Yield the Pillow image, with only the header read. Pillow's errors in the `with` block become DataError."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
@@ -123,7 +123,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _check_size(name: str, width: int, height: int) -> None:
-    """Raise DataError, naming the image `name`, if it has no pixels or more than allowed."""
+    """Raise a DataError that names the image, if it has no pixels or more than allowed."""
     if not width * height:
         raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
     if width * height > _MOST_PIXELS:
@@ -208,10 +208,10 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open an image and crop it. In training, it is cropped at random, seeded by `row` and `epoch`.
+        """Open an image and crop it. With augmentation, the crop is random, seeded by `row` and `epoch`.
 
-        Otherwise it is cropped to the aspect ratio of the processor's output, unless that output has one size for all
-        images.
+        Without it, the image is cropped to the aspect ratio of the processor's output, unless the processor itself
+        brings all images to one size.
         """
         image, target = lazy.open(), self.target
         if self._augment:
@@ -263,7 +263,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row: one token per patch and one more; without patches, `tokens`."""
+        """Estimate rows and tokens per row: a token per patch plus one; `tokens` if the model has no patches."""
         config = getattr(config, "vision_config", config)
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
@@ -275,7 +275,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     """Return the place of a random crop in an image, as (left, top, right, bottom).
 
-    Its area, aspect ratio (3/4 to 4/3, uniform in its logarithm) and place are random. If ten tries do not fit into the
+    Its area, its aspect ratio (3/4 to 4/3, log-uniform) and its place are random. If ten draws do not fit into the
     image, the result is the largest crop around the middle with an allowed aspect ratio.
 
     Args:
@@ -325,7 +325,8 @@ class Target(NamedTuple):
     Attributes:
         height: Height of an image.
         width: Width of an image.
-        fixed: Whether all images get this size; otherwise only those with the same aspect ratio do.
+        fixed: Whether images of every aspect ratio get this size. False: only images with the aspect ratio of this size
+            do.
     """
 
     height: int
@@ -412,8 +413,8 @@ def set_image_size(processor: object, size: int) -> None:
 
 
 def _edges(setting: SizeDict | Mapping[str, int | None] | None) -> dict[str, int]:
-    """Return edge -> length in pixels from an image processor's size setting, such as {"shortest_edge": 224}.
+    """Return the lengths in an image processor's size setting as a dict, such as {"shortest_edge": 224}.
 
-    Edges without a length are left out; if `setting` is None, the result is {}.
+    The dict is empty if `setting` is None; edges without a length are left out.
     """
     return {edge: length for edge, length in dict(setting or {}).items() if length is not None}

@@ -88,7 +88,7 @@ __all__ = [
 
 
 class ClassKind(Kind[InputsT]):
-    """Base class of kinds whose models return one score per label. It implements all that depends on the model's head.
+    """Base class of kinds whose models return one score per label. It implements the methods about the model's head.
 
     Attributes:
         logits_axes: Number of axes of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
@@ -186,8 +186,8 @@ class TextClassKind(ClassKind[EncodedInputs]):
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of texts that are not read whole.
 
-        They were cut, or they have further windows, which are not scored. The number is 0 for kinds that answer token
-        by token, because those read all windows.
+        Either they were cut, or only the first of their windows is scored. The number is 0 for kinds that label tokens,
+        because those read all windows.
         """
         return 0 if self.per_token else inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 

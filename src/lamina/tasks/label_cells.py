@@ -82,7 +82,7 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 
 
 def class_name(cell: object, labels: Collection[str] = ()) -> str:
-    """Return the class name in a cell: a text in form NFC, or a whole number or bool as Python prints it.
+    """Return the class name in a cell: a text (in Unicode's form NFC), or a whole number or bool as Python prints it.
 
     So 2 and 2.0 are the class "2", and True is the class "True". A text in `labels` is always a name, whatever it looks
     like.

@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
-    """Leave out rows without a label, log how many there are, and return the tables.
+    """Handle rows without a label, log how many there are, and return the tables without them.
 
-    Rows without a label are handled by `spec.missing_labels`: "drop" removes them. "error" raises DataError. "mask"
-    keeps them in `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has
-    other label columns, whose tasks may share the rows, otherwise "error".
+    `spec.missing_labels` says how: "drop" removes them, "error" raises DataError, and "mask" keeps them in
+    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has other label
+    columns, whose tasks may share the rows, otherwise "error".
 
     A split other than "train" is left out if none of its rows has a label, or all labels are -1, as in test sets whose
     labels are secret.
@@ -82,7 +82,7 @@ def _is_empty(cell: object) -> bool:
 
 
 def every_row(table: Table) -> Table:
-    """Return the table with its unlabelled rows if the task keeps them, else the table itself."""
+    """Return the table with the unlabelled rows that `labelled` kept aside; the table itself if there are none."""
     return table if table.whole is None else table.whole
 
 
@@ -222,8 +222,8 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with a decimal comma, or several names in one text.
 
-    A text may be several names if one of the signs `,` `;` `|` divides it into parts that occur as labels elsewhere:
-    all parts if the sign is a comma, at least one part for the other signs.
+    A text may be several names if one of the signs `,` `;` `|` divides it into parts that are labels of other rows: all
+    parts if the sign is a comma, at least one part for the other signs.
     """
     rows: dict[str, int] = {}  # text -> the first row with it
     for row, cell in _cells(table, column):
@@ -278,7 +278,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 
 
 def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
-    """Raise DataError if two class names mean the same number, such as "1" and "1.0", or bools stand among numbers.
+    """Raise DataError if two class names mean the same number, such as "1" and "1.0", or bools are mixed with numbers.
 
     Files with empty cells often write whole numbers with a decimal point. `seen` maps each name to its row and cell.
     """
@@ -318,8 +318,8 @@ def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> Column
     """Return `spec` with the class names that the data declare for the label column; names in `spec` take precedence.
 
     Raises:
-        ConfigError: If `spec` has names that do not contain the declared ones in the same order. Declared names that
-            are only the numbers of the classes may be replaced.
+        ConfigError: If the names in `spec` do not contain the declared names in the same order. Declared names that are
+            just the numbers of the classes may be replaced.
     """
     for table in tables.values() if spec.kind.has_classes else ():
         names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))
@@ -497,9 +497,9 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 def multi_hot(
     table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool | None = None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield each list of a column as 0 and 1 per class. The lists hold class names, or already 0 and 1 per class.
+    """Yield each list of a column as 0 and 1 per class. The column's lists hold class names, ids, or 0 and 1 per class.
 
-    Lists may hold ids in place of names, under the rules and errors of `class_ids`.
+    Ids follow the rules and errors of `class_ids`.
 
     Args:
         table: The table.

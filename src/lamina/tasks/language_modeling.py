@@ -41,7 +41,7 @@ class Candidate(TypedDict):
 
 
 class LanguageModelingKind(Kind[Windows]):
-    """Base class of kinds whose labels are the tokens of the texts themselves."""
+    """Base class of masked and causal language modelling, whose labels are the tokens of the texts themselves."""
 
     problem_types = {"classification": ("perplexity", "accuracy")}
     has_classes = False
@@ -90,7 +90,7 @@ class LanguageModelingKind(Kind[Windows]):
 
 
 def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
-    """Tokenise the texts of a split: joined and cut into blocks; with `options.by_row`, each text or pair alone."""
+    """Tokenise the texts of a split, joined and cut into blocks; or, with `options.by_row`, each text or pair alone."""
     if options.by_row:
         return encode(
             split.texts,
@@ -138,7 +138,7 @@ def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: 
 
 @final
 class TokenSums(Results[Tensor, None]):
-    """Sums up loss and correct tokens batch by batch, for perplexity and accuracy. Logits are not stored."""
+    """Sums up the loss and the correct tokens over batches, for perplexity and accuracy. Logits are not stored."""
 
     def __init__(self) -> None:
         self._loss, self._correct, self._count = 0.0, 0, 0

@@ -26,9 +26,9 @@ class LazyFile(ABC):
         size: Number of bytes. None: all from `offset` on.
         data: The bytes, if they are in memory.
         column: Default name of a column of such files ("image"). Messages use it too ("an image task").
-        op: Operation with which error messages begin.
-        one: Word of messages for one file, with its article ("an image").
-        many: Word of messages for several files ("images").
+        op: Name of the operation at the start of error messages.
+        one: Word for one file in messages, with its article ("an image").
+        many: Word for several files in messages ("images").
         endings: Extensions of the files that are read from folders.
         feature: Name of the feature class of `datasets` for a column of such files.
         units: Unit in which `decoded_size` counts ("pixels").

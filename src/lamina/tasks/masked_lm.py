@@ -111,7 +111,7 @@ class MaskedInputs(Windows):
 
     Attributes:
         masking: Chooses and masks the tokens.
-        seed: Seed of the train split, which is masked differently in each epoch. None: the same in all epochs.
+        seed: Seed of masking that differs in each epoch, for the train split. None: masking is the same in all epochs.
         part: Name of the split.
     """
 

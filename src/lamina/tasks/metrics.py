@@ -68,9 +68,9 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 def named_class(op: str, name: object, labels: Sequence[str]) -> str:
     """Return the label that `name` names: a text, or a whole number or bool as in label cells.
 
-    If the labels are 0 and 1, no and yes, or false and true (in any case), each of these names stands for its like: 1
-    and True are the label "yes" beside "no". A number never is the number of a label, because the order of labels may
-    come from the alphabet.
+    If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: 1 and
+    True name the label "yes" of "no" and "yes". A number never means a label's id, because labels may be sorted
+    alphabetically.
 
     Raises:
         UnknownNameError: If no label has this name.
@@ -194,7 +194,7 @@ def _auroc(scores: Tensor, positive: Tensor) -> float:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ascending rank of every value, from 1, in float64; equal values share the mean of their ranks."""
+    """Return the rank of every value (1: the lowest) in float64; equal values get the mean of their ranks."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
 
@@ -270,8 +270,8 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
     "rouge1", "rouge2", "rougeL" and "rougeLsum" are means over the texts of an F-measure from 0 to 1. Words are in
     lower case and stemmed by Porter's algorithm, and "rougeLsum" compares sentence by sentence: both texts are split at
-    line breaks and after final signs. "bleu" and "chrf" are scores of the whole corpus from 0 to 100, with the default
-    settings of sacrebleu.
+    line breaks and after the signs that end a sentence. "bleu" and "chrf" are scores of the whole corpus from 0 to 100,
+    with the default settings of sacrebleu.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
@@ -347,7 +347,7 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return an average as a row. Precision, recall and F1 are weighted means over `rows`; `total` has the counts."""
+    """Return a row of averages: weighted means of precision, recall and F1 over `rows`, with the counts of `total`."""
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:
@@ -364,7 +364,7 @@ def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Seq
 
 
 def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor | float]]) -> dict[str, float]:
-    """Compute the metrics in `metrics` in their order; NaN and infinity become 0.
+    """Return name -> value of the metrics in `metrics`, in their order; NaN and infinity become 0.
 
     `known` maps the name of a metric to a function that computes it. Any other name raises UnknownNameError.
     """

@@ -48,7 +48,8 @@ def check_spec(spec: ColumnSpec) -> None:
 
     Raises:
         UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
-        ConfigError: If a label is named twice, or the choices need running text or pairs and the kind reads none.
+        ConfigError: If a label is named twice, or the choices need running text, or pairs, and the kind does not read
+            them.
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

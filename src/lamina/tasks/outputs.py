@@ -69,7 +69,7 @@ class Results(Protocol[OutputsT, AnswerT]):
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
         """Add the outputs for the rows with these indices.
 
-        `labels` are passed if they are made with the inputs, else None.
+        `labels` are the labels that the batch brought, for kinds that make labels with the inputs; else None.
         """
 
     def first_not_finite(self) -> int | None:

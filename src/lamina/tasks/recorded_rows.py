@@ -38,7 +38,7 @@ ROW = "\0row"  # column with the number of each row; no file has it
 
 @final
 class RecordedTables(dict[str, Table]):
-    """The tables of a task over recorded states: split name -> table of labels. Column `ROW` has the row's number.
+    """The tables of a task over recorded states: split name -> table of labels. Its column `ROW` has row numbers.
 
     Attributes:
         states: Split name -> its recorded states.
@@ -58,7 +58,7 @@ class RecordedTables(dict[str, Table]):
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """A function that names an example of recorded states, for tables of errors. It is the split's `open_text`.
+    """The `open_text` of a split of recorded states: a function that names an example, for tables of errors.
 
     Attributes:
         recorded: The states of all rows.
@@ -110,7 +110,7 @@ class StatesInputs:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The rows as windows without token ids: each row has one window, and each token counts as a word."""
+        """The rows as windows without token ids: each row is one window, in which each token counts as a word."""
         rows = []
         for number, row in enumerate(self._rows.tolist()):
             count = self.recorded.tokens(row)

@@ -79,9 +79,9 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
 
 
 def _plain(cell: Any, *, whole: bool) -> object:  # noqa: ANN401
-    """Return a NumPy or torch number as a Python number, and any other cell unchanged.
+    """Return a NumPy or torch number as a Python number, and other cells unchanged.
 
-    With `whole`, arrays become lists too. In columns of inputs they stay arrays: images or audio.
+    With `whole`, arrays become lists too. Columns of images or audio are read without it.
     """
     is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
     return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell

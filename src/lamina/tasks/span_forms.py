@@ -129,7 +129,7 @@ def _mark(span: object, default: str) -> SpanMark:
 
 
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
-    """Return a span given as an object; raise SpanError if no known key holds its place or label."""
+    """Return a span from a JSON object; raise SpanError if none of its keys is known to hold its place or label."""
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
         fields = cast("Mapping[str, object]", span["value"])
@@ -246,7 +246,7 @@ def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
 
 
 def _explained(mark: SpanMark, text: str) -> str:
-    """Return a sentence that says what a span's edges may count, if the text shows it; otherwise ""."""
+    """Return a sentence that guesses in which unit a span's edges count, if the text suggests one; otherwise ""."""
     start, end = cast("tuple[int, int]", mark.edges)
     in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
     guesses = {
@@ -293,6 +293,6 @@ def _quoted(text: str, span: LabelledSpan) -> str:
 
 
 def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
-    """Return whether a span begins or ends inside a word. The whole word is then learnt and predicted."""
+    """Return whether a span begins or ends inside a word, so that readers learn the whole word."""
     edges = {edge for span in spans for edge in span[0]}
     return any(not edges.isdisjoint(range(start + 1, end)) for start, end in words) if edges else False

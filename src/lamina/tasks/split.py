@@ -256,7 +256,7 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows, drawn uniformly without replacement and left in their order.
+    """Return a split of at most `limit` rows, drawn uniformly without replacement; they keep their order.
 
     Args:
         split: The split.
@@ -286,8 +286,8 @@ def held_out(
             count, if they are known; otherwise the split's classes.
         seed: Seed of the draw.
         last: Whether to move the last rows instead of a random choice; for running text, whose lines belong together.
-        classes: The class ids of each row. No class loses its last training row, so the validation split may get fewer
-            rows, or none. None: any row may be moved.
+        classes: The class ids of each row. No class loses its last training row to the validation split, which may
+            therefore get fewer rows, or none. If `classes` is None, any row may be moved.
 
     Raises:
         DataError: If there are fewer than two rows.

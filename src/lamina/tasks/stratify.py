@@ -45,9 +45,9 @@ def _is_plain(cells: Sequence[object]) -> bool:
 
 
 def _nested(feature: object) -> list[object]:
-    """Return a feature of `datasets`, or for a list the feature of its items.
+    """Return a feature of `datasets` and, if it is a list, the features of its items.
 
-    Spans, which are dicts, count as such items.
+    Lists of dicts (spans) are not opened.
     """
     inner = getattr(feature, "feature", None)
     return [feature] if inner is None or isinstance(inner, dict) else [feature, *_nested(inner)]
@@ -86,8 +86,7 @@ def _labels_in(cell: object) -> list[Hashable] | None:
 def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
     """Return each row's class ids over all label columns of a table; None if the table has no such column.
 
-    If a column has empty cells, all rows with a label in it share one more class. The columns named in `texts` are left
-    out.
+    In a column with empty cells, "has a label" counts as one more class. The columns named in `texts` are left out.
     """
     columns = label_columns(table, texts)
     number: dict[tuple[str, Hashable], int] = {}
@@ -104,7 +103,7 @@ def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
 def choose(strata: Strata, count: int, seed: int) -> set[int]:
     """Choose `count` rows, in which each class has about the same share as in all rows; return their indices.
 
-    No class loses its last row to the choice, unless too few other rows are left.
+    The last row of a class is only chosen if too few other rows are left.
 
     Args:
         strata: The classes of each row.
@@ -132,7 +131,7 @@ def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
 def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
     """Draw `count` rows by iterative stratification, for rows with several classes.
 
-    Classes are handled from the rarest on; each row goes to the side that needs its class most.
+    Classes are handled in turn, the rarest first; each row goes to the side that lacks most rows of its class.
     """
     members: dict[int, list[int]] = defaultdict(list)
     order = rng.sample(range(len(strata)), len(strata))
@@ -196,7 +195,7 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
 
 
 def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
-    """Return whether each class of a row has another unchosen row; `left` counts the unchosen rows per class."""
+    """Return whether each class of a row has other unchosen rows; `left` is class -> number of unchosen rows."""
     return all(left[label] > 1 for label in strata[row])
 
 

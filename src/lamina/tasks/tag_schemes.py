@@ -85,7 +85,7 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 
 
 def odd_tag(tags: Iterable[str]) -> str | None:
-    """Find a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; else return None.
+    """Return a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; None if all fit.
 
     Tags in brackets, such as "(PER*" and "*)", do not fit either. Call it with tags for which `recognise` returned
     None.
@@ -103,7 +103,7 @@ def odd_tag(tags: Iterable[str]) -> str | None:
 
 
 def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether a user's class names stay as they are: IOB2 tags mixed with single-word marks, such as "S-x"."""
+    """Return whether a user's class names must not be rewritten: IOB2 tags mixed with single-word marks ("S-x")."""
     return all(_KEPT.fullmatch(label) for label in labels)
 
 
@@ -116,7 +116,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
     """Return one sentence's tags as IOB2. None, the mark of a word without a tag, stays None.
 
-    A mark for the inside of a span begins a span if none with its label is open, as in IOB1.
+    An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1.
     """
     changed: list[str | None] = []
     before = ""  # label of the span that goes on, if there is one
@@ -134,14 +134,14 @@ def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str
 
 
 def iob2_labels(names: Sequence[str], scheme: TagScheme) -> tuple[str, ...]:
-    """Return the IOB2 tags for class names of another scheme, in the same order; tags that were missing come last."""
+    """Return class names of another scheme as IOB2 tags, in the same order; tags that IOB2 also needs come last."""
     read = [found for name in names if (found := scheme.read(name)) is not None]
     tags = ["O" if mark == "O" else f"{'B' if mark in 'B' + _SINGLE else 'I'}-{label}" for mark, label in read]
     return tuple(dict.fromkeys([*tags, *sorted(both_ends(tags))]))
 
 
 def both_ends(labels: Iterable[str]) -> set[str]:
-    """Return IOB tags completed: each `I-x` has its `B-x`, each `B-x` its `I-x`, and there is "O"."""
+    """Return a complete set of IOB tags: `labels`, the `B-x` for each `I-x`, the `I-x` for each `B-x`, and "O"."""
     types = {label[2:] for label in labels if label != "O"}
     return {"O"} | {f"{mark}-{type_}" for mark in "BI" for type_ in types}
 
@@ -149,7 +149,7 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 def continued(labels: Sequence[str]) -> list[int]:
     """Return for each tag the id of the tag of the tokens that continue its word: `I-x` for `B-x`, else the tag itself.
 
-    The tag also goes to words that share a token with the word before. If there is no `I-x`, `B-x` stays.
+    Words that share a token with the word before get the same tag. If there is no `I-x`, it is `B-x`.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

@@ -83,7 +83,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 
 
 def _check_words(table: Table, spec: ColumnSpec) -> None:
-    """Raise DataError if the column of the words of a CoNLL file counts them: 1, 2, 3 in every sentence."""
+    """Raise DataError if the column of words in a CoNLL file holds word numbers instead: 1, 2, 3 in every sentence."""
     words = table.column(spec.text) if table.numbered and len(table.columns) > 2 else [()]
     if all(list(sentence) == [str(number + 1) for number in range(len(sentence))] for sentence in words) and any(words):
         hint = "The words may be in column 1: text=1, or --text 1"
@@ -95,7 +95,7 @@ def _check_words(table: Table, spec: ColumnSpec) -> None:
 
 
 def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
-    """Return the name of a tag in a file; None for -100, the mark of a word that does not count.
+    """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
     A tag may be the number of one of `labels`, unless a label is a number itself.
     """
@@ -229,7 +229,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
 
 
 def _warn(table: Table, rows: Sequence[int], what: str) -> None:
-    """Log how many rows of a table have the problem `what`, with row numbers in the file; `rows` are indices."""
+    """Log a warning with the number of rows that have the problem `what`, and where they are in the file."""
     if rows:
         numbers = lab.listed([table.rows[row] for row in rows])
         logger.warning("task: %s: %d of %d rows have %s (%s)", table.path, len(rows), len(table), what, numbers)

@@ -41,9 +41,9 @@ class Task:
     """Labelled examples, and the question about them: what to learn, predict and score.
 
     Attributes:
-        kind: The kind of task. It equals its name and prints as it: "sequence_classification", "token_classification",
-            "masked_lm", "causal_lm", "summarization", "translation", "image_classification", "audio_classification", or
-            another that is registered in `lamina.tasks.KINDS`.
+        kind: The kind of task. It compares equal to its name, and prints as its name: "sequence_classification",
+            "token_classification", "masked_lm", "causal_lm", "summarization", "translation", "image_classification",
+            "audio_classification", or another that is registered in `lamina.tasks.KINDS`.
         problem_type: "classification", "regression", "multi_label", or "generation" if texts are generated.
         labels: Class names in the order of their ids. A regression has the name of the score, "masked_lm" and
             "causal_lm" have ("token",), and kinds that generate texts ("text",).
@@ -57,9 +57,9 @@ class Task:
             them, so that `evaluate` can score it on a file.
         missing_labels: What was done with rows without a label, as in `from_files`. None: they were masked by default,
             and `fit` needs another task over the same rows.
-        subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows",
-            "of" (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: it
-            was not.
+        subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows", "of"
+            (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: the
+            split is whole.
         by_row: For "masked_lm" and "causal_lm", whether each row is read alone. Otherwise rows are joined and cut into
             blocks.
         label_all_tokens: For "token_classification", whether all sub-tokens of a word are learnt, and not only the
@@ -137,7 +137,7 @@ class Task:
         stratified: bool = False,
         seed: int = 0,
     ) -> Task:
-        """Return the same task with fewer training rows; a warning names classes that are left without a row.
+        """Return the same task with fewer training rows. A warning names classes that no row has any more.
 
         Exactly one of `per_class`, `fraction` and `rows` must be passed.
 
@@ -310,8 +310,8 @@ class Task:
                 belong together. Images and audio are read from a folder (or tar file) with a folder per class, or from
                 a table with a column of paths.
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
-                so that every class of every label column of the file keeps its share. It is the same tenth for all
-                tasks over the file, and has no class's last row; for running text in blocks it is the last tenth.
+                so that every class of every label column of the file keeps its share. All tasks over the file get the
+                same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
             test: File of the test split, which only `evaluate` reads.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no column of
                 that name), or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In
@@ -323,11 +323,11 @@ class Task:
                 "token_classification" the texts whose spans are labelled, while `text` is their context.
             label: Column of the label, of the list of tags, or of the text to generate; in CoNLL files a number
                 (default: the last column). For "token_classification" over plain texts it has lists of spans: a span is
-                a text, two characters (the first, and the one after the last), or an object with "start", "end" and
-                "label".
-            labels: Class names in the order of their ids. None: those that the file declares for its column, or
-                those of `train`, sorted. Files have these names, or whole numbers that are the ids. A warning names a
-                class that no training row has.
+                a text, a pair of offsets (of its first character, and after its last one), or an object with "start",
+                "end" and "label".
+            labels: Class names in the order of their ids. None: those that the file declares for its column, or those
+                of `train`, sorted. Label cells hold these names, or the ids as whole numbers. A warning names a class
+                that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
             positive: The class that "f1" and the recalls are about, if there are two. None: "1", "yes" or "true" if the
                 other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.
@@ -412,10 +412,10 @@ class Task:
         `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
         `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits have
-        these three names, and another one is an error unless it has no labels (as "unsupervised" in IMDB), which a
-        warning says. Images and audio are in a column of
-        `datasets.Image` or `datasets.Audio`, or in dicts in the forms that `predict` accepts; `inputs` is their column.
-        `labels` are by default those that the dataset has for its column, otherwise those of "train", sorted.
+        these three names, and a split with another name is an error. If it has no labels (as "unsupervised" in IMDB), a
+        warning is logged instead. Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
+        in the forms that `predict` accepts; `inputs` is their column. `labels` are by default those that the dataset
+        has for its column, otherwise those of "train", sorted.
 
         Raises:
             DataError: If a column is missing, or a cell or label does not fit. The message names the row.
@@ -454,12 +454,13 @@ class Task:
         test: StatesSource | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Task:
-        """Make a task of hidden states that were recorded before, so that no model runs while readers learn it.
+        """Make a task from recorded hidden states, so that readers can be trained without running the model.
 
-        A part is a folder with `states.json` (see `lamina extract`) whose table has the labels, or a pair of a folder
-        and a table: a file, or a list of dicts with a row for each row of states. For "token_classification", `label`
-        has lists with a tag per token, -100 for none. `options` are `label`, `labels`, `metric`, `positive`, `name`,
-        `problem_type`, `missing_labels`, `limit`, `limit_validation`, `seed` and `stratify`, as in `from_files`.
+        `train`, `validation` and `test` are each a folder with `states.json` (see `lamina extract`), whose table has
+        the labels; or a pair of such a folder and another table: a file, or a list of dicts with a row for each row of
+        states. For "token_classification", `label` has lists with a tag per token, -100 for none. `options` are
+        `label`, `labels`, `metric`, `positive`, `name`, `problem_type`, `missing_labels`, `limit`, `limit_validation`,
+        `seed` and `stratify`, as in `from_files`.
 
         Raises:
             DataError: If a file does not have the shape of its manifest, or a table does not fit the states.
@@ -537,9 +538,10 @@ def _assemble(
 ) -> Task:
     """Return a task over the tables of its splits.
 
-    `metrics` is the metric that the user has named, or None; or all metrics of a preset, which replace the kind's.
-    `limits` are the maximum numbers of training and of validation rows. Raises DataError if a cell does not fit, or
-    there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for an unknown metric.
+    `metrics` is the metric that the user has named, or None; or the tuple of a preset's metrics, which replaces the
+    kind's. `limits` are the maximum numbers of training and of validation rows. Raises DataError if a cell does not
+    fit, or there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for an unknown
+    metric.
     """
     kind = spec.kind
     check_spec(spec)

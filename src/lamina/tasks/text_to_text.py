@@ -50,7 +50,7 @@ class PairInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states cannot be cached, as text: they depend on the text that was generated so far."""
+        """Why a model's states cannot be cached, as text: a decoder's states depend on the text generated so far."""
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -175,7 +175,7 @@ class TextToTextKind(Kind[PairInputs]):
         return PairInputs(sources, processor, encoded)
 
     def truncated(self, inputs: PairInputs) -> int:
-        """Return the number of sources that lost their end, or of targets if more of these did."""
+        """Return the number of texts that lost their end: of sources or of targets, whichever is larger."""
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:

@@ -114,13 +114,13 @@ class TokenClassificationKind(TextClassKind):
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> WordTargets:
-        """Return labels for tokens: each word's tag, at the one token that decides about the word.
+        """Return labels for tokens: each word's tag, at the one token from which the word's tag is predicted.
 
         With `task.label_all_tokens`, all tokens of the word have the tag.
 
-        Where tags mark spans, a listed word that a plain text would divide, such as "C++", has its tag at the first
-        token of each part. So plain texts are tagged in the same way as listed words. A word in several windows has its
-        tag in the window that shows most context around it. A warning counts the words that share a token and need
+        If tags mark spans, a listed word that would be several words in a plain text, such as "C++", has its tag at the
+        first token of each part, because a plain text is later tagged part by part. A word in several windows has its
+        tag in the window with the most context around it. A warning counts the words that share a token and need
         different tags.
         """
         words, labels = _plain_words(task, split)
@@ -132,7 +132,7 @@ class TokenClassificationKind(TextClassKind):
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
     def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
-        """Return where spans begin and end inside tokens that cover several words, counted in the train split.
+        """Return how words that share a token are tagged, counted in the train split.
 
         See `Pieces`.
         """
@@ -155,7 +155,7 @@ class TokenClassificationKind(TextClassKind):
 
 
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
-    """Collects the logits of every word. A word has the logits of the one token that decides about it.
+    """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
     Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says.
     """
@@ -227,8 +227,9 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     ) -> dict[str, float]:
         """Return metric -> score of predicted tags of words.
 
-        `token_tags` returns the predicted tags of the first tokens of a window: it gets the numbers of both. A token
-        after the first one of its word has the word's label, where B- is continued as I-.
+        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window. The metric over
+        sub-tokens compares them with true tags: a word's tag at its first token, and its continuation (I- for B-) at
+        the others.
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != SUBTOKENS]
@@ -249,7 +250,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Return predicted and true tags, text by text, for the words that have labels."""
+        """Return the predicted and the true tags of each text, for the words that have labels."""
         both = zip(self._tags(), self._split.labels, strict=True)
         known = ([pair for pair in zip(*rows, strict=True) if pair[1] != IGNORED] for rows in both)
         scored = [tuple(zip(*pairs, strict=True)) if pairs else ((), ()) for pairs in known]
@@ -292,8 +293,8 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
     """Return each text's words and their labels.
 
-    If the tags mark spans, words are divided further, because a text to tag is divided so: for example "(x)" into "(",
-    "x" and ")". Each piece has a label.
+    If the tags mark spans, words are divided as the words of a plain text are, for example "(x)" into "(", "x" and ")".
+    Each part has a label.
     """
     words: list[Sequence[Span]] = list(split.words or ())
     labels: list[Sequence[int]] = list(split.labels)

@@ -24,7 +24,7 @@ Key = tuple[int, int, int]  # a token, how many words it decides about, and its 
 
 
 class WordGroup(NamedTuple):
-    """Neighbouring words of a text that one token decides about, or a word that the tokenizer drops.
+    """Neighbouring words whose tags are predicted from one token, or a word that the tokenizer drops.
 
     Attributes:
         first: Index of the first word among the words of all texts.
@@ -42,7 +42,7 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups; one token decides about each group. See `deciding_tokens`."""
+    """Return the words of all texts in groups; each group is predicted from one token. See `deciding_tokens`."""
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -56,7 +56,7 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 @final
 @dataclass(frozen=True)
 class Pieces:
-    """The learnt tags of words that share a token, stored only where they differ from one continuing span.
+    """The learnt tags of words that share a token. Only tags other than those of one continuing span are stored.
 
     Attributes:
         labels: The class names.
@@ -93,7 +93,7 @@ class Pieces:
         return cls(names, tags_of)
 
     def __or__(self, other: Pieces) -> Pieces:
-        """Return the union of both; if both have a key, the tags of `other` win."""
+        """Return the pieces of both objects; the tags of `other` win if both have a key."""
         return Pieces(self.labels, {**self.tags, **other.tags})
 
     @classmethod
@@ -109,8 +109,8 @@ class Pieces:
     def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
         """Set the tags of words that share a token or have none, in place.
 
-        Words that share a token get the tags counted in training, or else continue the first word's span. If a span
-        goes on before and after a dropped word, the word joins the span; otherwise it keeps its tag.
+        Words that share a token get the tags counted in training, or else continue the first word's span. A dropped
+        word between two words of one span joins the span; otherwise it keeps its tag.
 
         Args:
             groups: The words of all texts.
@@ -142,6 +142,6 @@ class Pieces:
 
 
 def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of a token's words if the first word's span continues to the last word."""
+    """Return the tags of a token's words for the case that the first word's span continues to the last word."""
     _, count, first = key
     return (first, *[further[first]] * (count - 1))

@@ -51,7 +51,7 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
-    """Divide each listed word as `word_spans` divides a plain text, and return the parts' character ranges per word.
+    """Divide each listed word as `word_spans` divides a plain text; return the character ranges of its parts.
 
     The first part begins and the last part ends with the listed word. A word without letters or signs is not divided.
     """
