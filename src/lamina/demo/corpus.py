@@ -13,22 +13,151 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lamina.demo.faults import corrupt
-from lamina.demo.sentences import read_pairs, split_pairs
-from lamina.demo.templates import Sentence, Writer, held_out_names, row_of, words
-from lamina.errors import ConfigError
+from lamina.demo.templates import Sentence, Token, Writer, data, held_out_names, row_of, verb_forms, words, words_of
+from lamina.errors import ConfigError, DataError, first_line
 from lamina.utils import write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+COLUMNS = ("good", "broken", "fault", "sentiment", "names")
+_PUNCTUATION = re.compile(r"[.,!?;:](?=[\s.,!?;:]|$)")  # at the end of a word
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One line of the file of sentences.
+
+    Args:
+        good: An acceptable sentence.
+        broken: The same sentence with one fault.
+        fault: Type of the fault: "agreement", "form", "number", "determiner", "order", "missing", "case",
+            "comparison", "extra" or "word".
+        sentiment: Sentiment of both sentences: "negative", "neutral" or "positive".
+        names: Text and type (PER, ORG, LOC, MISC) of each entity. Both sentences contain them all.
+    """
+
+    good: str
+    broken: str
+    fault: str
+    sentiment: str
+    names: tuple[tuple[str, str], ...]
+
+    def rows(self) -> list[Sentence]:
+        """Return both sentences as rows of the corpus, the acceptable one first."""
+        return [self._row(self.good, "acceptable"), self._row(self.broken, "unacceptable")]
+
+    def words(self) -> set[str]:
+        """Return the lower-case words of both sentences."""
+        return words_of(f"{self.good} {self.broken}")
+
+    def name_words(self) -> set[str]:
+        """Return the lower-case words of the entities."""
+        return {word for name, _ in self.names for word in words_of(name)}
+
+    def _row(self, text: str, acceptability: str) -> Sentence:
+        words, tags = _tag_words(text, self.names)
+        return Sentence(
+            text=" ".join(words), words=words, tags=tags, sentiment=self.sentiment, acceptability=acceptability
+        )
+
+
+def read_pairs(path: Path) -> tuple[Pair, ...]:
+    """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
+
+    Raises:
+        DataError: If the file cannot be read, or a line does not have five columns.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"demo: {path} cannot be read ({first_line(error)}). Check --sentences.") from None
+    pairs = []
+    for number, line in enumerate(lines[1:], start=2):
+        if len(columns := line.split("\t")) != len(COLUMNS):
+            raise DataError(
+                f"demo: {path}, line {number}: it has {len(columns)} columns; {', '.join(COLUMNS)} are needed."
+            )
+        pairs.append(_pair(*columns))
+    return tuple(pairs)
+
+
+def split_pairs(
+    pairs: Sequence[Pair], seed: int, sizes: Mapping[str, int], *, elsewhere: Set[str], excluded: Set[str]
+) -> dict[str, list[Pair]]:
+    """Split pairs into train, validation and test; entities of validation and test occur in no other pair.
+
+    Args:
+        pairs: All pairs.
+        seed: Seed of the shuffle.
+        sizes: Number of pairs for "train", "validation" and "test". A split is smaller if there are not enough pairs.
+        elsewhere: Lower-case words of sentences from templates; entities of validation and test contain none of them.
+        excluded: Lower-case words; pairs that contain one of them are left out.
+    """
+    usable = [pair for pair in pairs if not pair.words() & excluded]
+    random.Random(f"{seed}/written").shuffle(usable)
+    count = Counter(word for pair in usable for word in pair.words())
+    named = [pair for pair in usable if pair.names]
+    # Only these may go into validation and test: no other pair has a word of their entities.
+    unseen = [pair for pair in named if all(count[w] == 1 and w not in elsewhere for w in pair.name_words())]
+    unnamed, share = [pair for pair in usable if not pair.names], len(named) / max(1, len(usable))
+    splits: dict[str, list[Pair]] = {}
+    for split in ("test", "validation"):
+        with_names = round(sizes[split] * share)
+        splits[split] = [unseen.pop() for _ in range(min(with_names, len(unseen)))]
+        splits[split] += [unnamed.pop() for _ in range(min(sizes[split] - with_names, len(unnamed)))]
+    held_out = {pair for pairs in splits.values() for pair in pairs}
+    return {"train": [pair for pair in usable if pair not in held_out][: sizes["train"]], **splits}
+
+
+def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
+    """Return a pair made from the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
+    entities = [name.rpartition("=") for name in names.split(";") if name]
+    return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
+
+
+def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
+    """Split a text into words; return them with one IOB2 tag each.
+
+    Words end at spaces, before punctuation, and at both ends of an entity. `names` are the text and type of each
+    entity; if entities overlap, the longer one wins.
+    """
+    longest_first = sorted(names, key=lambda name: -len(name[0]))
+    spans = [
+        (*match.span(), entity_type)
+        for name, entity_type in longest_first
+        for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+    ]
+    cuts = {edge for start, end, _ in spans for edge in (start, end)}
+    cuts |= {mark.start() for mark in _PUNCTUATION.finditer(text)}
+    words, tags = [], []
+    for chunk in re.finditer(r"\S+", text):
+        edges = {*chunk.span(), *(cut for cut in cuts if chunk.start() < cut < chunk.end())}
+        for start, end in pairwise(sorted(edges)):
+            entity = next(((first, name) for first, last, name in spans if first <= start and end <= last), None)
+            words.append(text[start:end])
+            tags.append("O" if entity is None else f"{'B' if entity[0] == start else 'I'}-{entity[1]}")
+    return words, tags
+
 
 SPLITS = ("train", "validation", "test")
 SENTIMENTS = ("negative", "neutral", "positive")
 ACCEPTABILITY = ("unacceptable", "acceptable")
 TAGS = ("O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER")
-
 MIN_ROWS = 48
 MAX_HELD_OUT = 1000  # rows of the validation split, and of the test split
 WRITTEN_SHARE = 0.8  # share of handwritten sentences in each split, while there are enough
+AGREEMENT = {"is": "are", "was": "were", "has": "have", "does": "do"}
+CASES = {"I": "me", "he": "him", "she": "her", "they": "them", "we": "us"}
+DETERMINERS = ("a", "the", "this", "every", "our", "my")
 
 
 def corpus(seed: int = 0, rows: int = 3000, *, sentences: Path | str | None = None) -> dict[str, list[Sentence]]:
@@ -110,3 +239,138 @@ def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts
             rows.append(row)
     rng.shuffle(rows)
     return rows
+
+
+def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
+    """Return the sentence with one random fault. Its type is drawn from those that the sentence has a place for."""
+    names = list(FAULTS)
+    rng.shuffle(names)
+    options = next(options for name in names if (options := FAULTS[name](tokens)))
+    return rng.choice(options)
+
+
+def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[Token]]:
+    """Return one sentence for each of `words`, with that word in the place of token `i`."""
+    return [[*tokens[:i], replace(tokens[i], word=word), *tokens[i + 1 :]] for word in words]
+
+
+def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
+    """Give a verb the wrong number: `the keys is here`.
+
+    Verbs after a company's name are skipped: both numbers are good English there.
+    """
+    flips = AGREEMENT | {plural: singular for singular, plural in AGREEMENT.items()}
+    sentences = []
+    for i, token in enumerate(tokens[1:], start=1):
+        if token.role == "f" and not tokens[i - 1].tag.endswith("ORG"):
+            forms = verb_forms().get(token.word, [token.word] * 2)
+            other = flips.get(token.word) or forms[0 if token.word == forms[1] else 1]
+            sentences += _replaced(tokens, i, [other])
+    return sentences
+
+
+def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
+    """Give a verb the wrong form: `did not praised`, `has see`, `she praising the film`."""
+    sentences = []
+    for i, token in enumerate(tokens):
+        if token.role == "p":
+            sentences += _replaced(tokens, i, [verb_forms()[token.word][4]])
+        elif token.role == "v":
+            base, third, past, _, ing = verb_forms()[token.word]
+            wrong = (third, past, ing) if token.word == base else (base, third)
+            sentences += _replaced(tokens, i, wrong)
+    return sentences
+
+
+def _no_verb(tokens: list[Token]) -> list[list[Token]]:
+    """Remove a verb: `the room very clean`. Auxiliaries stay: `the guests praised it` is correct without one."""
+    helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
+    places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]
+    return [tokens[:i] + tokens[i + 1 :] for i in places]
+
+
+def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
+    """Find noun phrases: a token for which `starts` returns True, then adjectives, then a noun with the role `role`.
+
+    Returns for each phrase the position of its first token and of its noun.
+    """
+    phrases = []
+    for i, token in enumerate(tokens):
+        end = i + 1
+        while end < len(tokens) and (tokens[end].role == "j" or tokens[end].tag.endswith("MISC")):
+            end += 1
+        if starts(token) and end < len(tokens) and tokens[end].role == role:
+            phrases.append((i, end))
+    return phrases
+
+
+def _is_determiner(token: Token) -> bool:
+    """Return whether a token is a determiner."""
+    return token.word in DETERMINERS
+
+
+def _no_determiner(tokens: list[Token]) -> list[list[Token]]:
+    """Remove a determiner: `guest praised the room`."""
+    return [tokens[:i] + tokens[i + 1 :] for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
+
+
+def _double_determiner(tokens: list[Token]) -> list[list[Token]]:
+    """Add a second determiner: `the this room`."""
+    places = [i for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
+    extra = {i: "this" if tokens[i].word in ("a", "the") else "the" for i in places}
+    return [[*tokens[: i + 1], Token(extra[i]), *tokens[i + 1 :]] for i in places]
+
+
+def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
+    """Give a noun the wrong number: `a hotels`, `these hotel`."""
+    singular = _noun_phrases(tokens, "n", lambda token: token.word in ("a", "every", "this"))
+    plural = _noun_phrases(tokens, "s", lambda token: token.word == "these" or token.role == "num")
+    other = _other_number()
+    places = [end for _, end in singular + plural if tokens[end].word in other]
+    return [sentence for end in places for sentence in _replaced(tokens, end, [other[tokens[end].word]])]
+
+
+@cache
+def _other_number() -> dict[str, str]:
+    """Return a dict from each noun to its other number: singular -> plural, and plural -> singular."""
+    words = data()["words"]
+    pairs = [
+        noun.split("/") for name in ("thing", "job", "kin", "place") for group in words[name].values() for noun in group
+    ]
+    return dict(pairs) | {plural: singular for singular, plural in pairs}
+
+
+def _wrong_order(tokens: list[Token]) -> list[list[Token]]:
+    """Swap two words: `room the`, `a room small`, `she the room praised`. Entities are not split."""
+    sentences = []
+    for i, (token, after) in enumerate(pairwise(tokens)):
+        plain = after.tag == "O" and after.word[0].isalpha() and after.role != "adv"
+        moves = token.role in ("f", "p") or (token.role == "j" and after.role in ("n", "s"))
+        if plain and (moves or (_is_determiner(token) and after.role in ("n", "j"))):
+            sentences.append([*tokens[:i], after, token, *tokens[i + 2 :]])
+    return sentences
+
+
+def _wrong_case(tokens: list[Token]) -> list[list[Token]]:
+    """Give a subject the wrong case: `him praised the room`."""
+    places = [i for i, token in enumerate(tokens) if token.role == "r"]
+    return [sentence for i in places for sentence in _replaced(tokens, i, [CASES[tokens[i].word]])]
+
+
+def _double_comparative(tokens: list[Token]) -> list[list[Token]]:
+    """Double a comparative: `more better`."""
+    places = [i for i, token in enumerate(tokens) if token.role == "c"]
+    return [[*tokens[:i], Token("more"), *tokens[i:]] for i in places]
+
+
+FAULTS: dict[str, Callable[[list[Token]], list[list[Token]]]] = {
+    "agreement": _wrong_agreement,
+    "form": _wrong_form,
+    "no verb": _no_verb,
+    "no determiner": _no_determiner,
+    "double determiner": _double_determiner,
+    "number": _wrong_number,
+    "order": _wrong_order,
+    "case": _wrong_case,
+    "double comparative": _double_comparative,
+}

@@ -7,8 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +19,8 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from lamina.data.batches import tokenizer_of
+from lamina.data.encode import length_limit
 from lamina.errors import (
     BaseMismatchError,
     ConfigError,
@@ -28,42 +32,36 @@ from lamina.errors import (
     StoreError,
     UnknownNameError,
 )
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.monitors import Cascade
 from lamina.serve import responses, telemetry
-from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
-from lamina.serve.info import info_of
 from lamina.serve.kserve import add_kserve
-from lamina.serve.lengths import TooLongError
 from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
-from lamina.serve.problems import problem_body, wrong_place
-from lamina.serve.prometheus import RequestMetrics, ServerMetrics
+from lamina.serve.problems import problem_body, wait_while_connected, wrong_place
 from lamina.serve.reload import Reloader, add_reader_routes
 from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
-from lamina.serve.schemas import (
-    EmbedRequest,
-    ExplainRequest,
-    ModerationRequest,
-    OpenAIProblem,
-    PredictRequest,
-    Problem,
-)
+from lamina.serve.schemas import EmbedRequest, ExplainRequest, ModerationRequest, OpenAIProblem, PredictRequest, Problem
 from lamina.serve.settings import Settings
-from lamina.serve.uploads import Example, TooLargeError
-from lamina.serve.web_page import add_page
-from lamina.serve.workers import EmbedWorker, Prediction
+from lamina.serve.telemetry import RequestMetrics, ServerMetrics
+from lamina.serve.uploads import Example, TooLargeError, medium_of
+from lamina.serve.web_page import add_page, default_examples, default_title, learnt_pairs
+from lamina.serve.workers import EmbedWorker, Prediction, TooLongError
+from lamina.tasks import kind_of
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lamina.bank import ReaderBank
-    from lamina.serve.batch_timing import BatchTiming
+    from lamina.monitors.cascade import AnyMonitor
+    from lamina.serve.scheduler import ServedBank
+    from lamina.serve.telemetry import BatchTiming
     from lamina.serve.workers import AnyWorker
 
 AnswerT = TypeVar("AnswerT")
-
 # Error -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLongError: (413, "TooLong"),
@@ -80,8 +78,6 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
     OutOfMemoryError: (424, "Backend"),
     LaminaError: (424, "Backend"),
 }
-
-
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
@@ -104,6 +100,17 @@ _RULES = {
     "/predict": f"a text, a list of texts or of pairs [[a, b], [c, d]], {_FILE}, or a list of files",
     "/explain": f"a text, a pair [a, b], {_FILE}",
 }
+_NO_LIMITS = {
+    "backend",
+    "api_key",
+    "admin_key",
+    "cors_allow_origin",
+    "title",
+    "examples",
+}  # settings that are not limits
+# Bank -> reader name -> hash of the reader's weights, and stack name -> fingerprint of the base model's stack.
+# Hashing reads all weights, and none of them changes while the bank is served.
+_HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
 def create_app(
@@ -369,3 +376,85 @@ async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: 
         LaminaError: If the request fails.
     """
     return await wait_while_connected(request, asyncio.wrap_future(future), scheduler.settings.request_timeout)
+
+
+def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:
+    """Return the public facts about a server: its bank, model, tasks and limits, without any keys.
+
+    "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
+    reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.
+
+    Args:
+        served: The bank, with versions.
+        settings: The server's settings.
+        name: Name of the bank.
+        backend: What answers now: "torch", "onnx" or "int8".
+    """
+    bank = served.bank
+    limit = length_limit(bank.model, bank.processor)
+    return {
+        "name": name,
+        "title": settings.title or default_title(bank, name),
+        "examples": default_examples(bank) if settings.examples is None else settings.examples,
+        "version": version("lamina"),
+        "bank_version": served.number,
+        "model_type": bank.model.config.model_type,
+        "dtype": str(bank.model.dtype).removeprefix("torch."),
+        "device": bank.device.type,
+        "max_input_length": limit,
+        "writes_text": generates_text(bank),
+        "chats": generates_text(bank) and bool(tokenizer_of(bank.processor).chat_template),
+        "monitors": {key: _monitor_info(bank, monitor) for key, monitor in bank.monitors.items()},
+        "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
+        "tasks": {task: _task_info(served, task, limit) for task in bank},
+        "backend": backend,
+        **settings.model_dump(exclude=_NO_LIMITS),
+    }
+
+
+def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
+    """Return what `/info` says about the reader `task`; `limit` is the model's maximum number of tokens."""
+    reader, (weights, fingerprints) = served.bank[task], _hashes(served)
+    head = reader.config.head
+    return {
+        "kind": head.kind,
+        "problem_type": head.problem_type,
+        "reads": medium_of(served.bank, task),
+        "pairs": learnt_pairs(reader),
+        "max_length": reader.info.get("max_length") or limit,
+        "has_classes": kind_of(head.kind).has_classes,
+        "labels": list(head.labels),
+        "stack": reader.stack,
+        "layers": list(reader.layers),
+        "parameters": sum(parameter.numel() for parameter in reader.parameters()),
+        "version": served.versions[task],
+        "weights": weights[task],
+        "metric": reader.info.get("metric"),
+        "fingerprint": fingerprints[reader.stack],
+    }
+
+
+def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
+    """Return what `/info` says about a saved monitor."""
+    own = monitor.second if isinstance(monitor, Cascade) else monitor
+    rates = monitor.calibration
+    problem = bank[monitor.reader].config.head.problem_type
+    return {
+        "readers": list(monitor.readers),
+        "flag": list(own.flag),
+        "scale": own.scale,
+        "bounded": own.scale == "probability" and problem != "regression",
+        "threshold": monitor.threshold,
+        "false_positive_rate": rates and rates.false_positive_rate,
+        "recall": rates and rates.recall,
+    }
+
+
+def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
+    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once per served bank."""
+    if served not in _HASHES:
+        bank = served.bank
+        weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}
+        stacks = dict.fromkeys(bank[task].stack for task in bank)
+        _HASHES[served] = weights, {stack: fingerprint_of(bank.stacks[stack]) for stack in stacks}
+    return _HASHES[served]

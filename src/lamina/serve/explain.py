@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lamina.data.batches import Budget
     from lamina.layers.types import Batch
     from lamina.prediction.predict import Prepared
-    from lamina.serve.lengths import Side
+    from lamina.serve.workers import Side
     from lamina.train.plan import Group
 
 _ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seconds that they may take together

@@ -12,8 +12,8 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from lamina.errors import ConfigError, check_known
-from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.middleware import JSON_BYTES
+from lamina.serve.problems import wait_while_connected
 from lamina.serve.responses import scores_whole_texts
 from lamina.serve.schemas import InferRequest, InferTensor
 from lamina.serve.uploads import Example

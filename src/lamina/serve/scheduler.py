@@ -20,14 +20,12 @@ from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
-from lamina.serve.batch_timing import BatchTiming
 from lamina.serve.explain import ExplainWorker, Explanation
-from lamina.serve.lengths import TooLongError
 from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
-from lamina.serve.telemetry import note_readers
+from lamina.serve.telemetry import BatchTiming, note_readers
 from lamina.serve.uploads import Example, readers_of, sized
-from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
+from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Worker
 from lamina.utils import usable_cores
 
 if TYPE_CHECKING:

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from lamina.serve.batch_timing import BatchTiming
+    from lamina.serve.workers import AnyWorker
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_TOKENS = tuple(2**power for power in range(4, 17))
+
+
+@dataclass(frozen=True)
+class BatchTiming:
+    """How long each step of a batch took, and its size. All times are in seconds.
+
+    Attributes:
+        queue: For each request, the time from its arrival to the start of the pass, without the time of tokenising.
+        read: Time of tokenising.
+        run: Time of the passes of the model, and of turning their outputs into answers.
+        requests: Number of requests.
+        texts: Number of texts of all requests.
+        tokens: Number of tokens of all texts, without padding.
+    """
+
+    queue: Sequence[float]
+    read: float
+    run: float
+    requests: int
+    texts: int
+    tokens: int
+
 
 READERS = "lamina.readers"
 
@@ -107,3 +137,116 @@ def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
     }
     tracer = trace.get_tracer("lamina", _version())
     tracer.start_span("lamina batch", start_time=start, attributes=facts).end(end)
+
+
+@final
+class ServerMetrics:
+    """The counters and histograms of one application.
+
+    Args:
+        unanswered: Function that returns the number of requests that are accepted and not answered.
+        running: Function that returns the number of texts that are being generated.
+        drift: Function that returns monitor name -> evidence that its replies have drifted; 1 or more is an alarm.
+    """
+
+    def __init__(
+        self, unanswered: Callable[[], int], running: Callable[[], int], drift: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._registry = own = CollectorRegistry()
+        self.requests = Counter("lamina_requests", "Requests, by path and status", ["path", "status"], registry=own)
+        self.seconds = Histogram(
+            "lamina_request_seconds", "Time of a request", ["path"], buckets=_SECONDS, registry=own
+        )
+        self._queue = Histogram("lamina_queue_seconds", "Time before tokenising", buckets=_SECONDS, registry=own)
+        self._read = Histogram("lamina_tokenise_seconds", "Tokenising, by batch", buckets=_SECONDS, registry=own)
+        self._run = Histogram("lamina_inference_seconds", "Passes, by batch", buckets=_SECONDS, registry=own)
+        self._tokens = Histogram("lamina_batch_tokens", "Tokens of a batch", buckets=_TOKENS, registry=own)
+        self._batch = Histogram("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8], registry=own)
+        self._answers = Counter("lamina_answers", "Texts answered, by task", ["task"], registry=own)
+        Gauge("lamina_unanswered_requests", "Requests accepted and not answered", registry=own).set_function(unanswered)
+        self._first = Histogram(
+            "lamina_first_token_seconds", "Time to the first token of a text", buckets=_SECONDS, registry=own
+        )
+        self._next = Histogram(
+            "lamina_next_token_seconds", "Mean time per further token of a text", buckets=_SECONDS, registry=own
+        )
+        self._written = Counter("lamina_written_tokens", "Generated tokens", registry=own)
+        Gauge("lamina_running_generations", "Texts being generated", registry=own).set_function(running)
+        self._drift = Gauge(
+            "lamina_monitor_drift", "Evidence that replies have drifted; alarm from 1 on", ["monitor"], registry=own
+        )
+        self._drift_now = drift
+
+    def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
+        """Record a batch that `worker` has answered."""
+        for seconds in timing.queue:
+            self._queue.observe(seconds)
+        self._read.observe(timing.read)
+        self._run.observe(timing.run)
+        self._tokens.observe(timing.tokens)
+        self._batch.observe(timing.requests)
+        for task in worker.tasks:
+            self._answers.labels(task).inc(timing.texts)
+
+    def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
+        """Record a generated text.
+
+        Args:
+            first_s: Seconds from the request to the first token.
+            next_s: Mean seconds per further token; not recorded if there is none.
+            tokens: Number of tokens.
+        """
+        self._first.observe(first_s)
+        if tokens > 1:
+            self._next.observe(next_s)
+        self._written.inc(tokens)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics in a format that the client accepts, and the Content-Type of this format.
+
+        Args:
+            accept: The client's header Accept; "" is the text format of Prometheus.
+        """
+        self._drift.clear()  # another bank may have other monitors
+        for monitor, evidence in self._drift_now().items():
+            self._drift.labels(monitor).set(evidence)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
+        return encode(self._registry), content_type
+
+
+@final
+class RequestMetrics:
+    """ASGI middleware that counts and times requests by path and status, including refused requests.
+
+    Args:
+        app: The application to which requests are passed on.
+        metrics: Where requests are recorded.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, and record the status of its response and the time until its end."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), "none"
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting_status)
+        finally:
+            path = getattr(
+                scope.get("route"), "path", "other"
+            )  # a label for every unknown path that clients try would fill the memory
+            self._metrics.requests.labels(path, status).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - start)

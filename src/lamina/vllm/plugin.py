@@ -84,7 +84,7 @@ def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
     if "lamina" in (vllm_config.additional_config or {}):
         import vllm
         from lamina.errors import ConfigError
-        from lamina.vllm.refusals import TRIED
+        from lamina.vllm.layout import TRIED
 
         what = f"readers cannot run in vLLM {vllm.__version__} ({problem})"
         raise ConfigError(f"vllm: {what}; versions that were tried: {', '.join(TRIED)}. Install one of these.")
@@ -106,7 +106,7 @@ def _check_frontend(vllm_config: EngineConfig, *_args: object, **_kwargs: object
     """Check, before the engine starts, that the readers can run in it; warn about untried combinations."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
-        from lamina.vllm.refusals import check_engine, warn_untried
+        from lamina.vllm.layout import check_engine, warn_untried
 
         check_engine(vllm_config)
         config = vllm_config.model_config

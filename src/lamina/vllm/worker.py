@@ -19,8 +19,8 @@ from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError
 from lamina.layers.causality import is_causal
 from lamina.store.load_model import load
+from lamina.vllm.layout import check_engine, logger
 from lamina.vllm.pooled import PendingTokens, PooledReaders
-from lamina.vllm.refusals import check_engine, logger
 from lamina.vllm.taps import tap
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 
 from lamina.demo import corpus as demo
 from lamina.demo import templates
-from lamina.demo.faults import FAULTS
+from lamina.demo.corpus import FAULTS
 from lamina.demo.templates import Token
 from lamina.errors import ConfigError
 

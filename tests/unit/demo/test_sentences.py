@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from lamina.demo import corpus as demo
-from lamina.demo import sentences
 from lamina.demo.templates import held_out_names, words
 from lamina.errors import DataError
 
 FAULTS = {"agreement", "form", "number", "determiner", "order", "missing", "case", "comparison", "extra", "word"}
-PAIRS = sentences.read_pairs(Path(__file__).resolve().parents[3] / "examples" / "data" / "demo-sentences.tsv")
+PAIRS = demo.read_pairs(Path(__file__).resolve().parents[3] / "examples" / "data" / "demo-sentences.tsv")
 PLAIN = Path(__file__).resolve().parents[2] / "support" / "plain_sentences.jsonl"
 
 
@@ -24,9 +23,9 @@ def bare(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def split() -> dict[str, list[sentences.Pair]]:
+def split() -> dict[str, list[demo.Pair]]:
     sizes = {"train": 5000, "validation": 300, "test": 300}
-    return sentences.split_pairs(PAIRS, 0, sizes, elsewhere=words(), excluded=held_out_names())
+    return demo.split_pairs(PAIRS, 0, sizes, elsewhere=words(), excluded=held_out_names())
 
 
 def test_lines_are_well_formed():
@@ -77,7 +76,7 @@ def test_names_of_test_are_nowhere_else(split):
 
 def test_more_than_there_are():
     sizes: dict[str, int] = dict.fromkeys(demo.SPLITS, 100_000)
-    split = sentences.split_pairs(PAIRS, 0, sizes, elsewhere=set(), excluded=set())
+    split = demo.split_pairs(PAIRS, 0, sizes, elsewhere=set(), excluded=set())
     assert sum(map(len, split.values())) == len(PAIRS)
 
 
@@ -95,7 +94,7 @@ def test_more_than_there_are():
     ],
 )
 def test_words_and_tags(text: str, names: str, tagged: str):
-    good, broken = sentences._pair(text, text, "form", "neutral", names).rows()
+    good, broken = demo._pair(text, text, "form", "neutral", names).rows()
     assert (good["acceptability"], broken["acceptability"]) == ("acceptable", "unacceptable")
     assert " ".join(map("/".join, zip(good["words"], good["tags"], strict=True))) == tagged
     assert good["text"] == " ".join(good["words"])

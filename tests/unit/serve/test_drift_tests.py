@@ -15,11 +15,10 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import DriftSketch, LastScore, Monitor, ReplyFacts
 from lamina.serve import Scheduler, Settings, create_app
-from lamina.serve.generation.drift_tests import DriftTests
-from lamina.serve.generation.generator import Generation, TextGenerator
+from lamina.serve.generation.generator import DriftTests, Generation, TextGenerator
 from lamina.serve.generation.prompts import GenerationRequest
 from lamina.serve.generation.stream import TokenEvent
-from lamina.serve.prometheus import ServerMetrics
+from lamina.serve.telemetry import ServerMetrics
 
 BODY: dict[str, Any] = {"inputs": "the film is good", "parameters": {"max_new_tokens": 6, "details": True}}
 

@@ -15,8 +15,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.serve import Scheduler, Settings, create_app
-from lamina.serve import info as served_info
+from lamina.serve import Scheduler, Settings, application, create_app
 from lamina.serve.reload import Reloader
 
 KEY = {"authorization": "Bearer sesame"}
@@ -120,7 +119,7 @@ def test_weights_are_hashed_once_per_bank(client: TestClient, root: Path, monkey
         hashed.append(1)
         return fingerprint_of_tensors(tensors)
 
-    monkeypatch.setattr(served_info, "fingerprint_of_tensors", counted)
+    monkeypatch.setattr(application, "fingerprint_of_tensors", counted)
 
     def told() -> dict[str, str]:
         return {task: one["weights"] for task, one in client.get("/info").json()["tasks"].items()}

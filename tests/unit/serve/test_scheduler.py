@@ -23,11 +23,10 @@ from lamina.errors import LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
 from lamina.serve import Scheduler, Settings
 from lamina.serve import scheduler as scheduling
-from lamina.serve.batch_timing import BatchTiming
-from lamina.serve.lengths import TooLongError
 from lamina.serve.scheduler import ClosedError, OverloadedError, ServedBank
+from lamina.serve.telemetry import BatchTiming
 from lamina.serve.uploads import Upload
-from lamina.serve.workers import Worker
+from lamina.serve.workers import TooLongError, Worker
 
 
 class Slow(Worker):

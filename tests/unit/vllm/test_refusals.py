@@ -15,8 +15,7 @@ from lamina import AdaLayers, PairedLayers, Reader, ReaderBank, SequenceClassifi
 from lamina.errors import BaseMismatchError, ConfigError
 from lamina.heads.masked_lm import MaskedLM
 from lamina.vllm import pooling_models
-from lamina.vllm.layout import Layout
-from lamina.vllm.refusals import check_engine, warn_untried
+from lamina.vllm.layout import Layout, check_engine, warn_untried
 from lamina.vllm.worker import _check_readers, cache_group, load_bank
 
 MODEL = SimpleNamespace(pooler_config=None, quantization=None, hf_config=SimpleNamespace())

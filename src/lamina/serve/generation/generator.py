@@ -6,34 +6,120 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, final
+from weakref import WeakKeyDictionary
 
-from transformers import LogitsProcessorList, StoppingCriteriaList
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from lamina.bank.detokenizer import Detokenizer
+from lamina.bank.watching import StopOnEvent
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
-from lamina.serve.generation.drift_tests import DriftTests
+from lamina.monitors import Monitor
 from lamina.serve.generation.prompts import GenerationRequest, check_generates, encode_prompt, token_budget
-from lamina.serve.generation.seeded_sampling import SeededSampling
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids
 from lamina.serve.generation.token_scores import TokenScores
 from lamina.serve.scheduler import ClosedError, OverloadedError
 from lamina.serve.telemetry import note_readers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
+    from lamina.bank import ReaderBank
     from lamina.layers.types import WritingModel
+    from lamina.monitors import DriftWatcher
     from lamina.serve.scheduler import Scheduler
 
-logger = logging.getLogger(__name__)
 
+@final
+class SeededSampling(LogitsProcessor):
+    """Makes `generate` sample the tokens of one text with a random generator of its own.
+
+    `generate` samples from torch's global generator, which all threads share, and accepts no other generator. So this
+    class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as after
+    `torch.manual_seed(seed)` in a process that generates this text alone.
+
+    Interception slows down every function of torch. So it is on only while `generate` samples a token. The instance is
+    a logits processor: `generate` calls it right before sampling, and the call turns interception on. `after_sampling`
+    is a stopping criterion: `generate` calls it right after sampling, and it turns interception off. Pass both to
+    `generate`, inside a `with` block of the instance.
+
+    Args:
+        seed: Seed of the text's generator.
+
+    Attributes:
+        after_sampling: The stopping criterion; it never ends a text.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._mode, self._is_open = _SeededMultinomial(seed), False
+        self.after_sampling = _AfterSampling(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """Turn interception on, because a token is sampled next; return the scores unchanged."""
+        self._mode.__enter__()
+        self._is_open = True
+        return scores
+
+    def end(self) -> None:
+        """Turn interception off if it is on: after sampling, or after an error of `generate`."""
+        if self._is_open:
+            self._is_open = False
+            self._mode.__exit__(None, None, None)
+
+
+class _AfterSampling(StopOnEvent):
+    """A stopping criterion that turns a `SeededSampling`'s interception off after each token. It never ends a text."""
+
+    def __init__(self, sampling: SeededSampling) -> None:
+        super().__init__(Event())  # an event that is never set
+        self._sampling = sampling
+
+    def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:  # noqa: ANN401
+        """Turn interception off; return False for each row of `input_ids`."""
+        self._sampling.end()
+        return super().__call__(input_ids, scores, **options)
+
+
+class _SeededMultinomial(TorchFunctionMode):
+    """A context manager: inside it, `torch.multinomial` in this thread draws from a generator with the given seed.
+
+    Torch's global generators are neither used nor changed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generator: torch.Generator | None = None  # made on the device of the first draw
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the seeded generator."""
+        kwargs = kwargs or {}
+        if func is torch.multinomial:
+            if self._generator is None:
+                self._generator = torch.Generator(args[0].device).manual_seed(self._seed)
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+logger = logging.getLogger(__name__)
 Put: TypeAlias = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
 
 
@@ -258,3 +344,29 @@ class Generation:
         if self._bank.model.generation_config.pad_token_id is None and conditions.end_ids:
             options["pad_token_id"] = conditions.end_ids[0]  # without one transformers warns, though nothing is padded
         return options
+
+
+@final
+class DriftTests:
+    """The drift tests of each bank that is served. A bank that replaces another begins with new tests."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # several texts begin at the same time
+        # texts of the old bank may begin and end while a new one is already served
+        self._watchers: WeakKeyDictionary[ReaderBank, dict[str, DriftWatcher]] = WeakKeyDictionary()
+
+    def of(self, bank: ReaderBank) -> Mapping[str, DriftWatcher]:
+        """Return monitor name -> drift test, for the bank's monitors that have a sketch of their calibration texts."""
+        with self._lock:
+            if bank not in self._watchers:
+                monitors = {name: one for name, one in bank.monitors.items() if isinstance(one, Monitor)}
+                own = {name: one.watch_drift() for name, one in monitors.items() if one.sketch is not None}
+                self._watchers[bank] = own
+            return self._watchers[bank]
+
+    def evidence(self, bank: ReaderBank) -> dict[str, float]:
+        """Return monitor name -> evidence of drift, for the monitors of a bank that have a drift test; see `of`.
+
+        1 or more is an alarm; see `DriftWatcher.evidence`.
+        """
+        return {name: watcher.evidence for name, watcher in self.of(bank).items()}

@@ -11,7 +11,7 @@ from lamina.data.arrow import encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.serve.lengths import TooLongError, count_tokens
+from lamina.serve.workers import TooLongError, count_tokens
 from lamina.tasks.chat_templates import Chat, Message, chat_problem, render
 
 if TYPE_CHECKING:

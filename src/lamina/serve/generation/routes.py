@@ -8,18 +8,16 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, final
 
 from fastapi import HTTPException, Request
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
-from lamina.serve.disconnects import wait_while_connected
-from lamina.serve.generation.stop_strings import StopStrings
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
-from lamina.serve.problems import OPENAI, problem_body
+from lamina.serve.problems import OPENAI, problem_body, wait_while_connected
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
 from lamina.utils import JSON
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from lamina.serve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
 Item: TypeAlias = TokenEvent | GenerationEnd
 Event: TypeAlias = Mapping[str, object] | str  # the data of a server-sent event: JSON, or text that is sent as it is
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # OpenAI's words
@@ -367,3 +364,40 @@ async def _streamed(
         items.leave()
         raise
     return Events(items, first, shape, nested=nested, timeout_s=items.timeout_s)
+
+
+@final
+class StopStrings:
+    """Cuts a stream of text before its first stop string. Text that may begin a stop string is held back.
+
+    Args:
+        stops: The stop strings.
+
+    Attributes:
+        stopped: Whether a stop string has occurred.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held = tuple(stops), ""
+        self.stopped = False
+
+    def add(self, piece: str) -> str:
+        """Append a piece of text; return the text that can be shown now. It ends before the first stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.stopped = bool(places)
+        shown = min(places) if places else len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = "" if places else text[shown:]
+        return text[:shown]
+
+    def rest(self) -> str:
+        """Return the text that was held back. Call it at the end, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
