@@ -27,14 +27,14 @@ def cut_configs(
 ) -> Iterator[PretrainedConfig]:
     """Yield configs that may describe the edited model, the most likely first.
 
-    Two things are uncertain: which nested config holds the depth; and, for a list of unknown meaning whose length is
-    the stack's depth, whether it has one entry per block.
+    Two things are uncertain: which nested config holds the depth; and whether a list of unknown meaning that is as long
+    as the stack has one entry per block.
 
     Args:
         config: The config of the model; it is not changed.
         stack: Name of the stack.
         depth: Its number of blocks.
-        order: The new blocks: numbers of the present ones, from 1.
+        order: The new blocks, as numbers of the present blocks, from 1.
         op: The operation, for messages.
         owner: The config of the part of the model that has the stack, which may be nested in `config`. It is tried
             first. None: not known.
@@ -70,7 +70,8 @@ def cut_configs(
 def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
     """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
 
-    Such a model asks the cache of an attention block how many tokens it has read. Linear attention does not count.
+    The model asks the cache of an attention block how many tokens it has read. Blocks of linear attention are not
+    enough.
 
     Args:
         parts: The config of the part of the model that has the stack, or all configs that may be it.
@@ -88,7 +89,7 @@ def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op
 
 
 def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
-    """Raise ConfigError if the first block would use a result of an earlier block, which it does not have.
+    """Raise ConfigError if the new first block needs a result of an earlier block, which is now missing.
 
     The arguments are as for `_check_attention`.
     """
@@ -119,7 +120,7 @@ def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -
 def _set_blocks(
     part: PretrainedConfig, names: Sequence[str], depth: int, order: Sequence[int], *, every_list: bool
 ) -> bool:
-    """Change a config to the blocks `order`; `names` are the settings that hold the depth.
+    """Change a config so that it describes the blocks in `order`; `names` are the settings that hold the depth.
 
     Returns:
         Whether a list of unknown meaning was changed too; that only happens if `every_list` is True.
@@ -149,7 +150,7 @@ def _set_blocks(
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Update settings that count the lowest blocks of one kind, or name the last of them, if they are still lowest.
+    """Update settings that count the lowest blocks of one kind, or name the last of these, if they stay the lowest.
 
     `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
     """

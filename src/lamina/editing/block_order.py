@@ -35,7 +35,7 @@ _HAND = "It was changed by hand; load it anew."
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The result of `rearrange`: old names of the removed parameters, and names of the copies' new parameters."""
+    """The result of `rearrange`: the old names of removed parameters, and the names of parameters in new copies."""
 
     path: str | None  # of the module list that holds the blocks; None if one block serves as all layers
     gone: tuple[str, ...]
@@ -44,7 +44,7 @@ class Rearranged:
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
-    """Give a stack the blocks `order`, in place. It lists numbers of present blocks, from 1, each any number of times.
+    """Change the blocks of a stack, in place: `order` has the numbers of present blocks, from 1, with repeats.
 
     The first occurrence of a number is the block itself; others are copies. The model is changed only if every check
     passes.
@@ -90,11 +90,11 @@ class _Plan:
 
 
 class _WrongPlaceError(Exception):
-    """Raised if a block cannot stand at its new place; the message says why."""
+    """Raised if a block does not work at its new place in the stack; the message says why."""
 
 
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
-    """Check whether a stack can get the blocks `order`, and return the plan; nothing is changed yet.
+    """Check whether a stack's blocks can be changed to `order`, and return the plan; nothing is changed yet.
 
     `path` is the path of the module list that holds the blocks, and `op` the operation, for messages.
     """
@@ -149,7 +149,7 @@ def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrained
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Return one dict per new block: path of a module in the block -> the attributes and submodules to set.
+    """Return for each new block: path of a module in it -> the attributes and submodules of the module to set.
 
     `depth` is the number of blocks before, and `path` the path of their module list.
 
@@ -181,7 +181,7 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    """Return path -> module for a block. Dropout, and parts that only the first block has, are left out."""
+    """Return path -> module for a block, without dropout and without parts that only the first block has (`first`)."""
     return {
         name: module
         for name, module in block.named_modules()
@@ -190,7 +190,7 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
-    """Return whether a module is a dropout without weights, or an identity in place of one."""
+    """Return whether a module is a dropout without weights, or an identity that stands for one."""
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
 
@@ -204,7 +204,7 @@ def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
 
 
 def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str, plan: _Plan) -> dict[str, object]:
-    """Return the attributes and dropout submodules that a block has to take over when it moves to another place.
+    """Return the attributes and dropout submodules that must be set on a block when it moves to another place.
 
     Args:
         was: A module of the block at its old place.
@@ -303,7 +303,7 @@ def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]
 
 
 def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
-    """Rename the tied weights that transformers knows of, and forget those that were removed."""
+    """Update transformers' list of tied weights: rename entries, and delete those of removed weights."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     renamed = {
         new: sources[0]
@@ -316,7 +316,7 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
 
 
 def _copy_changes(target: object, was: object, now: object) -> None:
-    """Copy the attributes that differ between `was` and `now` to `target` (a module or config), and to nested configs.
+    """Copy attributes that differ between `was` and `now` to `target`, a module or config, and to its nested configs.
 
     These attributes depend on the depth.
     """

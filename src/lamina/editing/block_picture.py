@@ -32,7 +32,7 @@ class BlockFacts(TypedDict):
 
 
 class StackPicture(TypedDict):
-    """The blocks of a stack before and after edits."""
+    """The blocks of a stack before and after its edits."""
 
     before: int  # number of blocks
     after: list[BlockFacts]

@@ -24,7 +24,7 @@ _OP = "duplicate_"
 
 
 def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = True, stack: str | None = None) -> Edit:
-    """Repeat blocks of a stack, in place: the copies of a run of blocks follow the run.
+    """Repeat blocks of a stack, in place. Copies of consecutive blocks are placed together after them.
 
     Blocks are numbered as everywhere: block i is layer i, from 1. In a model with 4 blocks, "2-3" gives the order 1, 2,
     3, 2, 3, 4, and [1, 3] gives 1, 1, 2, 3, 3, 4. Copies have weights of their own. If all layers are one block
@@ -72,7 +72,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
 
 
 def _with_copies(chosen: Sequence[int], depth: int) -> list[int]:
-    """Return the numbers 1..depth, with each run of consecutive chosen numbers written twice."""
+    """Return the numbers from 1 to `depth`; each run of consecutive chosen numbers comes twice in a row."""
     order: list[int] = []
     run: list[int] = []
     for layer in range(1, depth + 1):

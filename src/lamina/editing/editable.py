@@ -50,7 +50,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
 
 
 def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
-    """Return the stack, and the layers in ascending order, that an edit changes; layer i is `stack.blocks[i - 1]`.
+    """Return the stack that an edit changes, and its layers in ascending order; layer i is `stack.blocks[i - 1]`.
 
     Args:
         model: The model.

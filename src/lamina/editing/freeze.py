@@ -35,9 +35,9 @@ def freeze_(
 ) -> Edit:
     """Freeze layers in place (set `requires_grad` to False), or with `train` everything except the named parts.
 
-    Layer 0 is everything that the stack computes before its first block: the embeddings, including weights that a head
-    shares with them. Layer i is block i; the norm after the last block belongs to the last layer. Poolers and heads
-    belong to no layer and are not changed, unless `train` is a list.
+    Layer 0 is all that comes before the stack's first block: the embeddings, including weights that a head shares with
+    them. Layer i is block i; the norm after the last block belongs to the last layer. Poolers and heads belong to no
+    layer and are not changed, unless `train` is a list.
 
     Args:
         model: A transformers model.
@@ -96,7 +96,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise UnknownNameError or ConfigError if `freeze_` does not accept this `train`. No model is needed."""
+    """Raise the error of `freeze_`, UnknownNameError or ConfigError, if `train` is not valid. No model is needed."""
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -110,7 +110,7 @@ def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
 
 
 def _contains_part(name: str, part: str) -> bool:
-    """Return whether the dotted words of `part`, with wildcards allowed, are consecutive words of `name`."""
+    """Return whether the words between the dots of `part` (or wildcards) are consecutive words of `name`."""
     words, patterns = name.split("."), part.split(".")
     starts = range(len(words) - len(patterns) + 1)
     return any(all(map(fnmatchcase, words[start : start + len(patterns)], patterns)) for start in starts)

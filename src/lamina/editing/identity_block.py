@@ -33,9 +33,9 @@ def identity_values(
 
     The model runs once on a small probe input, which gives each block's input; a copy of each block is then tried on
     it. First all weights are set to zero (to -1 in norms that scale by 1 + weight). Then the weights get their values
-    back one after the other, in the order in which they are used. A weight with which the block changes its input is
-    set to zero again. As a result, the last weights of each residual branch stay at zero, and all other weights keep
-    non-zero gradients. On the meta device nothing can be tried, and the result is empty.
+    back one after the other, in the order in which they are used. If the block then changes its input, the weight is
+    set to zero again. In the end, the last weights of each residual branch are zero, and all other weights keep their
+    values and have non-zero gradients. On the meta device nothing can be tried, and the result is empty.
 
     Args:
         model: The model that has the stack.
@@ -68,7 +68,7 @@ def identity_values(
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run a model on a small input; if its head does not accept that, only its tower or backbone."""
+    """Run a model on a small input. If its head does not accept the input, run only its tower or backbone."""
     *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
     for target in targets:
         try:
@@ -129,7 +129,7 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
 
 
 def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
-    """Return the names of a block's parameters in the order in which the block uses them; unused ones come first."""
+    """Return the names of a block's parameters in the order of their use in the block; unused ones come first."""
     called: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
@@ -145,7 +145,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value of a parameter that makes its module return zero: 0, or -1 for norms that scale by 1 + it."""
+    """Return the value of a parameter with which its module returns zero: 0, or -1 for norms with scale 1 + weight."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):
@@ -180,6 +180,6 @@ def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
 
 
 def _ends_in_norm(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether the last called module with weights in a block is a norm."""
+    """Return whether the module with weights that a block calls last is a norm."""
     last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
     return "norm" in type(block.get_submodule(last)).__name__.lower()

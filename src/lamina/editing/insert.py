@@ -58,15 +58,15 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         position: Where the layers are inserted. "attention": right after the query, key and value projections of self-
             and cross-attention, one matrix per head (also per key and value head, if these are fewer). "ffn": on the
             output of the feed-forward network, before the residual sum, one `[width, width]` matrix. "both":
-            "attention" and "ffn". "ffn_input": on the input of the feed-forward network, after its norm, one
-            `[width, width]` matrix, in families whose row of roles names that norm. "both_input": "attention" and
-            "ffn_input". "convolution": after every convolution, a convolution over all channels that keeps
-            channels and size.
+            "attention" and "ffn". "ffn_input": on the input of the feed-forward network, after its norm, one `[width,
+            width]` matrix, in families for which the table of roles names that norm. "both_input": "attention" and
+            "ffn_input". "convolution": after every convolution, a convolution over all channels that keeps channels and
+            size.
         layers: Layer selector; layer i is block i, and "all" is every block. With position "convolution" it is stage i
             of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
-        init: Initial weight. "identity": the weight whose activated value is the identity matrix. "unit": the identity
-            matrix itself. "xavier", "he": normal, for each matrix. "zero". For a convolution the identity is the Dirac
-            kernel: the identity matrix in the middle and zeros around it.
+        init: Initial weight. "identity": the weight that becomes the identity matrix after the activation. "unit": the
+            identity matrix itself. "xavier", "he": normal, for each matrix. "zero". For a convolution the identity is
+            the Dirac kernel: the identity matrix in the middle and zeros around it.
         activation: "gelu" (exact), "relu" or None.
         placement: What the activation is applied to: "weight", so that the layer stays linear, or "output", as usual.
         stack: Name of the stack, or "all". None: the only one, or the encoder. The convolutions of a speech model's
@@ -102,7 +102,7 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
     """Repeat a recorded insertion of layers on a model, in place, with the same random numbers; return the new edit.
 
-    `edit` is a record that `insert_` made. The errors about the model are those of `insert_`.
+    `edit` is a record that `insert_` made. Raises the errors of `insert_` about the model.
     """
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
@@ -159,9 +159,9 @@ class _Site:
 def _insert(
     model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
 ) -> Edit:
-    """Insert layers by the options, and return the edit. Random weights are drawn with `seed`.
+    """Insert layers by the options, and return the edit.
 
-    None: the seed is drawn from `generator`.
+    `seed` seeds random weights. If it is None, a seed is drawn from `generator`.
     """
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
@@ -229,7 +229,7 @@ def _block_sites(
     """Yield the sites in a block at which layers are inserted for `position`.
 
     `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if
-    the row names no norm, although `position` needs one.
+    `position` needs the network's norm and the row does not name it.
     """
     if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)
@@ -305,7 +305,7 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
 
 
 def _place(name: str) -> str:
-    """Return a parameter's name without numbers, so that the same parameter has equal names in all blocks."""
+    """Return a parameter's name without numbers: the result is equal for the same parameter of all blocks."""
     return ".".join(part for part in name.split(".") if not part.isdecimal())
 
 

@@ -33,7 +33,7 @@ def is_inserted(name: str) -> bool:
 
 @final
 class InsertedLayer(nn.Module):
-    """A linear map A(x) = act(W) x or act(W x) after a projection, per head or over the full width; or a convolution.
+    """A linear map A(x) = act(W) x or act(W x) after a projection (per head or over the full width); or a convolution.
 
     The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
 
@@ -70,11 +70,11 @@ class InsertedLayer(nn.Module):
         return "" if settings == _DEFAULTS else repr(settings)
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
-        """Return the weight as it is applied, activated if `placement` is "weight", in its own precision."""
+        """Return the weight that is applied, in its own precision: activated if `placement` is "weight"."""
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """Return the activated values if `placement` equals `place`, otherwise the values unchanged."""
+        """Apply the activation to values if `placement` equals `place`; otherwise return them unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -119,7 +119,7 @@ def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
-    """Insert a layer after a projection and after earlier inserted layers; return the layer's name in the projection.
+    """Insert a layer after a projection and its earlier inserted layers; return the layer's name in the projection.
 
     `place` is (the module that holds the projection, the projection's name there).
     """
@@ -176,7 +176,7 @@ def _is_at(place: tuple[nn.Module, str], projection: nn.Module) -> bool:
 
 
 def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
-    """Raise ConfigError if inserted layers were lost with their projection, or another module wraps the projection."""
+    """Raise ConfigError if a projection with inserted layers was replaced or wrapped by another module."""
     if not layers:
         kind = f"{type(projection).__module__.split('.')[0]}'s {type(projection).__name__}"
         problem = f"{kind} has replaced a projection, and the layers that were inserted after it are lost"

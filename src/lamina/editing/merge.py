@@ -37,9 +37,9 @@ def merge_(model: PreTrainedModel) -> Edit:
     Afterwards the model has its original parameters and names, and computes the same outputs up to rounding (1e-5 in
     float32). Layers on the input of a feed-forward network are folded into its first projections.
 
-    A model such as DeBERTa-v3, whose query and key projections serve position embeddings too (`share_att_key`), gets
-    projections of its own for positions, in every block, with the weights that both had before. Its config says so
-    (`share_att_key=False`), and plain transformers loads the result.
+    In a model such as DeBERTa-v3, the query and key projections also project position embeddings (`share_att_key`).
+    There, every block gets separate projections for positions, with the weights from before the merge. Its config says
+    so (`share_att_key=False`), and plain transformers loads the result.
 
     Args:
         model: A model with inserted layers.
@@ -50,8 +50,8 @@ def merge_(model: PreTrainedModel) -> Edit:
     Raises:
         ConfigError: If the model has no inserted layers; if one is not linear because its activation is on the output;
             if one is a convolution with a kernel above 1; if the model is quantised, compiled or offloaded.
-        UnsupportedModelError: If a projection's weight is also used where the inserted layer does not apply, or the
-            inserted layer mixes channels that a convolution keeps in separate groups.
+        UnsupportedModelError: If a projection's weight is also used elsewhere, where the inserted layer does not apply;
+            or if the inserted layer mixes channels that a grouped convolution keeps apart.
     """
     check_editable(model, _OP)
     projections = projections_with_layers(model)
@@ -83,7 +83,7 @@ def merge_(model: PreTrainedModel) -> Edit:
 
 
 def _readers_of_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
-    """Return norm -> (path -> projection), for norms that are read only by the first projections of a network.
+    """Return norm -> (path -> projection), for norms whose output only a feed-forward network's first projections read.
 
     The result is {} for families whose row of roles names no such norm.
     """
@@ -106,13 +106,14 @@ def _foldable_weights(
     targets: Mapping[str, nn.Module],
     users: dict[nn.Parameter, list[str]],
 ) -> dict[str, Float[Tensor, "out ..."]]:
-    """Return the weights that absorb the inserted layers after the module at `path`, after checking that they can.
+    """Check that the layers inserted after the module at `path` can be folded; return the weights that absorb them.
 
     Args:
         model: The model.
         path: Path of the projection, convolution or norm that layers were inserted after.
         projection: The module at `path`.
-        targets: Path -> the modules whose weights change: the projection itself, or those that read a norm's output.
+        targets: Path -> module, for the modules whose weights change: the projection itself, or the projections that
+            read a norm's output.
         users: Parameter -> all its names in the model.
 
     Raises:
@@ -137,8 +138,8 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
     """Give each block its own weights for projecting position embeddings, copied from those it shared so far.
 
     Some models project position embeddings with the query or key projection. That projection is about to be merged with
-    an inserted layer, but positions must not pass through inserted layers; so they get a copy without the inserted
-    layer. Returns the names of the new parameters.
+    an inserted layer, which positions must not pass through. So positions get a copy of the projection as it is now.
+    Returns the names of the new parameters.
     """
     family = family_of(model)
     attention = ROLES[family].attention

@@ -34,8 +34,8 @@ class Edit:
         stack: Name of the stack that was changed.
         layers: The edited layers, numbered as in `hidden_states` before the edit.
         parameters: Full names of the parameters that were changed, added, removed or frozen. A removed parameter has
-            its name before the edit; all others have their name after it. Later edits may have moved them: see
-            `names_now`.
+            its name before the edit; all others have their name after it. After later edits they may have other names:
+            see `names_now`.
         settings: The arguments of the edit, JSON-ready. With them the edit can be repeated.
         seed: Seed of the random numbers; None if none were drawn.
     """
@@ -89,7 +89,7 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 
 
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
-    """Return recorded name -> present names, for the parameters of edit `number` of the record `made`.
+    """Return recorded name -> present names, for the parameters of edit `number` in the list `made`.
 
     A parameter in a block that was cut off has no name any more. A parameter in a repeated block has several.
     """
@@ -111,7 +111,7 @@ def recorded(model: nn.Module) -> list[Edit]:
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
     """Append an edit to the model's record, and return it.
 
-    Unless the edit only freezes, the stored location of the model is cleared, because the model there differs now.
+    The stored location of the model is cleared, because the model there is now different; freezing does not clear it.
     """
     setattr(model, EDITS, (*recorded(model), edit))
     if edit.kind != "freeze":

@@ -51,7 +51,8 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
             model's own initialiser, as in a model built from the config; `std`, `bound`, `biases` and `norms` then have
             no effect.
         std: Standard deviation of the normal distribution before truncation.
-        bound: Where the distribution is truncated, in standard deviations: no weight is larger than `bound * std`.
+        bound: Where the distribution is truncated, in standard deviations: no weight is larger in size than `bound *
+            std`.
         biases: "zero": set all biases in the blocks to 0, except those of norms. "keep": do not change them.
         norms: "reset": initialise the norms in the blocks with the model's own initialiser. "keep": do not change them.
         stack: Name of the stack. None: the only one, or the encoder.
@@ -157,7 +158,7 @@ def _draw_weights(
 def _initialize_by_model(
     model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[nn.Parameter], seed: int
 ) -> None:
-    """Set the parameters `changed` with the model's own initialiser, as if they were missing from a checkpoint.
+    """Initialise the parameters in `changed` by the model itself, as if they were missing from a checkpoint.
 
     `inside` are all modules of the blocks, and `seed` is the seed of the random numbers.
 
@@ -184,7 +185,7 @@ def _initialize_by_model(
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
     """Restrict transformers' initialisation to the tensors in `free`, inside the `with` block.
 
-    All others in `tensors` are marked as already initialised; afterwards the marks are removed.
+    Inside it, the other tensors in `tensors` are marked as already initialised.
     """
     marks = [vars(tensor).copy() for tensor in tensors]
     try:

@@ -27,7 +27,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
-        The edit; its `layers` are the removed ones.
+        The edit; its `layers` are the removed blocks.
 
     Raises:
         ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the model

@@ -60,8 +60,8 @@ class BankRunner(Runner):
         bank: The bank.
         op: The public operation, for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
-        reads_inputs: Whether examples are encoded for the model. False: all states are recorded, so that no processor
-            is needed.
+        reads_inputs: Whether the model reads examples. False: all states were recorded before, so that no processor is
+            needed.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
@@ -93,11 +93,11 @@ class BankRunner(Runner):
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise an error unless every task has rows in the named parts and fits the head of its reader.
+        """Check that every task has rows in the named splits and fits the head of its reader.
 
         Args:
             tasks: Reader name -> task.
-            parts: Parts that each task must have, such as "train".
+            parts: Splits that each task must have, such as "train".
 
         Raises:
             UnknownNameError: If the bank has no reader of a task's name.
@@ -130,8 +130,8 @@ class BankRunner(Runner):
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the model's weights at the start of a run.
 
-        For a frozen model it covers the stacks that readers use; with `train_base`, all weights that do not start at
-        random.
+        For a frozen model, it is a fingerprint of the stacks that readers read; with `train_base`, of all weights that
+        do not start at random.
 
         Args:
             trained: The parameters that the run trains, which its checkpoints hold anyway.
@@ -172,7 +172,7 @@ class BankRunner(Runner):
             )
 
     def prepare_recorded(self, groups: Sequence[Group]) -> None:
-        """Let groups with recorded states read the layers that their readers need, on the bank's device.
+        """Check groups with recorded states, and set which layers they return, and on which device.
 
         Raises:
             ConfigError: If a reader cannot be trained on these states.
@@ -188,7 +188,7 @@ class BankRunner(Runner):
                 group.states = replace(group.states, layers=tuple(layers), device=self.device)
 
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
-        """Return the memory that a training batch of the group needs, if every row is as long as the longest.
+        """Return the memory that a training batch of the group needs if every row is as long as the longest one.
 
         It is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
         """
@@ -198,7 +198,7 @@ class BankRunner(Runner):
         return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
     def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
-        """Return the memory that scoring a batch of the group needs, if every row is as long as the longest."""
+        """Return the memory that a batch of the group needs for scoring, if every row is as long as the longest one."""
         # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
         has_labels = "labels" in group.inputs.batch([0])
         labels = partial(self._labels, group) if has_labels else None
@@ -208,7 +208,7 @@ class BankRunner(Runner):
     def _tokens(self, group: Group) -> int:
         """Return the number of tokens of a group's longest row. For images and audio, return the number of states.
 
-        That number is found by running the model on the row, without gradients.
+        The number of states is found by running the model on the row, without gradients.
         """
         lengths = group.inputs.lengths
         if isinstance(group.states, RowsOfStates):
@@ -288,7 +288,7 @@ class BankRunner(Runner):
 
         Args:
             tasks: Reader name -> task.
-            plan: The steps of the run, which give each reader's number of steps; the base takes part in every step.
+            plan: The steps of the run. A reader has its own number of steps; the base model takes part in every step.
             rates: Reader name -> highest learning rate. The base has `options.base_learning_rate`.
             options: Options of the run.
         """
@@ -324,7 +324,7 @@ class BankRunner(Runner):
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the divisor of reader `name`'s mean loss: the number of labels, without ignored ones."""
+        """Return the number of labels that count in the mean loss of the reader `name`; ignored labels do not."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(

@@ -92,11 +92,11 @@ class Runner(ABC):
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise an error unless every task has labelled rows in each part that `parts` names, such as "train".
+        """Check that every task has labelled rows in each split that `parts` names, such as "train".
 
         Raises:
-            UnknownNameError: If a task does not have the part at all.
-            ConfigError: If the part has no rows, or none with a label.
+            UnknownNameError: If a task does not have the split at all.
+            ConfigError: If the split has no rows, or none with a label.
         """
         for name, task in tasks.items():
             for part in parts:
@@ -113,7 +113,7 @@ class Runner(ABC):
         """
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the dict that is saved with the learner `name`; callers may change it.
+        """Return the dict of facts that is saved with the learner `name`. Callers may write to it.
 
         This default returns a new dict.
         """
@@ -122,7 +122,7 @@ class Runner(ABC):
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:
         """Save the facts that `Kind.learnt` returned with the learner `name`.
 
-        Facts of earlier runs were removed before.
+        Before training, facts of earlier runs are removed.
         """
         self.info(name).update(facts)
 
@@ -156,7 +156,7 @@ class Runner(ABC):
         Args:
             groups: Examples to train on and to score.
             options: Options of the run.
-            passes: How many times each row would go through the model.
+            passes: How many times each row would go through the model if nothing is cached.
         """
 
     @abstractmethod
@@ -187,7 +187,7 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the divisor of the learner's mean loss: the number of labels, without ignored ones."""
+        """Return the number of labels that count in the learner's mean loss; ignored labels do not."""
 
     @abstractmethod
     def outputs(
@@ -209,7 +209,7 @@ class Runner(ABC):
     # Passes without gradients
 
     def autocast(self, options: PassOptions) -> AbstractContextManager[object]:
-        """Return a context for a pass of the model: torch's autocast to `options.precision`; none for float32."""
+        """Return a context for a pass of the model: torch's autocast to `options.precision`, or nothing for float32."""
         if options.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, getattr(torch, options.precision))
@@ -233,8 +233,8 @@ class Runner(ABC):
             more: Function that returns further entries, such as a table per class, from a learner's results and
                 metrics. None: no further entries.
             progress: Show a progress bar per group on standard error.
-            collected: A dict that is filled with learner name -> its results, to compute other scores later. None: not
-                needed.
+            collected: A dict to which learner name -> its results is added, so that the caller can compute other
+                scores. None: not needed.
 
         Returns:
             Learner name -> metric -> value, and the entries that `more` returned.
@@ -277,7 +277,7 @@ class Runner(ABC):
     ) -> None:
         """Run learners over all rows of a group without gradients, and add their outputs to `results`.
 
-        See `passes` for the arguments.
+        The arguments are those of `passes`.
         """
         for _ in self.passes(group, results, options, progress=progress):
             pass

@@ -34,7 +34,7 @@ _CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
 
 class RunProgress(TypedDict):
-    """The part of a checkpoint besides tensors, as JSON. `Engine.save` writes it, and `Engine.run` resumes from it.
+    """The JSON part of a checkpoint, beside its tensors. `Engine.save` writes it, and `Engine.run` resumes from it.
 
     Attributes:
         position: Three numbers: the epoch (from 0), the steps done in this epoch, and the steps done in all.
@@ -83,8 +83,8 @@ class Checkpoints:
     def _paths(self, prefix: str = "") -> list[Path]:
         """Return the folders of the checkpoints, oldest first.
 
-        With the prefix ".", return the hidden folders instead: checkpoints that were being written or removed when the
-        process died. Raises StoreError if a folder with a checkpoint's name holds other files.
+        With the prefix ".", return hidden folders instead. They hold checkpoints that a process was writing or removing
+        when it died. Raises StoreError if a folder with a checkpoint's name holds other files.
         """
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
@@ -194,7 +194,8 @@ def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], RunProgress]
     """Return the identity of the run that saved the checkpoint in `path`, its tensors and its progress.
 
     Raises:
-        StoreError: If a file is missing, damaged or of another version. The short message begins with the file's name.
+        StoreError: If a file is missing, damaged or of another version. The message begins with the file's name; the
+            caller completes it.
     """
     if (path / _OLD_PROGRESS).is_file():
         raise StoreError(f"{_OLD_PROGRESS} was written by version 0.1 of lamina, in another format")

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
     """Log a warning for blank texts, and for texts of a validation or test split that are in the train split too.
 
-    Tasks over the same rows share a warning. Running text is left out, because it has blank and repeated lines; so are
+    Tasks over the same rows get one warning. Running text is left out, because it has blank and repeated lines; so are
     images, audio and recorded states. In a distributed run only the first process logs.
 
     Args:
@@ -58,7 +58,7 @@ def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
 
 
 def _are(count: int) -> str:
-    """Return the verb for a number of texts."""
+    """Return the verb for a number of texts: "is" or "are"."""
     return "is" if count == 1 else "are"
 
 

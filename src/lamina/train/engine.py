@@ -46,8 +46,8 @@ _SHOWN = 6  # most learners that a progress line names
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
     """Return the Accelerator of a run. If the options name trackers, these write to the folder `output`.
 
-    The Accelerator's own mixed precision stays off, because accelerate would fix it for the whole process. Each pass
-    uses torch's autocast instead (`Runner.autocast`).
+    The Accelerator's own mixed precision stays off, because it could not be changed later in the same process. Each
+    pass uses torch's autocast instead (`Runner.autocast`).
 
     Raises:
         ConfigError: If the options do not suit the device, or if they name trackers and `output` is None.
@@ -99,7 +99,7 @@ class Engine:
         runner: Runs batches through the bank or model.
         learners: The learners to train. A base model that is trained with its readers comes last.
         plan: The steps, in order, with the training rows of each.
-        validation: Groups that are scored after each epoch; the scores decide the best epochs.
+        validation: Groups of examples that are scored after each epoch; the scores decide the best epochs.
         options: Options of the run.
         accelerator: The object that `start_accelerator` returned.
         checkpoints: Where checkpoints are written. None: no checkpoints.
@@ -189,7 +189,7 @@ class Engine:
         Args:
             step: The step of the plan.
             names: The learners that are still training on the step's group.
-            parts: The accumulated batches of this process: the rows of each, whether its loss counts, and its tensors.
+            parts: For each accumulated batch of this process: its rows, whether its loss counts, and its tensors.
 
         Raises:
             NotFiniteError: If a loss or gradient is NaN or infinite.
@@ -233,9 +233,9 @@ class Engine:
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
         """Clip each learner's gradients to `max_grad_norm`, in place, and return the norms before clipping.
 
-        The caller looks for NaN and infinity in the norms. The list is empty if `max_grad_norm` is None. It is also
-        empty in float16: there gradients are clipped too, but infinite gradients are normal, and the gradient scaler
-        skips the step.
+        The caller looks for NaN and infinity in the norms. The list is empty if `max_grad_norm` is None, and in
+        float16. In float16 gradients are clipped too, but infinite gradients are normal: the gradient scaler then skips
+        the step.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -249,9 +249,9 @@ class Engine:
     ) -> Tensor | None:
         """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for a single batch.
 
-        A weight is the fraction of the step's labels, over all processes, that the batch holds. The weighted sum of the
-        batches' mean losses is then the mean over the step. `labels` (learner name -> labels) and `counts` (whether the
-        loss counts) have an entry for each batch of this process. All processes must call this together.
+        A weight is the batch's fraction of all labels of the step, over all processes. With these weights, the sum of
+        the batches' mean losses is the mean loss of the step. `labels` (learner name -> labels) and `counts` (whether
+        the loss counts) have an entry for each batch of this process. All processes must call this together.
         """
         if self._parts == 1:
             return None
@@ -316,7 +316,8 @@ class Engine:
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
         """End an epoch of a base model that trains with its readers.
 
-        The readers' mean score decides whether the epoch is the base model's best and whether it stops.
+        The mean score of the readers decides whether the epoch is the best for all of them, and whether all of them
+        stop.
         """
         readers = [self.learners[name] for name in scores]
         signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]
@@ -331,7 +332,7 @@ class Engine:
             reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
-        """Tell a learner that an epoch ended; return whether this began its next stage of training.
+        """Tell a learner that an epoch has ended; return whether its next stage of training begins now.
 
         A learner that stops early is told that its epochs are almost over, so that its next stage begins now.
         """
@@ -349,7 +350,7 @@ class Engine:
 
     @contextmanager
     def _tracked(self) -> Iterator[None]:
-        """Start the trackers, and end them however the run ends: an open run of MLflow makes the next one fail."""
+        """Start the trackers, and end them even after an error: an open run of MLflow makes the next one fail."""
         # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
         self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})
         values: dict[str, str | int | float] = {"learners": ", ".join(self.learners)[:250]}
@@ -407,7 +408,7 @@ class Engine:
 
 
 def _has_frozen_statistics(module: nn.Module) -> bool:
-    """Return whether a module has running statistics and only frozen parameters: a batch norm that stays in eval."""
+    """Return whether a module is a batch norm that stays in eval mode: running statistics, all parameters frozen."""
     parameters = list(module.parameters(recurse=False))
     has_statistics = getattr(module, "running_mean", None) is not None
     return has_statistics and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
@@ -445,7 +446,7 @@ _HINT = "The learning rate may be too high, or an input or a label is not finite
 class DivergenceGuard:
     """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
 
-    It records on the device at which step, from 1, the numbers of each learner were first not finite. It reads this
+    For each learner it records, on the device, the first step (from 1) at which a number was not finite. It reads this
     record every 100 steps.
 
     Args:
@@ -485,7 +486,7 @@ class DivergenceGuard:
             self.check()
 
     def check(self) -> None:
-        """Raise NotFiniteError for the earliest recorded number that is not finite."""
+        """Raise NotFiniteError if a number that was not finite has been recorded; it names the earliest."""
         bad_steps = [
             (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
         ]

@@ -89,15 +89,15 @@ def fit(  # noqa: PLR0913
 ) -> FitResult:
     """Train the readers of a bank, or a whole model; both end with the weights of their best epoch.
 
-    Tasks over the same examples share every pass; other tasks take turns. Each reader has its own gradient clipping,
-    learning-rate schedule, early stopping and best epoch, so what it learns does not depend on the other readers. A
-    bank with `train_base` has one best epoch and one stop, decided by the mean score of its readers. A whole model is
-    trained with its own head; frozen parameters (`freeze_`) stay as they are. Under `torchrun`, every process computes
-    its shard of each step, and process 0 saves.
+    Tasks over the same examples share every pass; tasks over different examples take turns. Each reader has its own
+    gradient clipping, learning-rate schedule, early stopping and best epoch, so what it learns does not depend on the
+    other readers. In a bank with `train_base`, one best epoch and one stop hold for all; the readers' mean score
+    decides them. A whole model is trained with its own head; frozen parameters (`freeze_`) stay as they are. Under
+    `torchrun`, every process computes its shard of each step, and process 0 saves.
 
     Args:
-        bank_or_model: A bank, whose readers without a task stay as they are; or a transformers model with a head for
-            the task. A head whose classes have no names gets the names of the task's labels.
+        bank_or_model: A bank; its readers without a task are not trained. Or a transformers model with a head for the
+            task. A head whose classes have no names gets the names of the task's labels.
         tasks: Reader name -> task with "train" and "validation" parts, or for a whole model its task. With
             `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
@@ -113,13 +113,14 @@ def fit(  # noqa: PLR0913
         batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
         learning_rate: Highest learning rate; a mapping has a rate for each reader. None: 1e-3 for readers, 2e-5 for a
             whole model.
-        base_learning_rate: Learning rate of the base model when `train_base=True`, over all steps of the run.
-        layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
-            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers have the full
-            rate.
-        layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; the last selector that
-            names a layer counts. "head" names what belongs to no layer, "inserted" the inserted layers. Rate 0 leaves a
-            layer as it is. None: no layer has a rate of its own.
+        base_learning_rate: Highest learning rate of the base model when `train_base=True`; its schedule covers all
+            steps of the run.
+        layer_decay: In a trained model, the learning rate of a layer is that of the layer above it times this factor.
+            The top block, and parameters outside the layers (pooler, head), have the full rate. 1: all layers have the
+            full rate.
+        layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; if several selectors
+            name a layer, the last one counts. "head" means the parameters outside the layers, "inserted" the inserted
+            layers. Rate 0 leaves a layer as it is. None: no layer has a rate of its own.
         optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
         momentum: Momentum of "sgd".
         adam_epsilon: Term that AdamW and Adam add to the denominator.
@@ -130,7 +131,7 @@ def fit(  # noqa: PLR0913
             (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
             "constant".
         warmup_ratio: Fraction of a learner's steps over which its learning rate rises from 0. 0: no warm-up.
-        warmup_steps: Number of warm-up steps, which replaces `warmup_ratio`. None: by `warmup_ratio`.
+        warmup_steps: Number of warm-up steps, which replaces `warmup_ratio`. None: `warmup_ratio` decides.
         plateau_factor: Factor of the learning rate in the "plateau" schedule.
         plateau_patience: Epochs without a better score that the "plateau" schedule waits.
         min_learning_rate: Lowest learning rate of the "plateau" schedule.
@@ -147,7 +148,7 @@ def fit(  # noqa: PLR0913
             model allows; 30 seconds of audio.
         stride: Tokens that two windows of a long text share. None: a quarter of a window.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word (byte-level BPE, such as RoBERTa's and BART's). This gives the tokens of a text that is
+            any other word (byte-level BPE, such as RoBERTa's and BART's). The tokens are then those of a text that is
             tokenised word by word.
         eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
@@ -158,20 +159,20 @@ def fit(  # noqa: PLR0913
         augment: Crop and flip training images at random.
         test: Score the final weights on the "test" part.
         cache: Whether to keep the hidden states of a frozen model, so that it reads each text once and not in every
-            epoch. "auto": in memory if they take at most a quarter of what is free, else on disk if reading is faster
-            than computing and there is room. "on": on disk, also for later runs. "off": no.
+            epoch. "auto": in memory if they take at most a quarter of the free memory, else on disk if there is room
+            and reading is faster than computing. "on": on disk, where later runs find them. "off": they are not kept.
         cache_dtype: Dtype of states on disk: "float16" or "float32". In memory they are float32.
         cache_dir: Folder of states on disk. None: `$LAMINA_CACHE`, else the user's cache folder.
         num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
             The batches are the same.
-        importance_steps: Record the layer importances of a reader at its start and every this number of its steps, not
-            only after each epoch. Fusions that weigh each token anew (`Gated`, `DWAtt`, `Routing`) then report the
-            importances on the rows of that step. None: after epochs only.
-        save_steps: Also save a checkpoint every this number of steps. None: after epochs only.
+        importance_steps: Record a reader's layer importances at its start and after every `importance_steps` of its
+            steps, in addition to each epoch's end. Fusions whose weights depend on the token (`Gated`, `DWAtt`,
+            `Routing`) then report the importances on the rows of that step. None: after epochs only.
+        save_steps: Save a checkpoint also after every `save_steps` steps. None: after epochs only.
         resume: Continue from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
         trackers: Experiment trackers that get the scores after each epoch: "tensorboard", "mlflow", "trackio" or
-            "wandb". Each package is installed by the user, and configured as it is elsewhere.
+            "wandb". Their packages must be installed, and are configured in their own way.
         progress: Show a progress bar on standard error.
         **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
@@ -242,7 +243,7 @@ def fit(  # noqa: PLR0913
 
 
 def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:
-    """Log a warning if tasks (by learner name) have a test split that was not scored; `op` is the operation."""
+    """Log a warning if tasks have a test split that was not scored; `tasks` is learner name -> task."""
     if not test and not rank() and (names := [name for name, task in tasks.items() if "test" in task.splits]):
         hint = "Give test=True, or call lamina.evaluate with split='test'"
         logger.warning("%s: the test part of %s was not scored. %s.", op, ", ".join(map(repr, names)), hint)

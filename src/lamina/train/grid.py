@@ -38,11 +38,11 @@ MOST_RUNS = 100_000  # maximum number of runs of a grid or a recipe
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The description of one learner and its training: a single reader, a reader of a grid, or a whole model.
+    """The plan for training one learner: a single reader, a reader of a grid, or a whole model.
 
     Attributes:
         name: Name in the bank, in histories and in tables.
-        task: Name of its task. For a reader from a grid: name of the template, whose task it learns.
+        task: Name of its task. For a reader from a grid, the name of the template, which has the task.
         reader: Settings of the reader. None: a whole model is trained.
         settings: Values that a grid set, by full key ("fusion.alpha"), as tables show them.
         learning_rate: Highest learning rate. None: the rate of the training run.
@@ -72,7 +72,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
     """Make a reader for every combination of a grid's values.
 
     Args:
-        reader: The template: its settings apply where the grid sets nothing.
+        reader: The template. Settings that the grid does not set are taken from it.
         grid: Key -> list of values. Keys are "fusion.<field>" and "head.<field>" (or the field alone, if only one of
             the two has it), "fusion" (whole fusions: names, dicts with a "name", or configs), "seed", "stack",
             "learning_rate" and "epochs".
@@ -113,7 +113,7 @@ def keys_of(fusion: Config, head: Config) -> list[str]:
 def apply_sweep(
     grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
 ) -> tuple[dict[str, list[object]], set[str]]:
-    """Return a grid with a sweep's values in place of its own.
+    """Return a copy of a grid in which a sweep's values replace the grid's own.
 
     Args:
         grid: Key -> values; it is not changed.
@@ -137,7 +137,7 @@ def apply_sweep(
 
 
 def _full_keys(key: str, known: Sequence[str]) -> list[str]:
-    """Return the full keys among `known` that `key` may stand for. It may lack the prefix "fusion." or "head."."""
+    """Return the keys in `known` that `key` may mean: itself, or with the prefix "fusion." or "head."."""
     return [key] if key in known else [full for full in known if full.partition(".")[2] == key]
 
 
@@ -163,9 +163,9 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
 
 
 def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
-    """Check a grid, and return full key -> values. Errors are as for `expand`, and begin with `op`.
+    """Check a grid, and return full key -> values. Errors are those of `expand`; their messages begin with `op`.
 
-    "fusion" comes first, as configs, because the values of the other keys are set in these configs.
+    The key "fusion" comes first, with configs as values, because other keys set fields of these configs.
     """
     axes: dict[str, list[object]] = {}
     if METHOD in grid:
@@ -275,7 +275,7 @@ def expand_into(
 
 
 def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
-    """Add readers to a bank: all of them, or none if one cannot be built. The error names that reader's settings."""
+    """Add readers to a bank: all of them, or none if one cannot be built. The error names the settings of that one."""
     added: list[str] = []
     try:
         for spec in specs:
@@ -294,7 +294,7 @@ def undo_grid_on_error(target: object, templates: Iterable[str]) -> Iterator[Cal
 
     Args:
         target: The bank; a whole model is left alone.
-        templates: Names of the templates, the readers that a grid's readers replace.
+        templates: Names of the templates, which the readers of the grids replace.
 
     Yields:
         A function without arguments, to call when training begins: it removes the templates from the bank. After that,

@@ -147,7 +147,7 @@ def group_tasks(
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
-    """Return the learner among `names` with the kind of task that decides how the shared examples are encoded.
+    """Return the learner among `names` whose kind of task decides how the shared examples are encoded.
 
     It is the first learner that predicts for every token, because it needs long texts in windows; otherwise the first
     learner.

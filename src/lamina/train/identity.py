@@ -100,7 +100,7 @@ def data_digests(split: Split) -> dict[str, str]:
 
 
 def _digest(cells: Iterable[object]) -> str:
-    """Return a hash of the printed form (`repr`) of the cells, in order."""
+    """Return a hash of the `repr` of the cells, in order."""
     digest = hashlib.blake2b(digest_size=16)
     for cell in cells:
         digest.update(repr(cell).encode() + b"\0")
@@ -110,8 +110,8 @@ def _digest(cells: Iterable[object]) -> str:
 def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
     """Return a fingerprint of a model's weights at the start of its training.
 
-    Trained weights that start at random are left out: weights outside the layers (a new head), and weights that an edit
-    initialised. They differ each time the model is loaded, and a checkpoint restores them.
+    Trained weights that start at random are left out: those outside the layers (a new head), and those that an edit
+    initialised. They differ each time the model is loaded, and checkpoints restore them.
 
     Args:
         model: The model.

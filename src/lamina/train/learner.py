@@ -27,7 +27,7 @@ BASE = ".base"  # name of a base model that is trained with its readers; no read
 
 @dataclass
 class Progress:
-    """The state of a learner's training besides its tensors. Checkpoints hold it as JSON."""
+    """The state of a learner's training, except tensors. Checkpoints store it as JSON."""
 
     scores: dict[str, float] = field(default_factory=dict)  # all metrics at the best epoch
     best_epoch: int = 0  # counted from 1; 0 before the first score
@@ -52,7 +52,7 @@ class Learner:
         module: The module.
         groups: Parameter groups for torch's optimizer; "lr" is the highest learning rate of a group.
         metric: Name of the metric that decides the best epoch.
-        total: Number of optimizer steps if the learner does not stop early.
+        total: Number of optimizer steps, unless the learner stops early.
         options: Options of the run.
     """
 
@@ -152,9 +152,9 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader which fraction `done` of its epochs is over; return whether this began its next stage.
+        """Tell a reader that a fraction `done` of its epochs is over; return whether its next stage begins now.
 
-        A new stage may have new parameters, so the optimizer's state is cleared then.
+        If so, the optimizer's state is cleared, because a new stage may have new parameter values.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:

@@ -54,7 +54,7 @@ class BatchBytes(NamedTuple):
         return max(0, free_bytes - self.fixed) // max(1, self.row)
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
-        """Return into how many equal batches `rows` must be split so that each of them fits; None if no row fits."""
+        """Return the number of equal batches into which `rows` must be split to fit; None if not even one row fits."""
         fit = self.max_rows(free_bytes)
         if fit < 1:
             return None
@@ -63,12 +63,12 @@ class BatchBytes(NamedTuple):
 
 
 def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Call `run`, and return the bytes that autograd saves meanwhile for the backward pass.
+    """Call `run`, and return how many bytes autograd saves during the call for the backward pass.
 
     A storage that several tensors share counts once.
 
     Args:
-        run: The computation. It must return its results, so that they stay alive until all is counted.
+        run: The computation. It must return its results, so that they stay alive until everything is counted.
         excluded: Tensors whose storages do not count, such as the parameters, which exist anyway.
     """
     known = {tensor.untyped_storage()._cdata for tensor in excluded}
@@ -170,7 +170,7 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
 
 
 class RowShape(NamedTuple):
-    """The size of a row: its `tokens`, the tokens of its `target` text (0: as many), or an image's `image_size`."""
+    """The size of a row: its `tokens` and those of its `target` text (0: equally many), or an image's `image_size`."""
 
     tokens: int
     target: int = 0
@@ -184,7 +184,7 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
 
     Args:
         model: The model. Parameters that need no gradients stay frozen.
-        shape: Tokens, or size of an image, of each row. Images are as large as the config states by default.
+        shape: Tokens, or size of an image, of each row. By default, images have the size in the config.
 
     Raises:
         UnsupportedModelError: If no input can be made for the model.

@@ -40,7 +40,7 @@ _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
 class UnfitHeadError(ConfigError):
-    """Raised when a model has no head for a task, or one that does not fit it."""
+    """Raised when a model has no head for a task, or its head does not fit the task."""
 
 
 class ModelRunner(Runner):
@@ -48,7 +48,7 @@ class ModelRunner(Runner):
 
     Args:
         model: The model, with a head for the task.
-        task: The task. For predictions, a `TaskOutline`: a task without examples.
+        task: The task. For predictions, it may be a `TaskOutline`, a task without examples.
         op: The public operation, such as "predict". Messages begin with it; for "predict" the head is checked.
         processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
         object, or the one that belongs to `model.name_or_path`.
@@ -246,7 +246,7 @@ class ModelRunner(Runner):
 
         Args:
             batch: Inputs of the model.
-            labels: Not None: return the outputs that the loss is computed from. None: return the outputs for a
+            labels: If given, return the outputs from which the loss is computed. None: return the outputs for a
                 prediction.
             names: A list with the name of the only learner.
             states: Not used; a whole model has no cached states.

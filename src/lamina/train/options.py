@@ -98,8 +98,8 @@ class PassOptions(BaseModel):
     def check_kinds(self, op: str, kinds: Collection[Kind]) -> None:
         """Raise ConfigError if an option is set that has no effect on tasks of these kinds.
 
-        `prefix` (text in front of every source) must be allowed by all kinds; every other option must be used by one.
-        `op` is the operation, for the message.
+        `prefix` (text in front of every source) must be allowed by all kinds; for other options it is enough if one
+        kind uses them. `op` is the operation, for the message.
         """
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
@@ -108,7 +108,7 @@ class PassOptions(BaseModel):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {reason}.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield the options that are set, but that other options or the kinds of the tasks leave without an effect.
+        """Yield the options that are set but have no effect, because of other options or of the kinds of the tasks.
 
         Each comes with the reason, as the end of a sentence.
         """
@@ -228,7 +228,7 @@ class FitOptions(PassOptions):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield the options without an effect, as for a pass; `warmup_ratio` is one beside `warmup_steps`."""
+        """Yield the options that are set but have no effect, such as `warmup_ratio` if `warmup_steps` is set too."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
             yield "warmup_ratio", "and warmup_steps is set too; only one can hold. Leave one out"

@@ -33,7 +33,7 @@ class ParameterGroup(TypedDict):
 
     Attributes:
         params: The parameters.
-        lr: Their highest learning rate.
+        lr: The highest learning rate of these parameters.
         weight_decay: Their weight decay.
     """
 
@@ -128,7 +128,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
     """Return parameter name -> highest learning rate in the run, for every parameter of a model.
 
-    If several layers share a parameter, it has the rate of the topmost one.
+    A parameter that several layers share has the rate of the topmost of them.
 
     Args:
         model: The model.

@@ -57,9 +57,9 @@ class Group:
 
     @property
     def batched(self) -> Inputs:
-        """The source of the batches: the inputs.
+        """The object that makes batches: the group's inputs.
 
-        For audio clips with cached states, it is the masks of these states.
+        For audio clips with cached states, it makes batches of these states' masks.
         """
         if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs
@@ -104,14 +104,16 @@ class Step(NamedTuple):
 
 @dataclass
 class Plan:
-    """The steps of a training run, in order. The steps of a group do not depend on the other groups.
+    """The steps of a training run, in order. A group's own steps do not depend on the other groups.
 
-    Within an epoch, groups take turns in proportion to their numbers of steps, so that all groups end it together. A
-    learner that has stopped gets no more batches. A group whose learners have all stopped has no more steps.
+    Within an epoch, groups take turns in proportion to their numbers of steps, so that all of them end the epoch
+    together. A learner that has stopped gets no more batches. A group whose learners have all stopped has no more
+    steps.
 
     Attributes:
         groups: The encoded training examples, with the tasks that are trained on them.
-        epochs: Learner name -> number of passes over its rows; with `max_steps`, as many passes as the steps need.
+        epochs: Learner name -> number of passes over its rows; with `max_steps`, the number of passes that the steps
+            need.
         size: Rows per optimizer step, over all processes.
         seed: Seed of the order of the rows.
         max_steps: Maximum number of steps per learner, in place of `epochs`. None: no limit.
@@ -169,7 +171,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return the number of steps of group `number` in an epoch. `max_steps` limits the steps over all epochs."""
+        """Return how many steps group `number` has in an epoch; `max_steps` limits the sum over all epochs."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
@@ -182,7 +184,7 @@ class Plan:
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
-    """Return the accumulated batches of a step that this process computes: their rows, and whether the loss counts.
+    """Return this process's batches of a step: for each, its rows, and whether its loss counts.
 
     Every process must run the model in each step, because processes wait for each other's gradients. A process without
     rows of its own gets the first row, and its loss does not count.

@@ -42,8 +42,9 @@ class FitResult:
             the reader itself.
         truncated: Name -> number of training examples whose end was cut off.
         baselines: Name -> "always", the one answer that is right most often (the most frequent class, the mean), and
-            what always giving it scores on the validation part, by metric.
-        unlabelled: Name -> number of training examples without a label, which gave no loss, where there are any.
+            metric -> its score on the validation split.
+        unlabelled: Name -> number of training examples without a label, which gave no loss, for names with such
+            examples.
         table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",
             "score" (None without a validation part), the other metrics at that epoch, "best_epoch", "epochs_run",
             "stopped" (whether it stopped early), "parameters" and "trained" (their numbers), and "importances" (layer
@@ -73,13 +74,13 @@ class FitResult:
         """Name -> metric -> ends of the 95 % interval of the validation score of the final weights.
 
         It is the bootstrap over rows that `lamina.evaluate` reports with `compare=True`, computed on first use. Kinds
-        of task whose scores are not compared have none.
+        of task whose scores are not compared with a constant prediction have none.
         """
         compared = {name: result.compare(metrics) for name, (result, metrics) in self.results.items()}
         return {name: cast("Interval", facts["interval"]) for name, facts in compared.items() if "interval" in facts}
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields for pickling: intervals take the place of the results, which hold all texts."""
+        """Return the fields for pickling, with the computed intervals instead of the results, which hold all texts."""
         return {**vars(self), "intervals": self.intervals, "results": {}}
 
 
@@ -132,7 +133,7 @@ def _flat(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _one_type(cells: list[Any]) -> list[Any]:
-    """Return the cells of a column with one type: integers beside floats as floats, other mixes and lists as strings.
+    """Return a column's cells as one type: floats if it mixes integers and floats, strings for other mixes and lists.
 
     None stays None.
     """

@@ -64,7 +64,7 @@ class Tables:
 
     Attributes:
         names: Names of the files. They are reserved before training.
-        files: Function that returns file name -> function that writes the file, from the result of the run.
+        files: Called with the result of the run; returns file name -> function that writes the file.
     """
 
     names: Sequence[str]
@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913
     states: Mapping[str, RowStates] | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
-    """Train a bank's readers or a whole model; `fit` and `finetune` call this, and so do recipes and studies.
+    """Train a bank's readers or a whole model. `fit`, `finetune`, recipes and studies call this.
 
     The target is trained in place. What each reader was trained on is recorded in its `info`.
 
@@ -163,7 +163,7 @@ def train(  # noqa: PLR0913
 
 
 def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
-    """Check that every task has the rows that it needs, and return the tasks to score after each epoch.
+    """Check that every task has the splits that the run needs, and return the tasks to score after each epoch.
 
     These are all tasks if a score decides something: the best epoch, an early stop, the "plateau" schedule, or the end
     of a base model that is trained with its readers. Otherwise they are the tasks that have a validation split. A
@@ -215,8 +215,8 @@ def _training_groups(
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
     """Log a warning for each task whose best epoch is chosen by fewer than 8 validation rows.
 
-    With few rows many epochs have the same score. The first of them counts as the best, and it may have learnt very
-    little.
+    With few rows, many epochs have the same score, and the first of these counts as the best, although the reader may
+    have learnt very little by then.
     """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
@@ -286,7 +286,7 @@ def _specs(
     grid: Mapping[str, Mapping[str, Sequence[object]]],
     options: FitOptions,
 ) -> dict[str, RunSpec]:
-    """Return learner name -> its `RunSpec`, with learning rate and epochs, for everything that is trained.
+    """Return learner name -> its `RunSpec`, with learning rate and epochs, for every learner that is trained.
 
     The readers of grids are added to the bank; see `expand_into`.
 
@@ -313,7 +313,7 @@ def _specs(
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Store in each reader's `info` what its kind counts in the train split, and return the groups."""
+    """Store what `Kind.learnt` finds in the train split in each learner's `info`; return the groups unchanged."""
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)
@@ -326,7 +326,7 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
 def _record_training(engine: Engine) -> None:
     """Record in the `info` of each trained reader what it was trained on, and its scores.
 
-    The recorded source of a trained base model is cleared, because the hub or folder holds other weights now.
+    The location from which a trained base model was loaded is cleared, because the weights there are now different.
     """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
