@@ -134,7 +134,7 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
 
 
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
-    """Raise UnsupportedModelError if a module in `inside` has weights that are packed, or computed from others."""
+    """Raise UnsupportedModelError if a module in `inside` has packed weights, or computes a weight from others."""
     for path, module in model.named_modules():
         tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
         weight = getattr(module, "weight", None)

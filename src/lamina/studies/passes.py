@@ -138,7 +138,7 @@ def text_inputs(
 
 
 def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
-    """Shuffle the row numbers below `count`, and split them into groups of at least `size`, fewer than `2 * size` rows.
+    """Shuffle the row numbers below `count`, and split them into groups of `size` to `2 * size - 1` rows.
 
     With fewer than `size` rows there is one group of all rows.
     """

@@ -41,7 +41,7 @@ _IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold
 
 
 class Loads(Enum):
-    """The meaning of a string in a recipe, if the study's parameter is a model, a bank or a checkpoint.
+    """What a name in a recipe stands for, if the study's parameter is a model, a bank or a checkpoint.
 
     MODEL and BANK are loaded before the study's function is called. A CHECKPOINT is loaded by the study itself; here
     its name is only replaced by the folder's path, if there is such a folder.
@@ -220,7 +220,7 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _loads(annotation: object) -> Loads | None:
-    """Return the `Loads` member in the metadata of an annotated type, at any depth; None if there is none."""
+    """Return what a parameter's name in a recipe stands for (model, bank or checkpoint), from its type; else None."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
@@ -258,7 +258,7 @@ class TextsRecipe(Strict):
 
 
 def _lines(texts: object) -> object:
-    """Return a plain list of texts in the long form `{"lines": texts}`; anything else is returned unchanged."""
+    """Return a list of texts as `{"lines": texts}`, the long form, and anything else unchanged."""
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
@@ -340,7 +340,7 @@ def options_of(name: str) -> type[BaseModel]:
 def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
     """Return parameter name -> type, each in a union with None.
 
-    Names that must be loaded carry a `Loads` in the metadata.
+    Parameters that are models, banks or checkpoints have a `Loads` in the metadata.
     """
     return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
 

@@ -91,8 +91,8 @@ def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
-    Several label columns of one file often have gaps. `fit` masks them if the tasks are trained together; a study
-    trains each task alone, so they are masked here.
+    Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together;
+    a study trains each task alone, so they are masked here.
 
     Raises:
         UnknownNameError: If a task has no "train" or no "validation" split.

@@ -55,7 +55,7 @@ class Difference:
     def conclusive(self) -> bool:
         """Whether one method may be called better.
 
-        It may if there is more than one seed, 0 lies outside the interval, and the p value is at most 0.05.
+        That takes more than one seed, an interval without 0, and a p value of at most 0.05.
         """
         p = self.p if self.holm is None else self.holm
         return self.seeds > 1 and self.low * self.high > 0 and p <= 1 - self.confidence
@@ -206,8 +206,8 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the exact two-sided p value of Spearman's correlation of two short sequences, or NaN.
 
-    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as the observed
-    one.
+    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as in the given
+    order.
     """
     from scipy.stats import rankdata
 

@@ -34,14 +34,14 @@ FILES = (STUDY, PARQUET, CSV)
 @final
 @dataclass(frozen=True)
 class Figure:
-    """A chart of a study: which rows of its table to draw, and how.
+    """The description of a chart: which rows of a study's table to draw, and how.
 
     Rows that differ only in the column "seed" are drawn as their mean, with the 95 % t interval over seeds.
 
     Attributes:
         kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`), "bar", or "scatter" (a
             point per row).
-        x: Column on the horizontal axis.
+        x: Column of the horizontal axis.
         value: Column with the numbers.
         y: Column on the vertical axis of a "heat" chart.
         colour: Column; each of its values gets a colour. None: one colour.
@@ -74,7 +74,7 @@ class Figure:
 @final
 @dataclass(frozen=True)
 class Pivot:
-    """How a study's table is summarised for printing: a printed row per `index`, a printed column per `columns`.
+    """How a study's table is arranged for printing.
 
     Attributes:
         index: Columns that name the printed rows. Table rows that have no value in one of them are left out.

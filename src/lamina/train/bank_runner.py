@@ -244,7 +244,7 @@ class BankRunner(Runner):
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if scoring a batch of the group needs more memory than is free, and say what would fit."""
+        """Raise ConfigError if scoring a batch of the group needs more than the free memory, and say what would fit."""
         rows = min(self.rows_per_pass(group, group.names, options), len(group.inputs.lengths))
         memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
         needed = memory_of.total(rows)

@@ -70,15 +70,15 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
-    Each set is one cell, or one per point in the settings "scarce" and "imbalance". In a cell the model reads every
-    text once. The readers are trained, and the other methods fitted, on the states of that pass. A set that is missing,
-    damaged or too small is listed among the failures, and the others run.
+    The work is divided into cells: one per set, or in the settings "scarce" and "imbalance" one per set and point. In a
+    cell the model reads every text once. The readers are trained, and the other methods fitted, on the states of that
+    pass. A set that is missing, damaged or too small is listed among the failures, and the others run.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds: "embedding", "pca", "knn" and "xgboost"
-    read the mean of the last layer's states over the tokens, "best_layer" the layer that held-out rows choose,
-    "all_layers" all layers side by side; "tfidf" reads the words, "majority" nothing. Readers are trained with the
-    settings of `LaminaClassifier`: "attention_probe" (a linear map of the last layer, with one query that weighs the
-    tokens), "scalar_mix", "ada_layers" and "default" (`Reader.default`).
+    read the mean of the last layer's states over the tokens, "best_layer" reads the layer that is best on held-out
+    rows, "all_layers" all layers side by side; "tfidf" reads the words, and "majority" predicts the most frequent
+    class. Readers are trained with the settings of `LaminaClassifier`: "attention_probe" (a linear map of the last
+    layer, with one query that weighs the tokens), "scalar_mix", "ada_layers" and "default" (`Reader.default`).
 
     Args:
         model: A transformers model, or its hub id or folder; it is not changed.
@@ -87,7 +87,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         setting: "normal": up to 1,024 training rows. "scarce": few rows. "imbalance": one class is rarer. "shift": the
             scored texts are of another kind.
         sets: Names or numbers of the sets. None: all of the setting.
-        methods: Names of the methods. All but "xgboost" by default, which needs a package of its own.
+        methods: Names of the methods. By default all but "xgboost", which needs an extra package.
         seeds: Seeds of the readers: their initial weights and dropout. The rows and their order stay the same.
         points: In "scarce" numbers of training rows, in "imbalance" shares of the positive class. None: 16, 64, 256 and
             1,024 rows; 0.05, 0.1, 0.25, 0.5, 0.75, 0.9 and 0.95.
@@ -202,7 +202,7 @@ def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study of finished cells: their rows, the comparison over all data sets, charts and conclusions."""
+    """Return the study made from the rows of finished cells, with the comparison over all data sets and conclusions."""
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
@@ -270,7 +270,7 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 
 def _figures(*, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart: bars over the data sets, or with `several` points curves over the points."""
+    """Return chart name -> chart: bars over the data sets; or curves over the points, if there are `several`."""
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
         axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}

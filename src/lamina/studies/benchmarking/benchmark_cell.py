@@ -181,7 +181,7 @@ def portion_means(
     """Average each layer's states over the tokens of a row, for the training and test rows of a portion.
 
     Args:
-        model: The model. It is frozen and in eval mode meanwhile.
+        model: The model. It is frozen and in eval mode during the call.
         processor: Its tokenizer.
         drawn: The rows to train on and to score.
         settings: Settings of the benchmark.
@@ -323,7 +323,7 @@ class _States:
 
     @cached_property
     def means(self) -> dict[str, Matrix]:
-        """Name of a split -> the mean over a row's tokens of each layer's states, `[rows, layers, width]`."""
+        """Split name -> the states of each row, averaged over its tokens, `[rows, layers, width]`."""
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 
@@ -337,7 +337,7 @@ _ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
 
 
 def mean_states(group: Group) -> Matrix:
-    """Return the mean of each layer's cached states over the tokens of each row, `[rows, layers, width]`."""
+    """Average the cached states of each row over its tokens, layer by layer; return `[rows, layers, width]`."""
     count = len(group.inputs.lengths)
     lengths = np.array([int(length) for length in group.inputs.lengths], dtype=float)
     states: CachedStates = group.states  # pyright: ignore[reportAssignmentType]

@@ -31,7 +31,7 @@ def over_sets(study: Study) -> Frame:
     """Return a row per point and method of a benchmark, the best mean first. Points are explained in `_points`.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
-    seeds), "rank" (mean rank), "seconds" and "bytes". Then follows the comparison of the leading method with this one:
+    seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading method with this one:
     "behind_by", "low", "high", "p", "wins", "level" and "losses".
     """
     table: Frame = study.table
@@ -70,7 +70,7 @@ def markdown_summary(study: Study) -> str:
 
 
 def _leader(study: Study) -> str:
-    """Return the method that the others are compared with; "the leader" if it differs from point to point."""
+    """Return the name of the method that the others are compared with; "the leader" if points have different ones."""
     table: Frame = study.table
     leaders = table.loc[table["measure"] == "ahead", "method"].unique()
     return str(leaders[0]) if len(leaders) == 1 else "the leader"

@@ -78,7 +78,7 @@ def find_data(data: str | Path | None) -> Path:
     """Return the folder of the data files.
 
     Args:
-        data: The folder, or one above it, such as that of an unpacked wheel of sae-probes. None: the folder of the
+        data: The folder, or a folder that contains it, such as an unpacked wheel of sae-probes. None: the folder of the
             installed package.
 
     Raises:
@@ -188,16 +188,16 @@ def portion(
     """Draw the rows to train on and the rows to score.
 
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
-    class. The largest number of rows is drawn as the package sae-probes draws it. For smaller numbers, the first rows
-    of each class in the same draw are used, so that all sizes are scored on the same rows.
+    class. Rows are drawn as the package sae-probes draws its largest number. For smaller numbers, the first rows of
+    each class in that draw are used, so that all sizes are scored on the same rows.
 
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
         share: Share of the positive class.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set with other texts, which is scored instead: all of them, or `scored` of them with its share of
-            the classes.
+        other: A data set whose texts are scored instead: all of them, or `scored` of them with the data set's own share
+            of the classes.
         seed: Seed of the draw.
 
     Raises:
@@ -228,7 +228,7 @@ def portion(
 
 
 def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
-    """Return at most `most` rows of a set, in their order and with the set's share of both classes.
+    """Return a set with at most `most` of its rows, in their order and with the same share of both classes.
 
     Raises:
         DataError: If the set has rows of one class only, so that nothing can be scored.

@@ -46,8 +46,9 @@ class Fitted(NamedTuple):
 def folds_of(classes: Classes, seed: int) -> Folds:
     """Return pairs of (training rows, held-out rows) for choosing a setting.
 
-    Up to 12 rows: all pairs of rows are held out in turn. Below 128: six stratified folds. From 128: the last fifth, at
-    most 100 rows. Folds whose held-out rows lack a class are left out, so the result may be empty.
+    With up to 12 rows, all pairs of rows are held out in turn. With fewer than 128, there are six stratified folds.
+    Otherwise the last fifth of the rows, at most 100, is held out. Folds whose held-out rows lack a class are left out,
+    so the result may be empty.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -125,8 +126,9 @@ def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn
 def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
     """Rotate features so that there are no more columns than training rows.
 
-    A regression with an L2 penalty has the same solution before and after, because its weights lie in the span of the
-    training rows; L-BFGS also takes the same steps. With several times more features than rows it is faster.
+    A regression with an L2 penalty has the same solution on the rotated features, because its weights lie in the span
+    of the training rows; L-BFGS also takes the same steps. If there are several times more features than rows, it is
+    faster.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):

@@ -84,7 +84,7 @@ class _Start:
 
 
 class _Folders(NamedTuple):
-    """The folders for the result of one task: one for the cut model, one for the bank with its reader."""
+    """The folders for one task's result: one for the cut model, and one for the bank with the reader of that model."""
 
     model: Path
     readers: Path
@@ -268,7 +268,7 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
 
 
 def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
-    """Measure the parameters and the perplexity of the whole model and of the cut model, and the speedup of the cut.
+    """Measure parameters and perplexity of the whole and of the cut model, and how much faster the cut model is.
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. Perplexity is
     measured on `texts`. It has no rows if there are no texts or the model has no output over a vocabulary. The timed
@@ -293,7 +293,10 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
 def measure_speedup(
     whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None, max_length: int | None = None
 ) -> float:
-    """Return how many times as fast a pass of the cut model is, as a median over passes of up to 32 validation rows."""
+    """Return how many times as fast as the whole model the cut model is: a median over passes of validation rows.
+
+    A pass reads up to 32 rows.
+    """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)
     inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)

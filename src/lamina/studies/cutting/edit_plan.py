@@ -52,7 +52,7 @@ _NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, st
 
 
 class PlanTask(TaskRecipe):
-    """The task that a plan measures on; it has no keys that are about training the readers of a recipe."""
+    """The task that a plan measures on. Keys that only matter in a training recipe are not allowed."""
 
     @model_validator(mode="after")
     def _only_data(self) -> PlanTask:
@@ -72,7 +72,7 @@ class EditPlan(Strict):
 
     @model_validator(mode="after")
     def _uses_task(self) -> EditPlan:
-        """Check that an edit measures on the plan's task."""
+        """Check that the plan has an edit that uses its task, if it names a task."""
         if self.task is not None and not self.needs_weights():
             with error_at("task"):
                 raise ConfigError(

@@ -34,7 +34,7 @@ class FinetunedRow(TypedDict):
     """A table row of a cell that fine-tunes a model.
 
     Attributes:
-        stage: "start", before training, or "trained", after the last epoch.
+        stage: When it was scored: at the "start", before training, or "trained", after the last epoch.
         measure: Name of the metric.
         score: The metric on the validation split.
     """

@@ -162,7 +162,7 @@ def _cell(
 
 
 def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
-    """Return, for each combination of end and start, the setting with the largest number of blocks."""
+    """Return, for each combination of `end` and `start`, the setting that inserts layers into the most blocks."""
     by_count = sorted(
         (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
     )
@@ -178,7 +178,7 @@ def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) ->
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
-    """Return chart name -> line chart, per metric and end: the score by the number of blocks with inserted layers."""
+    """Return chart name -> line chart of the score over the number of blocks with layers, one per metric and end."""
     metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
     return {
         f"{metric} {end}": Figure(

@@ -63,9 +63,9 @@ class LeastBlocks:
         scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
-        change: Mean difference between the last score and the score of the whole model.
+        change: Mean of the differences between the last score (after healing, if any) and the score of the whole model.
         interval: Half the width of the 95 % interval of `change`; None if there is one value, because of few rows.
-        values: Number of values that `change` is the mean of: parts, or seeds.
+        values: Number of values in the mean `change`: one per part of the validation split, or per seed.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
         bytes: Sizes of the weights in memory before and after.
@@ -136,9 +136,9 @@ def drop_least_(  # noqa: PLR0913 options of the command
         task: The task, with the splits "train" and "validation".
         count: Number of blocks to drop, less than the depth.
         by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
-            between a block's input and output. "loss": blocks are removed one after the other; each time the score of
-            the model's head may fall as little as possible. The model needs a head for the task. "readers": the blocks
-            without which the score of a trained linear reader falls least.
+            between a block's input and output. "loss": blocks are removed one after the other, each time the block
+            without which the score of the model's head falls least. The model needs a head for the task. "readers": the
+            blocks without which the score of a trained linear reader falls least.
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
         processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
@@ -200,7 +200,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
 @final
 @dataclass(frozen=True)
 class _Subject:
-    """A model that is cut, and how it is measured; see `drop_least_`. `own`: its head answers the task."""
+    """A model that is cut, and how it is measured; see `drop_least_`. `own`: whether the model's own head is scored."""
 
     model: PreTrainedModel
     task: Task
@@ -271,7 +271,7 @@ def _own_score(subject: _Subject, task: Task) -> float:
 
 @contextmanager
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
-    """Train a linear reader of the last layer inside the `with` block; give its bank, which has no other reader."""
+    """Train a linear reader of the last layer, and yield a bank with only this reader. A context manager."""
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
         bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
@@ -287,7 +287,7 @@ def _only_score(bank: ReaderBank, task: Task) -> float:
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:
-    """Return a model's number of parameters, and their size in bytes."""
+    """Return the number of parameters of a model, and the size of its weights in bytes."""
     return model.num_parameters(), sum(part.numel() * part.element_size() for part in model.parameters())
 
 
@@ -312,7 +312,7 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_loss(subject: _Subject, count: int) -> _Choice:
-    """Choose blocks one by one: in each round, the block that can be dropped with the smallest loss of score.
+    """Choose blocks one by one: in each round, the block without which the score falls least.
 
     The model's own head is scored, on held-out training rows.
     """
@@ -328,7 +328,7 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the blocks whose removal costs a linear reader least of its score on held-out rows.
+    """Choose the blocks without which the score of a linear reader on held-out rows falls least.
 
     The reader is trained on the whole model.
     """
@@ -339,7 +339,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 
 
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return number of a block -> by how much `score` falls if the model skips it, and skips the blocks in `without`.
+    """Return number of a block -> how far `score` falls if the model skips it, beside the blocks in `without`.
 
     `desc` is the text of the progress bar.
     """

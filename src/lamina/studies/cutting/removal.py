@@ -111,9 +111,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
       the share of the whole model's continuation, from 0 to 1, that comes before the first difference between the two
       continuations, as the mean over prompts.
 
-    Rows of measure "drop" say by how much a score fell. For perplexity, they say by how much its logarithm rose. There
-    is one such row per proxy, whose prediction is in the column "predicted". "rank_correlation" is Spearman's
-    correlation between the drops and the predictions over all ranges, where drops are means over seeds.
+    Rows of measure "drop" say how far a score fell (for perplexity: how far its logarithm rose). Each drop has a row
+    per proxy; the column "predicted" has the proxy's prediction. "rank_correlation" is Spearman's correlation between
+    the drops and the predictions over all ranges, where drops are means over seeds.
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
@@ -257,7 +257,7 @@ class _CellModel:
         return rows
 
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
-        """Return table rows: by how much nu, the variability within a task's classes, falls over each block range."""
+        """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks."""
         table = variability(
             self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
         ).table
@@ -376,7 +376,7 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """How far a score falls without one range of blocks, for one seed; `seed` is None if the measure has no seeds."""
+    """How far a score falls without one range of blocks, for one seed. `seed` is None for measures without seeds."""
 
     seed: int | None
     block_range: BlockRange
@@ -491,7 +491,7 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
 
 @contextmanager
 def without_warnings() -> Generator[None]:
-    """Log no warnings of training and scoring inside the `with` block, because the same were logged before."""
+    """Inside the `with` block, log no warnings of training and scoring: the same ones were logged before."""
     loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -31,7 +31,7 @@ PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 
 
 
 def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
-    """Return the task with the same examples and random labels: one label per word type, or per distinct text.
+    """Return the task with the same examples and random labels: one label per distinct word, or per distinct text.
 
     Labels are drawn from the labels of the "train" split, so that each class stays about as frequent as it was.
 
@@ -142,7 +142,7 @@ class LabelBits(Results):
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None always: only a sum is stored, so the row with an infinite value is not known.
+        """Return None: only a sum is stored, so that the row of an infinite value is not known.
 
         An infinite sum is visible in the study's table.
         """

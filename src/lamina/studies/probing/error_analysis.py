@@ -179,7 +179,7 @@ class _ErrorAnalysis:
         return rows
 
     def agreement(self) -> list[Row]:
-        """Return a table row per ordered pair of layers: how far their probes give the same answers, right or wrong.
+        """Return a table row per ordered pair of layers: how often their probes give the same answers, right or wrong.
 
         The score is Cohen's kappa, or Pearson's correlation if the labels are numbers.
         """

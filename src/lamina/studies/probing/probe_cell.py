@@ -47,7 +47,7 @@ Collected = TypeVar("Collected", bound="Results")
 
 
 class Place(NamedTuple):
-    """The place that a probe reads: layer and site ("output", "attention" or "ffn"); and its kind ("linear" or "mlp").
+    """What a probe reads and is: a layer, a site ("output", "attention" or "ffn"), and a kind ("linear" or "mlp").
 
     Its fields are table columns.
     """
@@ -64,9 +64,9 @@ class ProbeSpec:
 
     Attributes:
         place: The layer and site that the probe reads, and the kind of probe.
-        target: Labels that the probe learns: "task", the task's labels; "control", random labels; "code", the task's
-            labels on the first portions of an online code.
-        step: With target "code", the step of the online code that the probe is for, from 0.
+        target: Labels that the probe learns. "task": the task's labels. "control": random labels. "code": the task's
+            labels on the first portions of the training rows, for an online code (see `code_portions`).
+        step: With target "code": number of the last portion that the probe learns, from 0.
     """
 
     place: Place
@@ -148,7 +148,7 @@ class ProbeLayer(FusionConfig):
         return self.site != "output"
 
     def selector(self) -> int:
-        """Return the number of the only layer that this fusion reads."""
+        """Return the number of the layer that this fusion reads."""
         return self.layer
 
 
@@ -244,7 +244,7 @@ def probe_bank(
         model: The model to read. Inside the `with` block it is frozen and in eval mode.
         processor: Tokenizer, image processor or feature extractor of the model.
         task: The task whose labels the heads have.
-        places: Reader name -> what the probe reads, and its kind.
+        places: Reader name -> layer, site and kind of its probe.
         settings: Settings of the study.
         seed: Seed of the probes' initial weights.
     """
@@ -358,7 +358,7 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether minimum description length probes can measure a task: whether its labels are classes.
+    """Return whether an online code can be measured for a task: whether its labels are classes.
 
     There must be at least two classes, and one class per label.
     """
@@ -414,7 +414,7 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 
 
 class _OnlineCode:
-    """The tasks by which the probes of an online code are trained and tested.
+    """The tasks on which the probes of an online code are trained, and on which they send labels.
 
     The argument `portions` has the row numbers of each portion. In step i a probe learns the labels of portions 0 to i.
     Then the labels of portion i + 1 are sent with the probabilities that this probe predicts. Without portions there

@@ -49,8 +49,8 @@ class ProbeComparison:
         scores: Probe -> its scores, one per seed.
         baseline: Name and score of the best baseline that reads the text alone. None: no baseline was scored.
         ahead: Probe -> its score minus the score of that baseline.
-        over_embeddings: Score of the best probe minus the score of the probe of the same kind at layer 0. None: there
-            is no such probe, or the best probe is at layer 0.
+        over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
+            no such probe, or has the best probe.
     """
 
     metric: str
@@ -166,7 +166,7 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 
 
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
-    """Return a clause that lists the probes that are conclusively better than the baseline named by `baseline`."""
+    """Return a clause that lists the probes that are conclusively better than the baseline; `baseline` is its name."""
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
     layers: dict[tuple[str, Site], list[int]] = {}

@@ -62,7 +62,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """How far one role's weights in one block are from the base's weights. `drift` defines the three measures."""
+    """The distances between one role's weights in a block and the base's. `drift` defines the three measures."""
 
     l2: float
     relative: float
@@ -79,7 +79,7 @@ def drift(
 ) -> Study:
     """Measure how far the linear weights of each block lie from the weights of the same block in other checkpoints.
 
-    A role is what a linear map is for: "query", "key", "value", "attention_output", "ffn_in" or "ffn_out", and for
+    The role of a linear map is its purpose: "query", "key", "value", "attention_output", "ffn_in" or "ffn_out", and for
     cross-attention the same names after "cross_". If one projection serves several roles, their names are joined
     ("query+key+value"). Families that are not in the table `lamina.layers.roles.ROLES` have a single role, "linear":
     all linear maps of a block.
@@ -224,7 +224,7 @@ def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return name -> checkpoint for the checkpoints to compare with the base; unnamed ones are numbered from 1.
+    """Return name -> checkpoint; checkpoints without a name are numbered from 1.
 
     Raises:
         ConfigError: If there is no checkpoint, or one is named "base".
@@ -275,8 +275,8 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
 def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Distances:
     """Return the three distances between the weights of one role in the base and in another checkpoint.
 
-    Both mappings are weight name -> weight, with the same names and shapes. Sums are in float64. The relative distance
-    is infinite if all weights of the base are 0 and the others are not.
+    Both mappings are weight name -> weight, with the same names and shapes. Sums are computed in float64. The relative
+    distance is infinite if all weights of the base are 0 and the others are not.
     """
     squares = norm = spectral = 0.0
     for key, weight in base.items():

@@ -68,16 +68,16 @@ def importance(
     max_length: int | None = None,
     progress: bool = False,
 ) -> Study:
-    """List the share that each reader gives to each layer, over the banks of several tasks or seeds.
+    """List the importance of each layer in each reader, for banks of several tasks or seeds.
 
-    The method `importance` of each fusion class defines the share. Readers of a single layer, and readers whose fusion
-    has no weights per layer, are left out of the table.
+    The importance is the layer's share of the fusion's weights, as the fusion's method `importance` defines it. Readers
+    of a single layer, and of fusions without weights per layer, are left out.
 
     Args:
         banks: A bank of trained readers, or name -> bank.
         texts: Texts that the readers read first, with each bank's own processor. Fusions such as Gated and DWAtt
-            compute their weights anew for each token, so that they need texts to have shares. None: no texts; a reader
-            with such a fusion is an error.
+            compute their weights for each token, so that they have shares only after they have read texts. None: no
+            texts; a reader with such a fusion is an error.
         batch_size: Texts per pass.
         max_length: Maximum tokens per text. None: what the model allows.
         progress: Show a progress bar.

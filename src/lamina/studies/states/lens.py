@@ -189,7 +189,7 @@ def _mask_token(processor: Processor) -> int:
 
 
 class _Asked(NamedTuple):
-    """The predictions that a model has to make in one batch.
+    """The tokens of one batch that a model has to predict.
 
     Attributes:
         batch: Keyword arguments of the model. For a masked language model, tokens in them are masked.

@@ -53,7 +53,7 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """Return one layer's values in one batch, to be averaged: one row per measure, one column per token or text.
+        """Return the values of one layer in one batch, which are averaged later, `[measures, tokens or texts]`.
 
         The parameters are those of `on_state`, with `state` in float32.
         """
@@ -80,7 +80,7 @@ class BlockDistance(LayerMeasure):
     _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the angular distance and the block influence of each token, from the layer read before to this one.
+        """Return each token's angular distance and block influence between the layer that was read before and this one.
 
         The result is `[2, tokens]`. Padding and tokens with an all-zero state are left out. The lowest layer gives `[2,
         0]`, because no layer was read before it. Call this once per layer, in ascending order.

@@ -36,10 +36,10 @@ _SAME = 1e-6  # the tolerance for tokens that a later token cannot influence
 class OutputHead:
     """Computes logits from the states of any layer, as the model does from the output of its last block.
 
-    The model runs on one placeholder token, and a hook replaces the output of its last block by the states; the model's
-    own final norm and head do the rest. (A few models must run on as many tokens as there are states.) Creating an
-    instance checks on a small input that this reproduces the model's own logits. The model must be in eval mode when
-    logits are computed.
+    The model runs on one placeholder token. A hook replaces the output of its last block by the states, to which the
+    model then applies its own final norm and head. (A few models must run on as many tokens as there are states.)
+    Creating an instance checks on a small input that this reproduces the model's own logits. The model must be in eval
+    mode when logits are computed.
 
     Args:
         model: A causal or masked language model.
@@ -85,7 +85,7 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
-        """Return the UnsupportedModelError for a model whose output head fits no other states, with the reason."""
+        """Return the UnsupportedModelError for a model whose output head cannot be applied to other states."""
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
@@ -157,7 +157,7 @@ class OutputHead:
 
 
 def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
-    """Run a model on one batch, and return its states at some tokens, ready for `OutputHead.logits`.
+    """Run a model on one batch; yield each layer's states at some tokens, for `OutputHead.logits`.
 
     Args:
         reader: Reads the layers' states.

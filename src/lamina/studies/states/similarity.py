@@ -92,7 +92,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
           independent.
         - "angular_distance" (0 to 1) and "block_influence" (0 to 2): how far a token's state moves from `other_layer`,
           the next lower layer that is read, to `layer`. If all layers are read, that is the effect of block `layer`.
-          For the last block it includes the final norm, if the model's last state does.
+          The last block includes the final norm, if the model's last state does.
         - "entropy" (nats): how evenly a text's tokens spread over directions. "curvature" (radians): how much the path
           from token to token bends.
         - "intrinsic_dimension": dimension of the rows' vectors, on a random sample of at most 1,000 rows.
@@ -186,7 +186,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 def _read(
     sides: Sequence[RowVectors], groups: Iterable[Sequence[Group]], minibatch: int, seed: int
 ) -> tuple[MinibatchCKA, NeighbourSample]:
-    """Run one or two models (`sides`) over all groups; return CKA and the sample for the intrinsic dimension.
+    """Run one or two models (`sides`) over all groups; return the CKA, and the sample for the intrinsic dimension.
 
     Both cover the layers of all models, in order. `minibatch` is the number of rows per minibatch of CKA, and `seed`
     decides the order of the rows within a group. Raises ConfigError if the models have different numbers of tokens for
@@ -216,8 +216,8 @@ def _rows(
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
-    `sides` is model name -> its reader with the accumulated measures; `places` names the model and layer of each row
-    and column of `cka`, and of each entry of `sample`.
+    `sides` is model name -> its reader with the accumulated measures. `places` has the model and layer to which row and
+    column i of `cka`, and entry i of `sample`, belong.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
