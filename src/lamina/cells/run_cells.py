@@ -54,7 +54,7 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class Failure:
-    """A cell that failed: its key, its error as a sentence, and the traceback."""
+    """A failed cell: its key, its error as a sentence, and the traceback."""
 
     key: Mapping[str, Value]
     error: str
@@ -145,7 +145,7 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """Run a cell. Return the result, converted to JSON types; or the failure, if the cell raised an error."""
+    """Run a cell. Return its result, converted to JSON types; or the failure, if it raised an error."""
     try:
         with torch.random.fork_rng(), memory_errors(op):
             seed_torch(derive_seed(cell.file))
@@ -178,7 +178,7 @@ class Shelf:
         run: Function that returns what a cell's result depends on besides its key, JSON-ready; see
             `lamina.train.identity.difference`.
         op: The operation, for messages.
-        what: Word of messages for the whole: "study" or "run".
+        what: Word for all cells together in messages: "study" or "run".
     """
 
     def __init__(self, folder: Path, run: Callable[[Cell], Mapping[str, Any]], *, op: str, what: str) -> None:

@@ -75,7 +75,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
-    """Write tables to a temporary file, and return a dataset memory-mapped from it; may raise DataError.
+    """Write tables to a temporary file, and return a dataset that is memory-mapped from it; may raise DataError.
 
     The file is removed once no dataset refers to it any more.
     """
@@ -116,15 +116,15 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder, if this process is the one that created it (`process` is that one's id)."""
+    """Remove a folder, if this process has the id `process`: that of the process that created it."""
     if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Keep the temporary file of `source` alive as long as `dataset`, and return `dataset`.
+    """Keep the temporary file of `source` as long as `dataset` exists, and return `dataset`.
 
-    `dataset` was derived from `source` and still reads from that file, but the file is removed together with its owner.
+    `dataset` was derived from `source` and still reads from that file, which would otherwise be removed with `source`.
     """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset
@@ -199,9 +199,10 @@ class Column(Sequence[Cell]):
 def columns_of(
     rows: datasets.Dataset, decoders: Mapping[str, Callable[[Cell], Cell] | None] | None = None
 ) -> dict[str, Column]:
-    """Return name -> column, for every column of a dataset, in time that is linear in the number of columns.
+    """Return name -> column, for every column of a dataset.
 
-    `Dataset.select_columns` would copy the description of all columns for each of them.
+    This takes time linear in the number of columns. `Dataset.select_columns` would copy the description of all columns
+    for each column.
 
     Args:
         rows: The dataset, without a format.
@@ -221,7 +222,7 @@ def columns_of(
 
 
 def _both(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell], *cells: Cell) -> Cell:
-    """Return `second(first(*cells))`; if `first` is None, `second` of the only cell."""
+    """Return `second(first(*cells))`; or `second(cell)` of the only cell, if `first` is None."""
     return second(cells[0] if first is None else first(*cells))
 
 

@@ -94,11 +94,11 @@ def length_batches(
         lengths: Number of tokens of each row.
         batch_size: Maximum number of rows in a batch.
         seed: Seed of the order for training: rows are shuffled, then sorted by length within chunks of 50 batches, and
-            finally the batches are shuffled. None is for evaluation: the batches with the longest rows come first, so
-            that a lack of memory shows in the first batch.
+            finally the batches are shuffled. None, for evaluation: the batches with the longest rows come first, so
+            that the first batch shows whether memory suffices.
         equal: Whether all rows of a batch must have the same length.
-        budget: Maximum number of tokens per batch, in addition to `batch_size`; for evaluation only, `seed` is then
-            ignored. None: no maximum.
+        budget: Maximum number of tokens per batch, in addition to `batch_size`; it is for evaluation, and `seed` is
+            then ignored. None: no maximum.
 
     Raises:
         ConfigError: If `batch_size` is below 1.
@@ -144,8 +144,8 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
     """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
     The cost of a group is `overhead` plus the number of its rows times the length of its longest row. `sizes` are the
-    different lengths in descending order, and `ends[i]` is the number of rows longer than `sizes[i]`; its last entry is
-    the number of all rows.
+    distinct lengths in descending order. `ends[i]` is the number of rows longer than `sizes[i]`; a last entry is the
+    number of all rows.
     """
     # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
     # is the longest length in the group that ends with the rows of length sizes[last]
@@ -193,7 +193,7 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
     """Return the batch of a job, or the LaminaError that preparing it raised.
 
-    A worker process returns the error instead of raising it, because a raised one would lose its fields on the way.
+    A worker process returns the error, because an error that it raises would lose its fields on the way.
     """
     inputs, rows, epoch = job
     try:

@@ -19,7 +19,7 @@ _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not cla
 
 
 def declared_names(feature: Feature) -> tuple[str, ...] | None:
-    """Return the class names that a column's feature declares for class ids or lists of ids. None: it declares none."""
+    """Return the class names that a column's feature declares for class ids or lists of ids, or None."""
     feature = _item(feature) or feature
     names = getattr(feature, "names", None)
     return None if names is None else tuple(str(name) for name in names)
@@ -56,12 +56,12 @@ def _name(names: tuple[str, ...], cell: Cell) -> Cell:
 
 
 def _each(decode: Decoder, cell: Cell) -> Cell:
-    """Decode every entry of a list; other cells stay unchanged."""
+    """Decode every entry of a cell that is a list; return any other cell unchanged."""
     return [decode(part) for part in cell] if isinstance(cell, list) else cell
 
 
 def _fields(fields: Mapping[str, Decoder], cell: Cell) -> Cell:
-    """Decode the fields of a mapping that are named in `fields`; other cells stay unchanged."""
+    """Decode the fields in `fields` of a cell that is a mapping; return any other cell unchanged."""
     if not isinstance(cell, Mapping):
         return cell
     return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}

@@ -76,8 +76,8 @@ def describe_states(  # noqa: PLR0913
         folder: The folder.
         files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` or
             `.parquet` files except `lengths`, `mask` and `table`, in the order of the numbers in their names.
-        layers: The layers in the files: 0 is the embeddings, i the output of block i. With a `form`, the numbers that
-            the program uses, which are one lower in vllm-lens and lmprobe.
+        layers: The layers in the files: 0 is the embeddings, i the output of block i. With a `form`, use the program's
+            own numbers, which are lower by one in vllm-lens and lmprobe.
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
@@ -91,8 +91,8 @@ def describe_states(  # noqa: PLR0913
         pooling: How the tokens of a row became one state. None: there are states of all tokens.
         stack: Name of the stack.
         model: Hub id or folder of the model.
-        fingerprint: `lamina.store.fingerprint` of the model, if it can be computed. A reader is then attached to no
-            other model.
+        fingerprint: `lamina.store.fingerprint` of the model, if it can be computed. If it is set, readers of these
+            states can be attached to no other model.
         max_length: Maximum tokens of a row when the states were computed.
         table: A file with the labels of the rows.
 

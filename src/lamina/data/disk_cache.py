@@ -217,7 +217,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
-    """Wait until no other process writes an entry, and hold its lock inside the `with` block.
+    """Wait until no other process writes an entry, and hold the entry's lock inside the `with` block.
 
     Unfinished entries of processes that died are removed.
 
@@ -299,7 +299,7 @@ def _is_entry(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete an entry, or do nothing if it does not exist; files that a process has open stay readable.
+    """Delete an entry, if it exists. Files that a process has open stay readable.
 
     The entry is renamed first, so that no process opens it while it is deleted.
     """

@@ -57,7 +57,7 @@ class TokenRange(NamedTuple):
 
 
 def window_table(rows: Sequence[WindowRow]) -> pa.Table:
-    """Return windows as an Arrow table with one row per window.
+    """Return windows as an Arrow table, one row per window.
 
     Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
     text), "window" (index of the window within its text) and the fields of `TokenRange`.
@@ -196,7 +196,7 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
     Args:
         model: The model, whose position table or config may have a limit.
         processor: Its tokenizer, which may have a lower limit.
-        asked: The length that the user wants. None: the limit of model and tokenizer, or 512 if they have none.
+        asked: The length that the user asks for. None: the limit of model and tokenizer, or 512 if they have none.
 
     Raises:
         ConfigError: If `asked` is below 1 or above the limit.
@@ -211,7 +211,7 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return how many positions a model has for text, by its position tables or else by its config.
+    """Return how many positions a model has for text, from its position tables or else from its config.
 
     If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
     """
@@ -230,7 +230,7 @@ def _positions(model: PreTrainedModel) -> int:
 def _padding_rows(module: nn.Module) -> int:
     """Return the number of rows of a position table that do not stand for a position.
 
-    These are the rows up to the padding row (RoBERTa), or as many as the table's offset (BART).
+    These are all rows up to the padding row (RoBERTa), or the first `offset` rows of the table (BART).
     """
     padding = getattr(module, "padding_idx", None)
     return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
@@ -248,8 +248,8 @@ def encode(
 ) -> Encoded:
     """Tokenise texts or pairs of texts.
 
-    If the tokenizer makes no token of a text, as GPT-2's does for "", the text becomes a single start token, which the
-    model attends to. So the model has a state for the text, and the state does not depend on the batch.
+    If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token, which
+    the model attends to. So there is a state for the text, which does not depend on the batch.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -311,9 +311,9 @@ def encode(
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
     """Return tokenizer options that cut texts into windows with `room` tokens besides special tokens.
 
-    In a pair, at least half of them belong to the second text. The default of `stride` is a quarter of `max_length`, or
-    less if a window is too small. Raises ConfigError if `stride` is negative, or not smaller than the text's part of a
-    window.
+    In a pair, at least half of these tokens belong to the second text. The default of `stride` is a quarter of
+    `max_length`, or less if a window is too small. Raises ConfigError if `stride` is negative, or not smaller than the
+    text's part of a window.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -339,8 +339,8 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer reads the first word of a text differently from the same word after a space.
 
-    Byte-level BPE does, because its tokens include the space before a word, unless the tokenizer itself adds a space to
-    the first word.
+    Byte-level BPE does, because its tokens include the space before a word. Tokenizers that add a space to the first
+    word themselves do not.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
@@ -357,7 +357,7 @@ def _spaced(text: Text) -> Text:
 
 
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
-    """Shift the offsets in a tokenizer's `output`, in place, so that they fit the texts without the added space.
+    """Shift the offsets in a tokenizer's `output`, in place, so that they refer to the texts without the added space.
 
     `spaced` are the texts with the space. `side` is the text of a pair to which the offsets belong, 0 or 1.
     """

@@ -32,8 +32,8 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterat
 
     Args:
         path: The file.
-        columns: Names of the columns to read. For "outer.inner" the whole column "outer", whose cells are objects, is
-            read, unless a column is named "outer.inner" itself. None: all columns.
+        columns: Names of the columns to read. For "outer.inner", the whole column "outer" of objects is read, unless
+            there is a column with the name "outer.inner". None: all columns.
         rows: Number of rows to read at a time.
 
     Raises:
@@ -73,7 +73,7 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[in
 def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file in batches of at most `rows` rows with at most 64 MiB of cells, or one row.
 
-    Every row group is first read in a form in which equal texts are stored once, so that its size is known before it is
+    Every row group is first read in a form that stores equal texts once, so that its decoded size is known before it is
     decoded. Raises DataError if all cells together take too much memory.
     """
     most, total = max(MOST_BYTES, MOST_RATIO * path.stat().st_size), 0

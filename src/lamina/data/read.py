@@ -114,7 +114,7 @@ def _limited(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[tuple[int, T | DataError]]:
-    """Yield (line number, `parse(number, text)`) for each line; the text has no line end.
+    """Yield (line number, `parse(number, text)`) for each line, with its line end removed.
 
     A line is skipped if `parse` returns None. A line that is a DataError is yielded unchanged.
     """
@@ -128,7 +128,8 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     """Yield the rows of a CSV file. An invalid row is replaced by a DataError, and reading goes on with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
-    cell is not valid, only the first line is the invalid row: the lines after it are read again as rows of their own.
+    cell is not valid, only the first of the lines counts as an invalid row. The lines after it are read again as
+    separate rows.
     """
     again: deque[tuple[int, str | DataError]] = deque()  # lines to be read again
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
@@ -165,7 +166,7 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     """Return the DataError for an invalid row of a CSV file.
 
     `used` holds the row's lines, each with its number: the text, or the DataError for a line that is not UTF-8. `error`
-    is what the CSV reader raised. If `used` is empty, the file itself cannot be read, and `error` is raised again.
+    is what the CSV reader raised. If `used` is empty, the file itself cannot be read, and `error` is raised.
     """
     if not used:
         raise error
@@ -231,7 +232,7 @@ class Table:
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
-        whole: If rows without a label were left out here but stay in the task: the table with all rows. None: no rows
+        whole: The table with all rows, if rows without a label were left out here but stay in the task. None: no rows
             were left out.
         places: The index of each row in `whole`.
     """
@@ -316,7 +317,7 @@ def read_chunks(
         columns: Names of the columns to read; every row must have a value in each. See `Table.cells` for names like
             "outer.inner". None: all columns.
         rows: Number of rows in a chunk; the last may have fewer.
-        start: Number of valid rows to skip at the beginning of the file, together with the bad rows among them.
+        start: Number of valid rows to skip at the beginning of the file; bad rows among them are skipped too.
         on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with
             the rows before it.
 
@@ -374,7 +375,7 @@ def _tables(
     start: int = 0,
     on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    """Yield tables of `rows` records; the last may have fewer. The other arguments are as for `read_chunks`.
+    """Yield tables of `rows` records; the last may have fewer. The other arguments are those of `read_chunks`.
 
     Raises:
         DataError: The first DataError among `records` that is not skipped, if `on_bad_row` is None. The good records
@@ -461,8 +462,8 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
     """Return a record's cell in a column; None if the cell is missing. The name may be "outer.inner".
 
     Raises:
-        DataError: If the file has no such column. In JSON Lines rows may have different columns, so a cell is only
-            missing.
+        DataError: If the file has no such column. In JSON Lines rows may have different columns, so that a missing
+            column is a missing cell.
     """
     outer, dot, inner = name.partition(".")
     if name in record:
@@ -487,7 +488,8 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
 
     Args:
         path: Name of the file for messages.
-        read: Function that opens the file at its beginning. It is called again if a line may be a comment or a word.
+        read: Function that opens the file at its beginning. It is called again if it is not clear whether a line is a
+            comment or a word.
     """
     words: list[list[str]] = []  # cells of each word of the current sentence
     first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet
@@ -526,12 +528,12 @@ def _cells(text: str) -> list[str]:
 
 
 def _is_header(cells: list[str]) -> bool:
-    """Return whether the first line of a file is a header: at least two cells, all of them usual names of columns."""
+    """Return whether the first line of a file is a header: at least two cells, all of them usual column names."""
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
-    """Return the number of columns of the first line without `#` in front, and the last cells of all such lines."""
+    """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
     rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (cells for cells in rows if "-DOCSTART-" not in cells)
     first = next(rows, [])

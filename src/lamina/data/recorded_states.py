@@ -73,7 +73,7 @@ class RecordedStates:
     Attributes:
         folder: The folder.
         manifest: Its manifest.
-        lengths: Number of tokens of each row. If states are pooled and the manifest does not have these numbers, 1.
+        lengths: Number of tokens of each row; 1 if states are pooled and the manifest does not have these numbers.
     """
 
     def __init__(self, folder: Path, manifest: StatesManifest) -> None:
@@ -112,7 +112,7 @@ class RecordedStates:
         return hashlib.sha256(json.dumps([self.manifest.model_dump(), files]).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copies map the files themselves."""
+        """Return how to open the folder again, so that a copy maps the files itself."""
         return type(self), (self.folder, self.manifest)
 
     def __len__(self) -> int:
@@ -168,8 +168,8 @@ class RecordedStates:
 
         Args:
             number: Number of the array.
-            local: The row, as its number in the array.
-            row: The row.
+            local: The row's number in the array.
+            row: The row's number among all rows.
             layers: The layers, as their places in the array.
         """
         array, place = self.manifest.arrays[number], self._places[number]
@@ -202,7 +202,7 @@ class RecordedStates:
         return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
 
     def _let_go(self) -> None:
-        """Give pages that were read back to the system, where the system allows it."""
+        """Give memory pages that were read back to the system, if it allows that."""
         for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -223,7 +223,8 @@ class RecordedStates:
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
 
-        The last is unpacked to a temporary file; `shape` is that of its column. None: the shape of the first cell.
+        A `.parquet` file is unpacked to a temporary file. `shape` is the shape of its column; None: that of the first
+        cell.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
@@ -254,7 +255,10 @@ class RecordedStates:
         return mask
 
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
-        """Return for each set of layers in the same arrays: the layers, the arrays' numbers, where each ends."""
+        """Return groups of layers that are in the same arrays.
+
+        A group has its layers, the numbers of its arrays, and for each array the number of rows up to its end.
+        """
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, array in enumerate(self.manifest.arrays):
             groups.setdefault(tuple(array.layers or self.manifest.layers), []).append(number)
@@ -281,7 +285,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the lengths of rows, after checking that the arrays `numbers` all have these lengths.
+        """Check that the arrays in `numbers` agree on the lengths of rows, and return the lengths.
 
         `given` are the lengths in the manifest's file. None: there is none. Raises DataError if they differ or are not
         known.
@@ -314,11 +318,11 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the DataError for an array with `has` (as text) tokens, although the rows' lengths give `said`."""
+        """Return the DataError for an array that has `has` tokens (a text), although its rows should have `said`."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:
-        """Return, for each array, the index of each row's first token, if the rows come one after the other."""
+        """Return for each array the index of each row's first token, among the tokens of all its rows in order."""
         starts: dict[int, np.ndarray] = {}
         for _, numbers, ends in self._by_layers:
             for number, end in zip(numbers, ends, strict=True):
@@ -382,7 +386,7 @@ def _tensor_place(path: Path, tensor: str | None) -> Place:
 
 
 def _sized(place: Place) -> Place:
-    """Check that the file is long enough for a place, and return the place; raise ValueError if it is too short."""
+    """Return a place, after a check that the file is long enough for it; raise ValueError if it is too short."""
     end = place.start + int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
     if (size := place.path.stat().st_size) < end:
         raise ValueError(f"it has {size} bytes and needs {end}, so it was cut off")
@@ -400,7 +404,7 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], 
 
     Args:
         path: The Parquet file.
-        column: A column whose cells are lists of numbers, one list in the other.
+        column: A column whose cells are nested lists of numbers.
         shape: The shape of the column, the rows first, then the lists.
 
     Raises:

@@ -93,7 +93,7 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states. They replace inputs that are slow to make and only needed to run the model.
+    """The masks of cached states. They stand for inputs that are slow to make and needed only to run the model.
 
     Attributes:
         lengths: Number of tokens of each row.
@@ -118,7 +118,8 @@ class CacheSettings:
 
     Attributes:
         mode: "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that
-            saves time, in memory if the states take at most a quarter of the free memory, else on disk if they fit.
+            saves time: in memory if the states take at most a quarter of the free memory, else on disk if they fit
+            there.
         dtype: Type of the numbers in the files. In memory they are float32.
         folder: The cache folder. None: the result of `cache_folder()`.
         precision: Type in which the model computes, as in `FitOptions`.
@@ -146,8 +147,8 @@ def open_states(
 ) -> CachedStates | None:
     """Return the cached hidden states of encoded examples; compute and store them if they are not cached yet.
 
-    In a run of several processes each holds all states in memory, or one process writes them to the disk. Either all
-    processes use the cache or none does.
+    In a run of several processes, either each process holds all states in memory, or one of them writes the states to
+    the disk. Either all processes use the cache or none does.
 
     Args:
         bank: The bank with the readers.
@@ -211,7 +212,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return stack name -> layers that the readers `names` read from the stack, in ascending order."""
+    """Return stack name -> layers of the stack that the readers in `names` read, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
@@ -290,7 +291,8 @@ class Layout:
             An array `[tokens, layers, width]` of all tokens of these rows, without padding.
 
         Raises:
-            CacheError: If the model has other numbers of tokens than the rows, or a state is not finite in `dtype`.
+            CacheError: If the model's states have other numbers of tokens than the rows, or a state is not finite in
+                `dtype`.
         """
         lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
         shape = (len(rows), int(lengths.max()), self.widths[stack])
@@ -429,7 +431,7 @@ class _Filler:
     def _without_padding(
         self, rows: Sequence[int], stack: str, batch: Mapping[str, Tensor], states: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Return a stack's states without frames that are padding in all rows; CacheError if other frames are padding.
+        """Return a stack's states without frames that are padding in all rows; CacheError if the mask has others.
 
         `batch` are the arguments with which the model was called.
         """
@@ -499,7 +501,7 @@ class _Entry:
     def fill(self) -> str | None:
         """Run the model over all rows, and write their states to the disk.
 
-        If another process is writing the entry, wait for it; if it succeeds, nothing is computed here.
+        If another process is writing the entry, wait for it. If that process succeeds, nothing is computed here.
 
         Returns:
             None if the states were written; in mode "auto", the reason why they were not, as a phrase for a message.

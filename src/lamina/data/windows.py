@@ -19,9 +19,10 @@ IGNORED = -100  # label of a token that is left out of the loss
 def read_flags(encoded: Encoded) -> list[list[bool]]:
     """Return for each window and token whether the token's answer is taken from this window.
 
-    Neighbouring windows share tokens. The answer for each token of a text is taken from exactly one window: the one in
-    which the smaller of the numbers of tokens to its left and right is largest. The start and the end of the text count
-    as unlimited context. Answers for special tokens, and for the first texts of pairs, are not used.
+    Neighbouring windows share tokens. The answer for each token of a text is taken from exactly one window: the one
+    with the most context on both sides of the token, that is, with the largest minimum of the numbers of tokens to its
+    left and right. The start and the end of the text count as unlimited context. Answers for special tokens, and for
+    the first texts of pairs, are not used.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -119,10 +120,10 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 
 
 def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int] | None]:
-    """Return for each word of all texts the token that decides about it, as window and position in the window.
+    """Return for each word the token from which its label is predicted, as window and position in the window.
 
     It is the first token that belongs to the word (see `word_tokens`). If every token that shares characters with the
-    word belongs to an earlier word, it is the first of these tokens, which then decides about several words. None: the
+    word belongs to an earlier word, it is the first of these tokens, which several words then have in common. None: the
     tokenizer drops the word. Arguments and errors are those of `word_tokens`.
     """
     words = list(words)
@@ -155,14 +156,14 @@ def word_labels(
     labels: Iterable[Sequence[int]],
     continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Yield, for each window, a label for every token; tokens that decide about no word have the label `IGNORED`.
+    """Yield, for each window, a label for every token: `IGNORED` for tokens from which no word is predicted.
 
-    A token that decides about several words (see `deciding_tokens`) has the label of the first.
+    A token from which several words are predicted (see `deciding_tokens`) has the label of the first word.
 
     Args:
         encoded: The texts, tokenised with offsets.
         words: The characters (start, end) of each word of each text, from left to right.
-        labels: The label of each word of each text, for the token that decides about it.
+        labels: The label of each word of each text.
         continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
             have the label `IGNORED`.
 

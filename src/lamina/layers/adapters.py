@@ -72,7 +72,7 @@ def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
 
 
 def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
-    """Yield all modules that contain adapters of a PEFT layer, whether active or not."""
+    """Yield all modules with adapters of a PEFT layer, active adapters or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):
         if isinstance(attribute := getattr(layer, name, None), nn.Module):
             yield from attribute.modules()

@@ -86,7 +86,7 @@ def _related(settings: Mapping[str, object]) -> JSONObject:
 def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     """Return short digests of the classes and scalar attributes of a stack's modules.
 
-    A layer with adapters counts as the layer without them: the fingerprint tells which adapters are active.
+    Adapters do not count here, because the fingerprint tells which adapters are active.
 
     Returns:
         Path of the modules, with `*` in place of the number of a block, such as "encoder.layer.*.output.dense" -> the
@@ -104,7 +104,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module with a config around a stack; it is a model, or contains the whole stack.
+    """Return the innermost module with a config around a stack that is a model or contains the whole stack.
 
     The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
     """
@@ -118,8 +118,8 @@ def around(model: nn.Module, stack: LayerStack) -> nn.Module:
 def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) for the modules of a stack, with or without weights.
 
-    Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
-    weights. Parts of the model with other weights, such as a pooler, are left out, and adapters too.
+    `run` has the stack's modules with weights. Modules without weights (activations) count if they are beside modules
+    of the stack. Adapters, and parts of the model with other weights, such as a pooler, are left out.
     """
     module = without_adapters(module)
     yield path, module
@@ -132,7 +132,7 @@ def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> It
 def _attributes(module: nn.Module) -> str:
     """Return the scalar attributes of a module as text: numbers, strings, functions, and tuples and lists of these.
 
-    A function that replaces a method of all modules does not count, except `forward`: accelerate replaces `to`.
+    Functions that replace methods of nn.Module, other than `forward`, do not count: accelerate replaces `to`.
     """
     kept: list[str] = []
     for name, value in sorted(vars(module).items()):
@@ -148,7 +148,7 @@ def _attributes(module: nn.Module) -> str:
 
 
 def is_setting(name: str) -> bool:
-    """Return whether an attribute of a module may decide what the module computes in eval mode."""
+    """Return whether an attribute with this name may change what a module computes in eval mode."""
     return name not in _MODES and not _UNRELATED.search(name)
 
 

@@ -37,7 +37,7 @@ class Move(Protocol):
 
 
 def order_of(edit: Move) -> list[int] | None:
-    """Return the blocks that a stack has after an edit, as their numbers before it; None if the edit moves no blocks.
+    """Return the blocks that a stack has after an edit, as numbers from before the edit; None if it moves no blocks.
 
     A number that occurs twice stands for a block and its copy.
     """
@@ -47,7 +47,7 @@ def order_of(edit: Move) -> list[int] | None:
 
 
 def name_then(made: Sequence[Move], number: int, name: str) -> str:
-    """Return the name that a parameter now called `name` had after edit `number` of the record `made`.
+    """Return the name that a parameter, now called `name`, had after edit `number` of the list `made`.
 
     For a copy, it is the name of the parameter that was copied.
     """

@@ -62,7 +62,7 @@ class Trace:
     copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Find a state in the run: return event -> whether its tensor is this very object, unchanged.
+        """Find a state in the run: return event -> True if its tensor is this very object, unchanged.
 
         False means another tensor with equal values. On the meta device values cannot be compared, so only the same
         tensor counts.
@@ -84,7 +84,7 @@ def trace_calls(
         keep: Copy every value, so that `Event.tensor` still returns it afterwards. False: events hold weak references.
         axes: Numbers of axes; only tensors with one of these are recorded.
         tokens: Numbers of tokens in the inputs. A tensor with more tokens may have been padded inside the model, so it
-            is also recorded without the surplus ones.
+            is also recorded without the additional tokens.
     """
     trace, open_calls = Trace(), list[Call]()
 

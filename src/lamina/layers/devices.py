@@ -15,7 +15,8 @@ def main_device(model: nn.Module) -> torch.device:
     """Return the device for a model's inputs: the device of its first parameter.
 
     For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
-    without weights it is "meta", even if some parameters have values because an old constructor ignored the device.
+    without weights it is "meta", even if some parameters have values because an old constructor did not use the meta
+    device.
     """
     devices: dict[torch.device, None] = {}
     _add_devices(model, devices, set())
@@ -28,7 +29,7 @@ def main_device(model: nn.Module) -> torch.device:
 def _add_devices(module: nn.Module, devices: dict[torch.device, None], seen: set[nn.Module]) -> None:
     """Add the devices of a module's parameters to `devices`, and the module and all that it contains to `seen`.
 
-    `module.parameters()` also builds the names of all parameters, which takes many times as long.
+    This is many times faster than `module.parameters()`, which also builds the names of all parameters.
     """
     seen.add(module)
     parameters: dict[str, nn.Parameter | None] = vars(module)["_parameters"]
@@ -64,7 +65,8 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
 class MetaValues(TorchFunctionMode):
     """A context manager: inside it, converting a meta tensor to a Python number gives 0 instead of an error.
 
-    Models read values to warn, or to choose a faster way to the same result. Without values they would stop there.
+    Models read values to warn, or to choose a faster way to the same result. On the meta device this would raise an
+    error.
     """
 
     def __torch_function__(

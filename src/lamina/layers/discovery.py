@@ -103,8 +103,8 @@ def tap(
             block.
         layers: Layer selector: which layers to collect.
         stack: Name of the stack. None: the only one, or the encoder.
-        site: Where in block i to read layer i. "output": its hidden state. "attention" or "ffn": what that part of the
-            block adds to the state, before the sum. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
+        site: Where in block i to read layer i. "output": the hidden state after the block. "attention" or "ffn": what
+            that part of the block adds to the state. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
 
     Yields:
         A dict from layer to state `[batch, tokens, width]`. It fills while the model is called, and is emptied when the
@@ -165,9 +165,9 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
 
 
 def _signature(model: nn.Module) -> tuple[object, ...]:
-    """Return a value made of everything that a model's stacks depend on: modules, presence of weights, layer counts.
+    """Return a value that changes whenever a model's stacks may change: modules, presence of weights, layer counts.
 
-    While it is unchanged, stacks that were found before are still right.
+    While it is the same, stacks that were found before are still valid.
     """
     config: object = model.config
     modules = tuple(map(weakref.ref, model.modules()))
@@ -181,7 +181,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
-    """Return the stack with every module replaced by `move(module)`. It is also used to turn paths into modules."""
+    """Return the stack with every module replaced by `move(module)`; also used to turn paths into modules."""
     return replace(
         stack,
         blocks=tuple(map(move, stack.blocks)),
@@ -273,7 +273,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return two pairs of inputs. Each has two lengths; the second pair is for models that reject the first."""
+    """Return two pairs of inputs of different lengths; the second pair is for models that reject the first."""
     plain, full = (
         (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
     )
@@ -368,7 +368,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
 
 
 def _tokens_of(name: str, probe: Probe) -> int | None:
-    """Return the number of tokens in the input of stack `name`; None if it reads no text."""
+    """Return the number of tokens in the input of stack `name`; None if the stack reads no text."""
     ids = probe.inputs.get("decoder_input_ids" if name == "decoder" else "input_ids")
     return None if ids is None else ids.shape[1]
 
@@ -448,7 +448,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
 def _point(event: Event, form: Form | None) -> TapPoint:
     """Return the tap point of an event: the module call and the argument or result to read in later runs.
 
-    `form` is the form in which the model returns the state. It is used if the event has no form.
+    `form`, the form in which the model returns the state, is used if the event has none.
     """
     call = event.call
     return TapPoint(call.module, call.path, event.side, event.index, call.number, event.swap, event.form or form)

@@ -58,7 +58,7 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Return the given modules' own parameters, without those of their submodules."""
+    """Yield the parameters that the given modules hold themselves, without those of their submodules."""
     return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 

@@ -32,7 +32,7 @@ _open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  
 
 @final
 class ContextHooks(ExitStack):
-    """A context manager for hooks. They act only on forward passes in the context (`contextvars`) that entered it.
+    """A context manager for hooks that act only on forward passes of the context (`contextvars`) that entered it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
     starts them. So hooks of one thread do not see the passes of another thread on the same model.
@@ -58,7 +58,8 @@ class ContextHooks(ExitStack):
 
         Args:
             register: A module's bound method that registers hooks, such as `module.register_forward_hook`.
-            hook: The hook; it is called for that module only, not for deep copies of it, which inherit its hooks.
+            hook: The hook. It is called for that module only, not for deep copies, which have copies of the module's
+                hooks.
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
         owner = cast("MethodType", register).__self__
@@ -66,7 +67,7 @@ class ContextHooks(ExitStack):
 
     @property
     def is_acting(self) -> bool:
-        """Whether the hooks act in the caller's context: it is the one that entered the context manager."""
+        """Whether the hooks act on passes of the caller: whether its context entered the context manager."""
         return self in _open.get() and not self._closed
 
 
@@ -164,7 +165,7 @@ def watch_selected(
 
 @dataclass
 class _Watch:
-    """A hook on the input or the output of one module. It calls `on_state` for the layers that are read there."""
+    """A hook on the input or output of one module, which calls `on_state` for the layers that are read there."""
 
     on_state: OnState
     # thread id -> calls of the module since its pass over the stack began
@@ -318,8 +319,8 @@ def token_mask(
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:
     """Return whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
 
-    An integer tensor of that shape on an accelerator always counts as a mask; checking its values would have to wait
-    for the device.
+    An integer tensor of that shape on an accelerator counts as a mask without a check of its values, which would have
+    to wait for the device.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return False

@@ -40,7 +40,7 @@ class _Edit(Protocol):
 
 @final
 class LayerGuard:
-    """Remembers the layers and weights of a model; its methods tell within microseconds what has changed since.
+    """Remembers the layers and weights of a model. Its methods tell within microseconds what has changed since then.
 
     Args:
         model: The model.
@@ -133,7 +133,7 @@ class LayerGuard:
         return change
 
     def accept(self, model: nn.Module, stack: LayerStack, fingerprint: str) -> None:
-        """Record a stack as it is now, with the fingerprint of its weights, so that earlier changes count no more."""
+        """Record a stack as it is now, with the fingerprint of its weights; earlier changes then no longer count."""
         if self.changed_modules(model, stack.name) is not None:
             self.modules[stack.name] = ModuleGuard(model, stack)
             self.facts[stack.name] = StackSettings.of(model, stack)
@@ -184,12 +184,12 @@ class LayerGuard:
 
 @final
 class WeightGuard:
-    """Remembers the weights of a stack; `change` tells within microseconds whether they have changed since.
+    """Remembers the weights of a stack. `change` tells within microseconds whether they have changed since then.
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
-    of all optimizers are observed too. A write through `weight.data` or NumPy leaves no trace. So one number of each
-    weight on the CPU is compared: four places take turns, one per call. `is_rewritten` compares all numbers. Offloaded
-    weights are left out, because every pass moves them.
+    of all optimizers are observed too. A write through `weight.data` or NumPy is not counted. So each call also
+    compares one number of each weight on the CPU, at four places in turn. `is_rewritten` compares all numbers.
+    Offloaded weights are left out, because every pass moves them.
 
     Args:
         model: The model.
@@ -240,7 +240,7 @@ class WeightGuard:
         return self._reason
 
     def _is_same(self) -> bool:
-        """Return whether nothing has touched the weights. It must be fast, because every pass of a bank calls it."""
+        """Return whether no change of the weights is seen. It must be fast, because every pass of a bank calls it."""
         plain = self._plain.values()
         return (
             sum(map(_version, plain)) == self._total
@@ -251,12 +251,12 @@ class WeightGuard:
         )
 
     def _has_samples(self) -> bool:
-        """Return whether the numbers of one sample are as they were; each call takes the next sample."""
+        """Return whether the numbers of one sample are unchanged; each call takes the next sample."""
         self._turn = turn = (self._turn + 1) % len(_PLACES)
         return _read(self._samples[turn]) == self._sampled[turn]
 
     def _find_change(self) -> str | None:
-        """Return the first change of the weights, as a phrase for a message.
+        """Return the first change of the weights, as a phrase for a message; None if there is none.
 
         If the weights were only moved to another device, they are recorded anew in their new place, and None is
         returned.
@@ -293,7 +293,7 @@ class WeightGuard:
         return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
 
     def accept(self, model: nn.Module, fingerprint: str) -> None:
-        """Record the weights of the model as they are now, so that earlier changes count no more.
+        """Record the weights of the model as they are now; earlier changes then no longer count.
 
         Args:
             model: The model.
@@ -306,7 +306,7 @@ class WeightGuard:
         self.fingerprint, self.checksum = fingerprint, _checksum(self._plain)
 
     def follow(self, model: nn.Module) -> None:
-        """Look the weights up again after modules were replaced, or after the guard was copied with its model."""
+        """Find the weights again, after modules were replaced or the guard was copied together with its model."""
         reason, known = self.change(), self._ids
         owners: dict[str, _Weights] = {}
         for path in self._paths:
@@ -335,7 +335,7 @@ _PLACES = (0.41, 0.77, 0.06, 0.93)  # where in a weight the numbers of each samp
 
 
 def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[tuple[int, int]]:
-    """Return address and size in bytes of one number of each weight that is on the CPU and in one piece."""
+    """Return (address, size in bytes) of one number of each weight that is on the CPU and contiguous."""
     samples: list[tuple[int, int]] = []
     for weight in weights:
         if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel():
@@ -345,7 +345,7 @@ def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[tuple[int, int]
 
 
 def _read(samples: Iterable[tuple[int, int]]) -> bytes:
-    """Return the numbers at some addresses. The weights must still be there.
+    """Return the bytes at some addresses. The weights must still be at these addresses.
 
     Addresses are stored instead of views, which would keep the memory of weights that were moved to another device.
     """
@@ -390,6 +390,6 @@ def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
 def is_read_by_bank(model: nn.Module) -> bool:
     """Return whether a bank in memory reads this model, or a model that shares modules with it.
 
-    Such a bank relies on the model's weights not changing.
+    Such a bank needs the model's weights to stay the same.
     """
     return any(_banks.get(module) for module in model.modules())

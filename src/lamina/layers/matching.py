@@ -119,8 +119,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
     """Yield `module` and the modules inside it that have weights of their own or adapters.
 
-    A module whose first call came after time `end` is left out, together with the modules inside it. `started` is
-    module -> time of its first call. Modules that were never called are not left out.
+    A module that was first called after time `end` is left out, with the modules inside it; a module that was never
+    called is not. `started` is module -> time of its first call.
     """
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
@@ -130,7 +130,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return, in order, the calls begun after `since` that have a state as their `side` ("input" or "output")."""
+    """Return the calls, in order, that began after `since` and have a state as `side` ("input" or "output")."""
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 

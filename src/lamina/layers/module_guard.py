@@ -27,18 +27,18 @@ _forward: Callable[[type], object] = attrgetter(_FORWARD)
 
 
 class _Name(str):
-    """The name of a function. It stands for the function in a copy of the guard, because copies have other objects."""
+    """The name of a function. In a copy of the guard it stands for the function, which is another object there."""
 
     __slots__ = ()
 
 
 @final
 class ModuleGuard:
-    """Remembers the modules of a stack; `is_same` tells within microseconds whether they are as they were.
+    """Remembers the modules of a stack. `is_same` tells within microseconds whether they are unchanged.
 
     Some models change themselves when they run. Two such changes are allowed: attributes, modules and buffers that a
-    pass of the model was seen to change (`changed_by_passes`), and new tensors in place of buffers that are not in the
-    state dict (a table of positions grows).
+    pass of the model is known to change (`changed_by_passes`); and buffers outside the state dict that get a new
+    tensor, as a table of positions that grows.
 
     Args:
         model: The model.
@@ -60,7 +60,7 @@ class ModuleGuard:
         self._watch()
 
     def _watch(self) -> None:
-        """Record the objects by which `is_same` sees that nothing has changed."""
+        """Record the objects that `is_same` compares."""
         self._kinds = list(map(type, self._modules.values()))
         self._classes = list(dict.fromkeys(self._kinds))
         self._forwards = list(map(_forward, self._classes))
@@ -98,7 +98,7 @@ class ModuleGuard:
         return change
 
     def is_same(self) -> bool:
-        """Return whether nothing has touched the modules. It must be fast, because every pass of a bank calls it."""
+        """Return whether the modules are unchanged. This must be fast, because every pass of a bank calls it."""
         try:
             return (
                 self._is_ready
@@ -113,7 +113,7 @@ class ModuleGuard:
             return False
 
     def _present_marks(self) -> list[tuple[int, int, int]]:
-        """Return identity, version and address of the buffers."""
+        """Return identity, version and memory address of each buffer."""
         tensors = [cast("Tensor", buffers[name]) for buffers, name in self._places]
         return [(id(t), 0 if t.is_inference() else _version(t), t.data_ptr()) for t in tensors]
 

@@ -21,7 +21,7 @@ class PassLock:
 
     Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself holds it
     `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access goes before threads that begin a pass after it. Both are reentrant within a thread.
+    access has priority over threads that begin a pass later. Both are reentrant within a thread.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PassLock:
     def shared(self) -> Generator[None]:
         """Hold the lock, together with other threads, while this thread runs the model.
 
-        Waiting exclusive threads go first.
+        Threads that wait for exclusive access go first.
         """
         me = get_ident()
         with self._changed:

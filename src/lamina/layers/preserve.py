@@ -45,9 +45,9 @@ def preserve_model(model: nn.Module) -> Generator[None]:
     plain attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
     exclusively: other threads' passes wait.
 
-    RWKV rescales its weights in place at its first pass in eval mode, and records that in a plain attribute. Weights
-    are not copied, so they stay rescaled after such a pass, and plain numbers and flags of the modules are then not
-    restored.
+    RWKV rescales its weights in place in its first pass in eval mode, and records that in a plain attribute. Weights
+    are not copied and cannot be restored, so after such a pass numbers and flags of the modules are not restored
+    either.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -166,7 +166,7 @@ def evaluating_if(attributes: Sequence[Mapping[str, object]], model: nn.Module) 
     """Return `evaluating(model)`; or, if all of the model is in eval mode already, a context that does nothing.
 
     Args:
-        attributes: `vars(module)` of all modules of the model. Looking modes up there is quick.
+        attributes: `vars(module)` of all modules of the model. Modes are looked up there, which is quick.
         model: The model.
     """
     # an open block may have put the model in eval mode for as long as it lasts
@@ -179,7 +179,7 @@ _open: list[nn.Module] = []  # one entry for each open block that has modes to r
 
 
 def _restore_buffer(module: nn.Module, name: str, buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a module's buffer that was changed in place since its version was `version`."""
+    """Write `value` back into a module's buffer, if the buffer was changed in place since it had version `version`."""
     if buffer._version != version:
         _changed_by_passes[type(module)].add(name)
         buffer.copy_(value)
@@ -194,9 +194,9 @@ _changed_by_passes: defaultdict[type[nn.Module], set[str]] = defaultdict(set)
 
 
 def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the attributes of a class of modules (also submodules, buffers) that a preserved pass was seen to change.
+    """Return the attributes, submodules and buffers of a class of modules that passes are known to change.
 
-    BigBird, for example, replaces its attention. Only passes in `preserve_model` are observed.
+    BigBird, for example, replaces its attention. They are known from passes inside `preserve_model`.
     """
     return frozenset(_changed_by_passes.get(kind, ())) - {"training", "forward"}
 
@@ -210,7 +210,7 @@ def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[
     """Return a function that restores the present attributes of a module.
 
     The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects. If
-    `keeps_values()` is True at that time, numbers and flags keep their new values, and only the mode is restored.
+    `keeps_values()` is True when it is called, numbers and flags keep their new values, except the mode.
     """
     attributes = dict(module.__dict__)
     contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}

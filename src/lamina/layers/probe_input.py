@@ -86,7 +86,7 @@ _preferring_full: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def _others(
     model: nn.Module, inputs: Mapping[str, Tensor], rows: int, tokens: int, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the inputs that a full input has beside `inputs`; {} if there are none. `rng` draws random values."""
+    """Return the further inputs that a full input has beside `inputs`; {} if there are none. `rng` draws the values."""
     accepted = inspect.signature(model.forward).parameters
     others: dict[str, Tensor] = {}
     if "input_features" in inputs:
@@ -137,7 +137,7 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
-    """Return token ids and a mask: random ordinary tokens, then the end token, because some classifiers look for it.
+    """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
 
     There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder. Raises NoInputError
     if the config has no vocabulary size.

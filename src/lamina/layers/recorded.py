@@ -53,7 +53,7 @@ class RecordedConfig(PreTrainedConfig):
 
 @final
 class RecordedModel(PreTrainedModel):
-    """A model without weights that has the layers of a model with recorded states. A bank can be trained on it.
+    """A model without weights, with the layers of a model whose states were recorded. A bank can be trained on it.
 
     It cannot compute anything: `forward` raises ConfigError.
 

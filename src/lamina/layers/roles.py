@@ -27,12 +27,12 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class OwnPositions:
-    """The place of a separate query or key projection for position embeddings, which only some models have.
+    """Where a model has a separate query or key projection for position embeddings; only some models have one.
 
     Attributes:
         role: "query" or "key": what the projection computes.
         path: Path of the projection, relative to the block.
-        setting: Name of a setting of the config, a list. The model has the projection if the list contains `value`.
+        setting: Name of a config setting that is a list. The model has the projection if the list contains `value`.
         value: See `setting`.
     """
 
@@ -56,8 +56,8 @@ class Attention:
         value: Path of the value projection.
         output: Path of the projection after the heads.
         head_width: Path of an attribute with the width of one head. Grouped key and value projections have fewer heads.
-        fused: Order of the output of a projection with several roles: by "roles" first (all queries, then all keys,
-            ...) or by "heads" first. None: each role has its own projection.
+        fused: If one projection has several roles, the order of its output: "roles" (all queries, then all keys, ...)
+            or "heads" (all roles of the first head, then ...). None: each role has its own projection.
         positions: Roles whose projections are also applied to position embeddings, if all settings in `positions_if`
             are true.
         positions_if: Names of settings of the config; see `positions`.

@@ -35,16 +35,16 @@ class _Added(NamedTuple):
 
 
 def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
-    """Return a copy of a stack with layer i read at another place of block i.
+    """Return a copy of a stack in which layer i is read at another place in block i.
 
     With `site="attention"` or "ffn", layer i is what block i's attention or feed-forward network adds to the state
     (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not change.
     With "output" the stack itself is returned.
 
-    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every output of a module in a
-    block is tried: it counts as an added value if state + output is, bit for bit, a value that a later module receives
-    or returns. Attention is the first added value whose tokens depend on the states of other tokens (a decoder's
-    attention over the encoder does not count); the feed-forward network is the last added value whose tokens do not.
+    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every module output in a block
+    is tried. It counts as an added value if state + output equals, bit for bit, a value that a later module receives or
+    returns. The first added value whose tokens depend on other tokens' states is attention's (a decoder's attention
+    over the encoder does not count). The last added value whose tokens do not is the feed-forward network's.
 
     Args:
         model: The model that the stack belongs to.
@@ -150,7 +150,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return key -> outputs of modules that received the value with this key (see `key_of`).
+    """Return the outputs of modules that received the value `key`, each under its own key (see `key_of`).
 
     In a post-norm block, the norm after an addition computes the state for the next addition.
     """
@@ -213,5 +213,5 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
 
 
 def _place(event: Event) -> tuple[object, ...]:
-    """Return a key that identifies the same event in another run of the model."""
+    """Return a key of an event that is equal for the same event in another run of the model."""
     return event.call.path, event.call.number, event.side, event.index, event.swap

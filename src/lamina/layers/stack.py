@@ -93,7 +93,7 @@ def swapped(state: Tensor, swap: Swap | None) -> Tensor:
 
 
 def alike(value: Tensor, state: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors have the same shape and differ by at most `tolerance` times the largest `|state|`."""
+    """Return whether two tensors have equal shapes and differ by at most `tolerance` times the maximum of `|state|`."""
     if value.shape != state.shape or torch.equal(value, state):
         return value.shape == state.shape
     return bool((value.float() - state.float()).abs().max() <= tolerance * state.float().abs().max())

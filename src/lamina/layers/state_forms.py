@@ -65,7 +65,7 @@ class Form:
 
 
 def state_of(value: Tensor, form: Form | None, tokens: int | None) -> Tensor:
-    """Return a value as a state by its form; if `form` is None, the value itself."""
+    """Convert a value to a state `[batch, tokens, width]` by its form; if `form` is None, return the value itself."""
     return value if form is None else form.state(value, tokens)
 
 
@@ -109,8 +109,8 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None, *, down
         states: The hidden states, from layer 0.
         probe: The input of the model.
         tokens: The number of tokens in the stack's own input. None: it reads no text.
-        downsampling: The number of characters that share a state in a model that reads characters (CANINE); such states
-            follow one for the whole text. 0: there are none.
+        downsampling: In a model that reads characters (CANINE), the number of characters that share a state; the first
+            state is for the whole text. 0: states are not shared.
     """
     padding: Form | None = None
     # states longer than the text are padded only if others are not: some models add tokens of their own for good
@@ -131,8 +131,8 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None, *, down
 def _repeated(states: Sequence[object], layer: int, probe: Probe, tokens: int | None, downsampling: int) -> Form | None:
     """Return the form of a layer with one state for several tokens of layer 0; None if it has no such states.
 
-    `states` are all layers; the other arguments are as for `forms_of`. Without text, only the last layer of audio
-    can have this form, because some encoders pool it in time; how the patches of an image were joined is not known.
+    `states` has all layers; the other arguments are those of `forms_of`. Without text, only the last layer of audio can
+    have this form, because some encoders pool it over time. For images it is not known how patches were joined.
     """
     first, state = states[0], states[layer]
     if not isinstance(first, Tensor) or not isinstance(state, Tensor) or not first.ndim == state.ndim == 3:

@@ -340,8 +340,8 @@ async def _predictions(
     Single texts and pairs of texts are queued separately, because they cannot share a batch.
 
     Args:
-        scheduler: Its settings have the time limit.
-        ask: Queues examples of one kind, and returns a future of their answers.
+        scheduler: Has the time limit, in its settings.
+        ask: Called with examples of one kind, which it queues; returns a future of their answers.
         examples: Texts and pairs, or files.
         request: The client's request.
 
@@ -388,7 +388,7 @@ def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "t
         served: The bank, with versions.
         settings: The server's settings.
         name: Name of the bank.
-        backend: What answers now: "torch", "onnx" or "int8".
+        backend: The backend that answers now: "torch", "onnx" or "int8".
     """
     bank = served.bank
     limit = length_limit(bank.model, bank.processor)
@@ -451,7 +451,10 @@ def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
 
 
 def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
-    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once per served bank."""
+    """Return reader name -> hash of its weights, and stack name -> fingerprint.
+
+    Both are computed once per served bank.
+    """
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}

@@ -36,7 +36,7 @@ class Replicas:
     """The number of replicas of the application, and the CPUs and GPUs of each; see `deployed`.
 
     Args:
-        least: Number of replicas that run at any time.
+        least: Minimum number of replicas, which always run.
         most: Maximum number of replicas while requests wait. None: `least`, so that the number is fixed.
         cpus: CPU cores per replica; may be a fraction.
         gpus: GPUs per replica; may be a fraction.
@@ -61,8 +61,8 @@ def deployed(
 ) -> Iterator[None]:
     """Deploy replicas of an application on Ray Serve, which answer requests inside the `with` block.
 
-    Ray restarts a replica that dies. On a cluster that was running before the block, the replicas keep running after
-    it, and replicas of an earlier deployment are replaced one after the other while the others answer.
+    Ray restarts a replica that dies. On a cluster that was running already, the replicas stay after the block. Replicas
+    of an earlier deployment there are replaced one by one, while the others answer.
 
     Args:
         build: Function that returns the application; it is pickled, sent to each replica and called there.

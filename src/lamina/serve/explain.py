@@ -55,7 +55,7 @@ class TaskExplanation(TypedDict):
 
 
 class Explanation(TypedDict):
-    """The response of `/explain`: the time of a pass, and task -> explanation of the answer."""
+    """The response of `/explain`: the time of a pass, and the explanation of each task's answer."""
 
     seconds: PassSeconds
     tasks: dict[str, TaskExplanation]
@@ -84,7 +84,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         self._predictor = predictor_of(bank, names)
 
     def read(self, texts: Sequence[Example]) -> PreparedTexts:
-        """Encode each text, pair or file by itself."""
+        """Encode texts, pairs or files, each by itself."""
         return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
 
     def run(
@@ -106,7 +106,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that every reader reads: the smallest of the lengths that they were trained with."""
+        """Number of tokens that all readers read: the smallest of the lengths that they were trained with."""
         return min(self._predictor.max_length([name]) for name in self._names)
 
     @property
@@ -115,7 +115,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return side_of(self.bank, self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
-        """Return the explanation of one text. Readers with equal inputs are timed together; times are added."""
+        """Return the explanation of one text. The times of groups of readers with equal inputs are added."""
         seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
         tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:
@@ -135,7 +135,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
-        """Return the explanation of the answer that reader `name` gives to a text; the answer itself is not in it.
+        """Return the explanation of a reader's answer about a text, without the answer itself.
 
         `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`;
         None if the reader's fusion cannot compute them. If either is None, the explanation has no contributions. Raises
@@ -155,7 +155,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         }
 
     def _timed(self, group: Group, batch: Batch) -> PassSeconds:
-        """Time passes over a batch, and return the least seconds without readers and with the readers of `group`.
+        """Time passes over a batch; return the shortest time without readers, and with the readers of `group`.
 
         Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
         Further passes take at most a tenth of a second in all, because other requests wait meanwhile.

@@ -32,7 +32,7 @@ _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string",
 
 
 class TensorMetadata(TypedDict):
-    """Describes a model's input or output in KServe's protocol; a size of -1 is the request's number of rows."""
+    """Describes a model's input or output in KServe's protocol. A size of -1 stands for any number of rows."""
 
     name: str
     datatype: str
@@ -151,7 +151,7 @@ def _strings(data: bytes, size: int) -> list[str]:
 
 
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
-    """Return a response as JSON, followed by the data of the outputs named in `binary` as bytes.
+    """Return a response: JSON, followed by the bytes of the outputs that are named in `binary`.
 
     Args:
         found: The response without its outputs.
@@ -210,10 +210,11 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, v
 def kserve_texts(tensor: InferTensor) -> list[Example]:
     """Return the texts of a tensor `[rows]` or `[rows, 1]`, or the pairs of a tensor `[rows, 2]`.
 
-    The data may be flat or nested by row, whichever the shape.
+    For either shape, the data may be flat or nested by row.
 
     Raises:
-        ConfigError: If the data are not strings, have no row, or do not fit the shape, or the shape is another.
+        ConfigError: If the data are not strings, there is no row, the shape is not one of these, or the data do not fit
+            it.
     """
     cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
     size = 1

@@ -185,7 +185,7 @@ class RequestGuard:
 
         Args:
             body: The body.
-            json_bytes: The size of the JSON that binary data follow. None: all is JSON.
+            json_bytes: Size of the JSON at the start, if binary data follow it. None: the whole body is JSON.
         """
         part, data = body[:json_bytes], b"" if json_bytes is None else body[json_bytes:]
         if not json.detect_encoding(part).startswith("utf-8"):
@@ -210,7 +210,7 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
 
 
 def _json_bytes(scope: Scope) -> int | None:
-    """Return the size of the JSON that binary data follow in a body of KServe's v2; None if all of it is JSON."""
+    """Return the size of the JSON in a body of KServe's v2 in which binary data follow; None if all of it is JSON."""
     size = dict(scope["headers"]).get(JSON_BYTES, b"")
     return int(size) if path_of(scope).endswith("/infer") and size.isdigit() and len(size) < _DIGITS else None
 
@@ -222,7 +222,7 @@ def path_of(scope: Scope) -> str:
 
 
 def depth_of(body: bytes) -> int:
-    """Return how deeply lists and objects are nested in JSON; too much would exceed Python's recursion limit."""
+    """Return how deeply lists and objects are nested in JSON. Deep nesting would exceed Python's recursion limit."""
     depth = deepest = 0
     for part in _PARTS.finditer(body):
         if part[0] in (b"[", b"{"):

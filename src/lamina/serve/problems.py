@@ -34,8 +34,8 @@ AnswerT = TypeVar("AnswerT")
 def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str, str]:
     """Return where a body is wrong, such as "messages.0.role", and why; "" if the body itself is wrong.
 
-    If a value may have several forms, pydantic lists errors for each form, under the form's name, which is no key of
-    the body. The form with the deepest errors fits best; its errors are used.
+    If a value may have several forms, pydantic lists the errors of each form under the form's name, which is not a key
+    of the body. Only the errors of the form that fits best are used: the one whose errors are nested deepest.
 
     Args:
         errors: pydantic's errors, at least one.

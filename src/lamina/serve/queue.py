@@ -23,7 +23,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Answers(Future[AnswerT]):
-    """The future of a request's answers. It also records if the client leaves while the answers are being computed."""
+    """The future of a request's answers. It also records whether the client has left during the computation."""
 
     has_left = False
 
@@ -45,7 +45,7 @@ class Job(Generic[AnswerT]):
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
-        overtaken: Cost in tokens of the batches of later requests that were taken from the queue before this one.
+        overtaken: Cost, in tokens, of the batches with later requests that have overtaken this one.
     """
 
     texts: Sequence[Example]
@@ -116,9 +116,9 @@ class JobQueue:
     def take(self, budget: Budget, piece: int | None = None) -> list[AnyJob]:
         """Remove the requests of the next batch, and return them, oldest first.
 
-        The oldest request goes first, with those that are cheapest to run along with it (`next_batch`). A much shorter
-        one goes before it, but only for a while: once the batches that overtook a request cost as much as a pass over
-        the request itself, it is the next one.
+        The batch has the oldest request, and the requests that are cheapest to run along with it (`next_batch`). A much
+        shorter request may overtake the oldest one, but only for a while: once the batches that overtook it cost as
+        much as a pass over itself, it is next.
 
         Args:
             budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens. The queue must not be empty.
@@ -144,8 +144,8 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
     """Return the jobs of a batch, oldest first: one job, and the jobs that are cheapest to run along with it.
 
     All queued jobs that can share a batch with that job are divided by length into passes with the lowest total cost.
-    The batch is the jobs whose texts all fall into its passes, up to the budget. Texts of other lengths stay queued
-    until they can share a pass with texts of their length.
+    The batch has the jobs whose texts are all in the passes of that job, up to the budget. Texts of other lengths stay
+    queued until they can share a pass with texts of their length.
 
     Args:
         jobs: The queued jobs, oldest first.

@@ -110,7 +110,7 @@ class Reloader:
     ) -> ServedBank:
         """Build a bank from readers of other banks, and serve it. The caller holds the lock.
 
-        The served bank itself is not changed, because its readers answer requests meanwhile.
+        The served bank itself is not changed, because its readers still answer requests.
 
         Args:
             unchanged: Reader name -> the bank it comes from, for readers that stay.

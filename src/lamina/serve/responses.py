@@ -106,7 +106,7 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
 
     Args:
         answer: Task -> prediction.
-        only_task: Return only this task's prediction. None: a mapping of all tasks.
+        only_task: Name of the task whose prediction is returned alone. None: return a mapping of all tasks.
         top_k: Maximum number of labels per task. None: all.
     """
     if only_task is not None:

@@ -50,7 +50,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class OverloadedError(LaminaError):
-    """Raised when a request is refused because too many requests wait already. The client may send it again later."""
+    """Raised when a request is refused because too many requests are waiting. The client may send it again later."""
 
 
 class ClosedError(LaminaError):
@@ -64,7 +64,7 @@ class ServedBank:
     Attributes:
         bank: The readers and their model.
         number: Version of the bank: 1 at the start, and 1 more after each change.
-        versions: Reader name -> version of the reader: how many readers of this name have been served so far.
+        versions: Reader name -> version of the reader: the number of readers of this name that have been served so far.
     """
 
     bank: ReaderBank
@@ -99,10 +99,10 @@ class _Turn:
 
     Attributes:
         jobs: The requests of the batch.
-        begun: Whether the scheduler has already added this pass to its number of running passes.
+        begun: Whether the scheduler already counts this pass as running.
         run: The batch that has begun. None: the batch is new.
         keeps_pass: Whether further passes of this turn follow its first one.
-        ended: Whether `Scheduler._end` has counted its pass as free.
+        ended: Whether `Scheduler._end` no longer counts its pass as running.
     """
 
     jobs: Sequence[AnyJob]
@@ -113,7 +113,7 @@ class _Turn:
 
 
 def default_passes(bank: ReaderBank) -> int:
-    """Return how many passes run at once if the settings do not say it: as many as the cores of the CPU suffice for.
+    """Return the default number of passes that run at once: as many as the CPU has cores for.
 
     Each pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models
     such as BigBird, which change their kind of attention when a text is short.
@@ -128,10 +128,10 @@ class Scheduler:
     """Answers requests of any number of threads with one bank, several requests in one pass of the model.
 
     A batch consists of the oldest queued request and of those that are cheapest to run along with it; `JobQueue` says
-    when a shorter one may overtake it. There are `max_concurrent_passes + 1` threads, which all do the same: take a
-    batch from the queue, tokenise it, wait until one of the allowed passes is free, run the model, answer the requests.
-    The extra thread tokenises the next batch while all passes are running. Once its client has left, a request is not
-    computed any further.
+    when a shorter one may overtake it. There are `max_concurrent_passes + 1` threads. Each takes a batch from the
+    queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the requests. The
+    extra thread tokenises the next batch while all passes are running. A request whose client has left is not computed
+    any further.
 
     A request of more than some hundred tokens pauses between its passes, so that a batch of newer requests can run.
     The two take turns until one of them is done.
@@ -274,7 +274,7 @@ class Scheduler:
             truncate: Cut a text that is too long. False: the future fails with TooLongError.
 
         Raises:
-            LaminaError: In the cases in which `ask` raises.
+            LaminaError: For the same reasons as `ask`.
         """
         bank = self.bank
         names = readers_of(bank, tasks, [text])
@@ -381,8 +381,8 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. So that
-        it gets many texts, this waits until enough tokens are queued and no request has arrived for a moment.
+        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It should
+        have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -399,7 +399,7 @@ class Scheduler:
             return self._take_turn()
 
     def _take_turn(self) -> _Turn:
-        """Return a new batch from the queue, or the oldest paused batch, alternating between both.
+        """Return a new batch from the queue, or the oldest paused batch, alternating between the two.
 
         The caller holds the lock.
         """
@@ -429,7 +429,7 @@ class Scheduler:
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
 
-        If the pass never began, only the number of ready batches is reduced. A second call changes nothing.
+        If the pass never began, its batch is only taken off the number of ready batches. A second call changes nothing.
         """
         with self._changed:
             if turn.ended:
@@ -462,9 +462,9 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait until the pass of `turn` may begin; return the jobs that are still wanted: not cancelled, nor too long.
+        """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        `tokenised` are their texts after tokenising.
+        `tokenised` has the texts of the jobs.
         """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))

@@ -31,7 +31,7 @@ _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
 def _only(*values: JsonValue) -> Any:  # noqa: ANN401
-    """Return the field of an option that is not supported: it must be null, or one of `values` that change nothing."""
+    """Return the field of an unsupported option: it must be null, or one of `values`, which change nothing."""
     return Field(None, json_schema_extra={_ENUM: [None, *values]})
 
 
@@ -43,7 +43,7 @@ class Body(BaseModel):
     def _drop_nulls(cls, body: object) -> object:
         """Remove the keys of an object that are null, and all unknown ones but the first; anything else is unchanged.
 
-        One unknown key is an error, or is ignored, like a hundred thousand of them.
+        The first unknown key is enough for an error, if unknown keys are errors.
         """
         if not isinstance(body, dict):
             return body
@@ -154,7 +154,7 @@ class ReadersRequest(RequestBody):
 
 
 class ReadersChanged(BaseModel):
-    """Response of `/readers`: the readers that are served now, after the change that the request asked for."""
+    """Response of `/readers`: the readers that are served after the change."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
@@ -236,7 +236,7 @@ class InferRequest(Body):
     outputs: ListOf[InferOutput] = Field([], description="The tasks that answer, in this order; by default all.")
 
     def is_binary(self, task: str) -> bool:
-        """Return whether a task's tensor is sent as binary data; an output's own option wins over the request's."""
+        """Return whether a task's tensor is sent as binary data; the output's own option has precedence."""
         wishes = {output.name: output.parameters.binary_data for output in self.outputs}
         wish = wishes.get(task)
         return self.parameters.binary_data_output if wish is None else wish
@@ -279,7 +279,7 @@ _COLDEST = 0.01  # a lower temperature counts as 0: logits divided by it could b
 
 
 class Parameters(RequestBody):
-    """Options of `/generate`. The default of each sampling option is that of the model's own generation config."""
+    """Options of `/generate`. The defaults of sampling options come from the model's generation config."""
 
     max_new_tokens: Tokens | None = Field(
         None, description="Maximum number of tokens; by default all there is room for."

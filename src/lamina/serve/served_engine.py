@@ -38,7 +38,7 @@ export_onnx(ReaderBank.from_pretrained(sys.argv[1]), sys.argv[2])
 
 @final
 class ServedEngine:
-    """Answers batches of a server with ONNX Runtime, where the backend allows it. It is an `Engine` of `BankRunner`.
+    """Answers batches of a server with ONNX Runtime, if the backend allows it. It is an `Engine` for `BankRunner`.
 
     A batch that the exported graph cannot answer is left to PyTorch, and the reason is logged. After a change of the
     readers, another process exports the new bank. Until its graph is ready, PyTorch answers for the new readers.
@@ -78,7 +78,7 @@ class ServedEngine:
         return answered
 
     def follow(self, bank: ReaderBank) -> None:
-        """Start making an engine for a new served bank, in the background, if ONNX Runtime is in use."""
+        """If ONNX Runtime is in use, start making an engine for a new bank in the background."""
         engine = self._engine
         if engine is None or engine.answers_for(bank, bank):
             return
@@ -99,7 +99,7 @@ class ServedEngine:
                 self._process.kill()
 
     def _catch_up(self) -> None:
-        """Export the requested bank until no new one is requested. Log errors; PyTorch goes on answering."""
+        """Export the requested bank, then any newer one. Log errors; PyTorch then answers."""
         while True:
             with self._lock:
                 bank, self._wanted = self._wanted, None
@@ -119,7 +119,7 @@ class ServedEngine:
     def _opened(self, bank: ReaderBank) -> OnnxEngine:
         """Open the export in the bank's folder, if it fits the bank; otherwise export the bank in another process.
 
-        Exporting in this process would slow down the requests, and change global settings of torch meanwhile. Raises
+        An export in this process would slow down requests, and change global settings of torch while it runs. Raises
         StoreError if the export fails, or the server is shutting down.
         """
         folder = export_folder(bank, "onnx")

@@ -51,12 +51,13 @@ _Protocol: Any = AutoHTTPProtocol  # has attributes that uvicorn's annotation of
 
 
 class TimedProtocol(_Protocol):
-    """uvicorn's protocol of one connection, closed if the headers of a request do not come in time.
+    """uvicorn's protocol for one connection. It closes the connection if the headers of a request do not come in time.
 
     If a client hangs up after it has sent several requests at once, none of them is answered any further.
 
     Args:
-        header_timeout_s: Seconds from the first byte of a request, or from the begin of the connection, to its headers.
+        header_timeout_s: Seconds from the first byte of a request, or from the beginning of the connection, to the end
+            of its headers.
         options: Arguments of uvicorn's protocol.
     """
 
@@ -88,7 +89,7 @@ class TimedProtocol(_Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, and tell the application that the client has gone.
 
-        uvicorn tells it for the latest request only. If a client has sent several at once, an earlier one is answered.
+        uvicorn itself tells this for the latest request only, even if it is answering an earlier one.
         """
         self._stop_waiting()
         if self._answered is not None and not self._answered.response_complete:
@@ -97,12 +98,12 @@ class TimedProtocol(_Protocol):
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401
-        """Note which request is answered; uvicorn calls this when the answer of each begins."""
+        """Record which request is being answered; uvicorn calls this when it begins to answer a request."""
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
     def _is_under_way(self) -> bool:
-        """Return whether a request's headers are complete and its answer is not."""
+        """Return whether a request is under way: its headers are complete, and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self) -> None:

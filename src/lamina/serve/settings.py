@@ -16,7 +16,7 @@ Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 class Settings(BaseModel):
     """Limits, keys and page texts of a server, for `create_app`; build it with `Settings.of`.
 
-    Limits have the same names as in text-embeddings-inference, where it has them.
+    Limits that text-embeddings-inference has too have the same names as there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -29,7 +29,7 @@ class BatchTiming:
     """How long each step of a batch took, and its size. All times are in seconds.
 
     Attributes:
-        queue: For each request, the time from its arrival to the start of the pass, without the time of tokenising.
+        queue: For each request, the time from its arrival to the start of the pass, less the time of tokenising.
         read: Time of tokenising.
         run: Time of the passes of the model, and of turning their outputs into answers.
         requests: Number of requests.

@@ -92,7 +92,7 @@ def learnt_pairs(reader: ReaderModule) -> bool | None:
 def default_examples(bank: ReaderBank) -> tuple[Example, ...]:
     """Return three examples for the page that fit the bank's tasks; () if no task reads text.
 
-    If all tasks learnt pairs of texts, all examples are pairs. If some tasks did, the last example is a pair. If a task
+    All examples are pairs if all tasks were trained on pairs; the last one is a pair if only some tasks were. If a task
     fills in mask tokens, one example has the tokenizer's mask token.
     """
     readers = [bank[task] for task in bank if medium_of(bank, task) == TEXT]

@@ -45,7 +45,7 @@ class TooLongError(LaminaError):
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:
     """Return a text's number of tokens without special tokens, and whether the whole text was counted.
 
-    Counting stops after the piece that brings the number above `most`. The text is divided at spaces if it has some, so
+    The text is counted in pieces, until the number exceeds `most`. Pieces end at spaces, if the text has any, so that
     the number is exact for most texts.
     """
     text, count, start = encodable(text), 0, 0
@@ -59,9 +59,9 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return the beginning of a long text with at least twice `most` tokens; for `side` "left", its end.
+    """Return a part of a long text that has at least `2 * most` tokens: its beginning, or for `side` "left" its end.
 
-    A tokenizer reads the same tokens there as in the whole text, which would take seconds to tokenise.
+    The tokens that are read are the same in this part as in the whole text, which would take seconds to tokenise.
 
     Args:
         tokenizer: The tokenizer.
@@ -124,7 +124,7 @@ Prediction: TypeAlias = Mapping[str, JSON]  # task -> the prediction for one tex
 
 @runtime_checkable  # so that annotations can be checked in tests
 class Tokenised(Protocol):
-    """The tokenised texts of a batch: `Worker.read` returns them, and `Worker.run` reads them."""
+    """The tokenised texts of a batch, which `Worker.read` returns and `Worker.run` takes."""
 
     @property
     def tokens(self) -> int:
@@ -180,11 +180,11 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """The length in tokens to which texts are cut, if some reader would read longer texts in windows; else None."""
+        """Number of tokens to which texts are cut, if a reader would read longer texts in windows; else None."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
-        """Cut the texts of a request to little more than what is read of them, so that tokenising is fast; return them.
+        """Cut texts to little more than the part that is read, so that tokenising is fast; return the texts.
 
         Args:
             texts: Texts, pairs of texts or files. Files are returned unchanged.
@@ -247,7 +247,7 @@ def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
 
 
 def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
-    """Return the side on which texts too long for some of the readers are cut; None if the readers differ."""
+    """Return the side on which texts that are too long for a reader are cut; None if the readers differ."""
     sides: set[Side] = set()
     for kind in (kind_of(bank[task].config.head.kind) for task in tasks):
         own = tokenizer_of(bank.processor).truncation_side
@@ -286,7 +286,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
     @cached_property
     def _lengths(self) -> tuple[int, ...]:
-        """The lengths that the readers were trained with. Finding them looks through all modules of the model."""
+        """The lengths that the readers were trained with. This looks through all modules of the model."""
         return tuple(self._predictor.max_length([task]) for task in self.tasks)
 
     @cached_property
@@ -299,7 +299,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that every reader reads: the smallest of the lengths that they were trained with."""
+        """Number of tokens that all readers read: the smallest of the lengths that they were trained with."""
         return min(self._lengths)
 
     @property

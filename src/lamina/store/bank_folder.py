@@ -114,7 +114,7 @@ def save_bank(
         bank: The bank.
         folder: Folder to write; created if it does not exist.
         title: Title of the model card. None: the name of the folder.
-        changed_base: Save although the weights of the model have changed under the bank.
+        changed_base: Save even if the model's weights have changed since the bank was made or loaded.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
@@ -154,7 +154,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Log a warning if blocks of a bank's frozen model were changed by hand: loading would build another model."""
+    """Log a warning if blocks of a bank's frozen model were changed by hand, which loading could not repeat."""
     if bank.saves_base:
         return  # `save` refuses it
     if (problem := changed_blocks(bank.model)) is not None:
@@ -210,7 +210,7 @@ def _version() -> str:
 def claimed_output(
     target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Reserve a folder for the result of a training, so that saving at its end cannot fail for want of the folder.
+    """Reserve the output folder of a training, so that saving at its end cannot fail because of the folder.
 
     Args:
         target: What will be saved: a bank, a model, or a mapping with the names of a future bank's readers.
@@ -229,7 +229,7 @@ def claimed_output(
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """Return about how many bytes a saved bank or model has: those of its weights. Shared weights count once."""
+    """Return the approximate size of a saved bank or model in bytes: its weights, with shared weights counted once."""
     modules: list[nn.Module] = [target]
     if isinstance(target, ReaderBank) and target.saves_base:
         modules.append(target.model)
@@ -238,7 +238,7 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, without those of its base model. The manifest is first and marks a bank."""
+    """Return the paths of a bank's files, except its base model's. The manifest, the mark of a bank, comes first."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
@@ -347,7 +347,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
-    """Return a fingerprint of the model's tensors that a reader's head uses and does not save; None if it uses none."""
+    """Return a fingerprint of the model's own tensors that a reader's head uses; None if it uses none."""
     tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
@@ -373,7 +373,7 @@ def load_bank(
         revision: Branch, tag or commit on the hub.
         readers: Names of the readers to load. None: all.
         writes: Load the base model with its language model head, if it was saved with one. A bank with monitors always
-            gets that head, because monitors score text that the model generates.
+            has that head, because monitors score text that the model generates.
     """
     place = str(folder)
     if model is not None:
@@ -392,7 +392,7 @@ def _load_bank(
     *,
     writes: bool,
 ) -> ReaderBank:
-    """Load a bank from a local folder; `load_bank` documents the arguments."""
+    """Load a bank from a local folder, with the arguments of `load_bank`."""
     manifest = _read_manifest(folder)
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
@@ -512,10 +512,11 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 
 
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
-    """Pair a stack's saved settings with its settings here: name -> (saved value, value here), equal pairs included.
+    """Return name -> (saved value, present value) for the settings of a stack, also for those that are equal.
 
-    If the bank was saved with the library versions here (`library`), a setting that one side lacks is None
-    there. Otherwise such settings and all modules are left out. Early versions of lamina saved no settings: {}.
+    `library` has the versions of the libraries that saved the bank. If they are the installed ones, a value that is
+    missing on one side is None. If not, such settings are left out, and so are the settings of modules. The result is
+    {} for banks of early versions of lamina, which saved no settings.
     """
     if saved.config is None or saved.modules is None:
         return {}
@@ -590,7 +591,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings. Settings under names of older versions are renamed."""
+    """Return the fusion or head config for saved settings. Old names are updated."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

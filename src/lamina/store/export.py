@@ -43,7 +43,7 @@ Export = Callable[[Any], Part]  # function that exports a fusion of one class
 
 
 class Point(TypedDict):
-    """The place in a model where a layer's state is read, as `reader.json` describes it."""
+    """The place in a model where a layer's state is read, in the form of `reader.json`."""
 
     module: str  # name of the module
     side: str  # "input" or "output" of the module
@@ -100,8 +100,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
     """Return layer (as a string) -> the place in the model where its state is read.
 
-    Module names are those in a checkpoint with a head; vLLM and SGLang use them too. Raises ConfigError if the blocks
-    pass on states in another form than `[batch, tokens, width]`.
+    Modules have the names that they have in a checkpoint with a head, as in vLLM and SGLang. Raises ConfigError if
+    blocks return states of another shape than `[batch, tokens, width]`.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")

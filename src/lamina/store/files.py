@@ -59,7 +59,7 @@ def damaged(place: object, what: str) -> StoreError:
 
 @contextmanager
 def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
-    """Hold a lock file during the `with` block, and delete it afterwards. The same thread may lock it again inside.
+    """Hold a lock file during the `with` block, and delete it afterwards. The thread that holds it may lock it again.
 
     Args:
         path: The lock file.
@@ -91,8 +91,8 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
 
     Args:
         folder: The folder.
-        names: Names of the files that will be written. The first one is the mark: only if it exists may the others be
-            overwritten, because otherwise other software wrote them.
+        names: Names of the files that will be written. The first one is the mark. If it does not exist, other software
+            wrote the files, and they may not be overwritten.
         force: Whether to overwrite files even if the mark is missing.
 
     Raises:
@@ -122,7 +122,7 @@ def settle(folder: Path) -> None:
     """Undo a replacement of files that a dead process left unfinished. Call this before reading a saved folder.
 
     Raises:
-        StoreError: If another process holds the folder and its replacement does not end.
+        StoreError: If another process is replacing the files, and does not finish in time.
     """
     if is_file(plan := folder / WORK / PLAN):
         try:
@@ -134,7 +134,7 @@ def settle(folder: Path) -> None:
 
 
 def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
-    """Call `read` and return its result; repeat the call if another process replaced the folder's files meanwhile.
+    """Call `read` and return its result; repeat this if another process replaced the folder's files during the call.
 
     Args:
         folder: The folder.
@@ -159,7 +159,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path, mark: str) -> tuple[object, ...]:
-    """Return a value that changes twice per replacement of the folder's files: when it begins and when it ends."""
+    """Return a value that changes when a replacement of the folder's files begins, and again when it ends."""
     try:
         facts = (folder / mark).stat()
     except OSError:
@@ -179,8 +179,8 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
     """Replace files of a folder all at once: yield an empty folder, whose content later replaces the old files.
 
     If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
-    others stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, the folder
-    has all old files, all new files, or no mark.
+    others stay. The mark is moved away first, and put in place last. So after `settle`, the folder has all old files,
+    all new files, or no mark.
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
@@ -218,7 +218,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has files of these names but not the first, the mark; not with `force`."""
+    """Raise StoreError if a folder has files of these names but not the mark, the first one; not with `force`."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
         held = f"{', '.join(present[:4])}{' and others' * (len(present) > 4)}"

@@ -54,7 +54,7 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return the patterns of the files to download: for `readers` (None: all), and with `base` for the base model.
+    """Return patterns of the files to download: those of `readers` (None: all), and with `base` the base model's.
 
     A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """

@@ -76,8 +76,8 @@ class LinearReader:
 
         Raises:
             UnknownNameError: If the bank does not have the reader.
-            ConfigError: If the reader is not linear. It is linear if the fusion is Mean, LastLayer, ScalarMix,
-                Elementwise or Concat, and the head pools by "mean", "first" or "last", or labels tokens.
+            ConfigError: If the reader is not linear. Linear readers have the fusion Mean, LastLayer, ScalarMix,
+                Elementwise or Concat, and a head that pools by "mean", "first" or "last", or labels tokens.
         """
         reader = bank[name]
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
@@ -105,10 +105,10 @@ class LinearReader:
         )
 
     def to_sklearn(self) -> object:
-        """Return a fitted model of scikit-learn with this map: its logits are the model's decision function.
+        """Return a fitted scikit-learn model whose decision function has the values of this map's logits.
 
-        Classes give a `LogisticRegression`, several labels a `OneVsRestClassifier` of them, and a regression a
-        `LinearRegression`.
+        It is a `LogisticRegression` for classes, a `OneVsRestClassifier` of these for several labels at once, and a
+        `LinearRegression` for regression.
 
         Raises:
             MissingExtraError: If scikit-learn is not installed.
@@ -194,7 +194,7 @@ class LinearReader:
 
 
 class _LinearModel(Protocol):
-    """A linear model of scikit-learn: the attributes that its `fit` sets."""
+    """A linear model of scikit-learn, with the attributes that its `fit` sets."""
 
     coef_: Array
     intercept_: Array | float

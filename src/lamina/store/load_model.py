@@ -152,10 +152,10 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model; if names in the checkpoint have prefixes of wrappers, load it again without these.
+    """Load a model. If names in the checkpoint begin with a wrapper's prefix, load it again without the prefix.
 
-    A wrapper is torch.compile or DataParallel. A prefix of `_OWNERS`, a program that trains the model as a part, is
-    dropped only if no weight fits otherwise, because some models have such names themselves.
+    A wrapper is torch.compile or DataParallel. Prefixes in `_OWNERS` come from programs that train the model as a part
+    of another. They are dropped only if otherwise no weight fits, because some models have such names themselves.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

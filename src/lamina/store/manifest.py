@@ -23,7 +23,7 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 class SavedFacts(BaseModel):
     """Base class for the content of a JSON file. The file must have all fields of the class and no others.
 
-    A class with a field `format` reads only files whose format equals `FORMAT`.
+    If the class has a field `format`, only files whose format equals `FORMAT` are read.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -67,7 +67,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the nested object that is reached by these keys, one inside the other."""
+        """Return the class of the object that is nested under these keys, the outermost key first."""
         return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
@@ -95,18 +95,18 @@ class BaseFacts(SavedFacts):
     """A manifest's entry about the base model of the readers.
 
     Attributes:
-        id: Folder or hub id to load it from; None if it was never saved in its present form.
+        id: Folder or hub id from which it can be loaded; None if it was never saved in its present form.
         revision: Commit on the hub; None if it did not come from there.
         model_type: The family, as in its config.
         dtype: Type of its weights, such as "float32".
         stacks: Stack name -> facts, for the stacks that the readers read.
-        library: Versions of transformers and torch that saved it. Under other versions, `StackFacts.modules` is not
-            compared, and of `StackFacts.config` only the settings that both versions have. None in banks of earlier
-            versions of lamina.
+        library: Versions of transformers and torch that saved it. If the installed versions differ,
+            `StackFacts.modules` is not compared, and in `StackFacts.config` only the settings that both versions have.
+            None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it came from before training.
-        recorded: If the readers were trained on recorded states, without the model: the recorded layers. `id` and
-            `model_type` are then what is known about the model. None: the readers were trained on the model.
+        recorded: The recorded layers, if the readers were trained on recorded states; `id` and `model_type` may then be
+            unknown. None: the readers were trained on the model itself.
         pooling: How the tokens of each row of recorded states became one vector. None: there is a state per token.
     """
 

@@ -96,13 +96,14 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Check, before transformers asks the hub for a model, that the name is no misspelt short name and the hub answers.
+    """Check that a name is not a misspelt short name and that the hub answers, before transformers asks the hub.
 
     transformers tries for half a minute before it reports a hub that cannot be reached. Errors that the hub reports,
     such as an unknown id, are left to it.
 
     Raises:
-        ModelNotFoundError: If the name is like a short name, or the hub cannot be reached and its cache has no copy.
+        ModelNotFoundError: If the name resembles a short name, or the hub cannot be reached and the local cache has no
+            copy.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -242,8 +243,8 @@ def check_files(name: str) -> None:
     """Check the files of a model's folder before they are read; a hub id is not checked.
 
     Raises:
-        StoreError: If one is neither a file nor a folder (reading a pipe would never end), or an index of weights names
-            a file outside of the folder.
+        StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
+            names a file outside the folder.
     """
     if not is_dir(name):
         return
@@ -269,7 +270,7 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Check the weights of a local model without reading them: file headers, and the packages that are needed.
 
-    The errors are as for `lamina.load`. A model on the hub is not checked.
+    Raises the errors of `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 
@@ -342,8 +343,8 @@ def source_of(name: str, revision: str | None) -> str:
     """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
-    while it replaced the folder's files, that replacement is undone first. Raises ConfigError if there is a `revision`
-    for a folder.
+    while it was replacing the folder's files, the replacement is undone first. Raises ConfigError if there is a
+    `revision` for a folder.
     """
     full = _full(name)
     if is_folder := is_dir(full):

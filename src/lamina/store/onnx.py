@@ -233,7 +233,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. For a model, the bank is empty.
+    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. A model gives an empty bank.
 
     The copy has the tokenizer `processor`, or the bank's if that is None.
     """
@@ -263,7 +263,7 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """The plan of one export: a forward pass of a bank's model or of its encoder, with some of the readers (None: all).
+    """The plan of one export: a forward pass of a bank's model, or of its encoder, with some readers (None: all).
 
     The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported
     too.
@@ -376,8 +376,8 @@ class _Plan:
 class _Graph(nn.Module):
     """The module that is traced for the export.
 
-    A trace replaces the submodules of this module by proxies without hooks. The plan, which is not a module, keeps the
-    original modules with the hooks; the submodules here only make their parameters visible to the trace.
+    A trace replaces submodules by proxies without hooks. So the plan, which is not a module, runs the original modules,
+    whose hooks work; the submodules of this module only show their parameters to the trace.
     """
 
     def __init__(self, plan: _Plan) -> None:
@@ -407,8 +407,8 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 def _as_traced(plan: _Plan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
-    A fusion decides from the values of its weights which layers are active. Tensors in a trace have no values, so the
-    decision is made here, once. The fusions belong to the export's copy, so the decision stays.
+    Which layers of a fusion are active depends on the values of its weights. Tensors in a trace have no values, so this
+    is decided here, once, and for good, because the fusions belong to the export's copy.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
@@ -426,7 +426,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
-    """Write a plan as an ONNX graph of the first opset that works, and return the largest difference to PyTorch.
+    """Write a plan as an ONNX graph in the first opset that works; return the largest difference from PyTorch's.
 
     With `progress`, show a bar for each opset that is tried. Raises the UnsupportedModelError or StoreError of the last
     of `OPSETS` if none of them works.
@@ -442,7 +442,7 @@ def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
 
 
 def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
-    """Write a plan as a graph of this opset, run it, and return the largest difference to PyTorch."""
+    """Write a plan as a graph in this opset, run it, and return the largest difference from PyTorch's outputs."""
     difference = 0.0
     for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
         if size is None:  # the first step; the others compare what it has written
@@ -478,7 +478,7 @@ def _write(plan: _Plan, path: Path, opset: int) -> None:
 
 
 def _reader_in(error: BaseException, plan: _Plan) -> str | None:
-    """Return the name of the reader whose fusion or head raised an error in a trace; None if no reader's did."""
+    """Return the name of the reader whose fusion or head raised an error in a trace; None if none did."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
         acting = frame.f_locals.get("self")

@@ -49,7 +49,7 @@ def open_session(graph: Path) -> Session:
 
 @final
 class OnnxEngine:
-    """An ONNX Runtime session on the CPU that answers for readers of a bank. Several threads may use it at once.
+    """An ONNX Runtime session on the CPU that computes readers' answers. Several threads may use it at once.
 
     `OnnxEngine.open` compares its answers with PyTorch's before it is used.
 
@@ -81,7 +81,8 @@ class OnnxEngine:
 
         Raises:
             StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
-                PyTorch's. The answers of a quantised graph are not compared: its scores were, when it was exported.
+                PyTorch's. A quantised graph is not compared here, because its scores were compared when it was
+                exported.
             MissingExtraError: If onnxruntime is not installed.
         """
         try:
@@ -133,7 +134,7 @@ class OnnxEngine:
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
         """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can.
 
-        The errors are those of `answers_for`.
+        Raises the errors of `answers_for`.
         """
         if not self.answers_for(bank, names):
             return "the exported graph has other readers, or their weights have changed since the export"
@@ -156,7 +157,7 @@ class OnnxEngine:
 
 
 class _Weights:
-    """A record of the weights of a bank's readers and model. It tells whether they have changed since.
+    """A record of the weights of a bank's readers and model, which tells whether they have changed since.
 
     A write in place raises a tensor's version. Fused optimizers do not raise it, so after a step of any optimizer the
     values are compared.
@@ -200,7 +201,7 @@ def _holders(module: nn.Module) -> list[dict[str, object]]:
 
 
 def _mark(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
-    """Return the identity of every value in `holders`, and version and memory address of those that are tensors."""
+    """Return the identity of every value in `holders`; for tensors, also the version and the memory address."""
     return [
         (id(value), _version(value), value.data_ptr()) if isinstance(value, Tensor) else (id(value), 0, 0)
         for holder in holders

@@ -44,10 +44,10 @@ class PlainReader(nn.Module):
 
     Attributes:
         settings: The settings.
-        layers: Layers that the reader needs: 0 is the embeddings, i the output of block i. The last layer comes after
-            the final norm if the model's `hidden_states` include that norm.
+        layers: Layers that the reader needs: 0 is the embeddings, i the output of block i. For the last layer, the
+            final norm is included if the model's `hidden_states` include it.
         labels: Names of the classes, in the order of the logits.
-        per_token: Whether the logits of each token depend on that token alone, so that a text may come in pieces.
+        per_token: Whether the logits of a token depend on that token alone, so that a text can be passed in pieces.
 
     Raises:
         ValueError: If the settings have another format.
@@ -96,7 +96,7 @@ class PlainReader(nn.Module):
 
     @torch.no_grad()
     def tokens(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute the logits `[tokens, classes]` of tokens, which may be from any texts; ValueError unless `per_token`.
+        """Compute the logits `[tokens, classes]` of tokens of any texts; raise ValueError unless `per_token`.
 
         If the reader labels texts, the logits of a text are the mean of its tokens' logits.
         """
@@ -243,10 +243,10 @@ class Listener:
             output: What the module returned. None in a pre-hook.
 
         Raises:
-            RuntimeError: If the server captures or compiles the model, this pass skipped a layer below, or the pass
-                before did not reach the highest layer.
+            RuntimeError: If the server captures or compiles the model, this pass skipped a lower layer, or the previous
+                pass did not reach the highest layer.
             ValueError: If this is a forward hook although the layer needs a pre-hook, the width of the states is wrong,
-                or the batch has requests of other lengths.
+                or the lengths of the batch's requests do not fit the states.
         """
         captures = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if captures or torch.compiler.is_compiling():
@@ -299,7 +299,7 @@ def requests_of(batch: object, tokens: int) -> list[str] | None:
 def state_of(output: object, *, add: bool) -> Tensor:
     """Return the hidden state in the output of a module.
 
-    With `add`, the module is a block of a server, which may return two tensors whose sum is the state.
+    With `add`, the module is a block in a server, and may return two tensors whose sum is the state.
     """
     values = (output,) if isinstance(output, Tensor) else cast("Sequence[object]", output)
     state, second = cast("Tensor", values[0]), values[1] if len(values) > 1 else None

@@ -36,7 +36,7 @@ _NOISE = ("processor_class", "auto_map", "_name_or_path", "name_or_path", "trans
 
 
 def processor_facts(processor: Processor) -> dict[str, JSON]:
-    """Return what the inputs made by a processor depend on, JSON-ready: short facts in full, others as digests.
+    """Return what a processor's outputs depend on, JSON-ready: short facts in full, long ones as digests.
 
     The padding side is not included, because Lamina pads by itself. A processor of an unknown kind has only its class.
     """
@@ -155,7 +155,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:
-    """Return the facts of a processor, named as in the facts of a joint processor."""
+    """Return the facts of a processor under the names that they have in a joint processor."""
     facts = dict(_remembered_facts(processor))
     classes = {part.__name__ for part in type(processor).__mro__}
     for part, base in _PARTS.items():

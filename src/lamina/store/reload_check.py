@@ -81,7 +81,7 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
-    """Return why a model could not be built again from its config and its edits, as text; None if it could.
+    """Return why a model cannot be built again from its config and its edits, as text; None if it can.
 
     Args:
         model: The model.
@@ -115,7 +115,7 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Find weights that several blocks share; return the set of each weight's names, which differ only in numbers.
+    """Find weights that several blocks share; return a set of names per weight, which differ only in block numbers.
 
     Only weights whose name begins with `under` are considered.
     """

@@ -135,7 +135,7 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield a recorded insertion once per stack, with the numbers that its layers have in the model now.
+    """Yield a recorded insertion, one copy per stack, with the numbers that its layers have in the model now.
 
     `edit` has layer numbers from before the `later` edits, which may have removed, moved or repeated blocks. `model`
     has its final depth.
@@ -193,7 +193,7 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
     """Raise StoreError if the weights of a checkpoint belong to another class of model.
 
-    They do if a part of the model that contains layers, or more than half of the parameters, would start at random.
+    That is assumed if a part of the model with layers, or more than half of the parameters, would start at random.
     `new` are the names of the weights that start at random, and `name` is the checkpoint, for messages.
     """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
@@ -268,7 +268,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
 
 
 def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Collection[str]) -> list[Edit]:
-    """Return a record of edits with the names that parameters and lists of blocks have in this model.
+    """Return the edits with the names that parameters and lists of blocks have in this model.
 
     The names differ by the backbone's prefix if only one of the two models, the saved and the loaded one, has a head. A
     parameter that the model does not have keeps its saved name.

@@ -86,7 +86,8 @@ def save(
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model whose weights are written: the model itself, or for RWKV a copy.
 
-    RWKV divides weights by powers of two at its first pass in eval mode, and would divide saved weights again.
+    RWKV divides weights by powers of two in its first pass in eval mode, and would divide weights that were saved after
+    it once more.
     """
     if not any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
         return model
@@ -100,7 +101,7 @@ def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
 def move(source: Path, target: Path) -> None:
     """Move a model that `save` wrote from the folder `source` to the folder `target`.
 
-    If `target` has a model that `save` wrote, it is replaced completely, or after an error not at all.
+    A model that `save` wrote to `target` before is replaced; after an error it is unchanged.
 
     Raises:
         StoreError: If the target cannot be written, or has a model of other software.

@@ -26,8 +26,8 @@ class StatesArray(SavedFacts):
     Attributes:
         file: The file, relative to the manifest: `.npy`, `.safetensors` or `.parquet`.
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. None for `.npy`.
-        axes: The name of each axis. Without "rows", the tokens of the rows come one after the other, or the tensor is
-            one row. Without "layers", all states are of one layer. Without "tokens", rows are pooled.
+        axes: The name of each axis. Without "rows", the tokens of all rows follow one another, or there is one row.
+            Without "layers", there is one layer. Without "tokens", rows are pooled.
         shape: Size of each axis. For a Parquet file the number of rows comes first, and a list per token or layer
             follows.
         rows: Number of rows in the tensor.
@@ -55,14 +55,14 @@ class StatesManifest(SavedFacts):
         width: Size of a hidden state.
         layers: Layers in the files, ascending.
         arrays: The tensors. If several hold states of one layer, they come in the order of the rows.
-        lengths: File `.npy` with the number of tokens of each row. None: the arrays tell.
+        lengths: File `.npy` with the number of tokens of each row. None: the arrays show it.
         pooling: How a row's tokens became one vector. None: there is a state of every token.
         stack: Name of the stack.
         model: Hub id or folder of the model. None: unknown.
         model_type: Family of the model, as in its config. None: unknown.
         fingerprint: Fingerprint of the stack's weights, from `lamina.store.fingerprint`. None: unknown.
         max_length: Maximum tokens per row when the states were computed. None: unknown.
-        table: File with a row per row of states, with the labels. None: there is none.
+        table: File with the labels, one row for each row of states. None: there is none.
     """
 
     format: int = 1

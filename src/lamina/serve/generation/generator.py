@@ -44,10 +44,10 @@ class SeededSampling(LogitsProcessor):
     class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as after
     `torch.manual_seed(seed)` in a process that generates this text alone.
 
-    Interception slows down every function of torch. So it is on only while `generate` samples a token. The instance is
-    a logits processor: `generate` calls it right before sampling, and the call turns interception on. `after_sampling`
-    is a stopping criterion: `generate` calls it right after sampling, and it turns interception off. Pass both to
-    `generate`, inside a `with` block of the instance.
+    Interception slows down every function of torch. So it is switched on only while `generate` samples a token. The
+    instance is a logits processor: `generate` calls it right before sampling, and the call turns interception on.
+    `after_sampling` is a stopping criterion: `generate` calls it right after sampling, and it turns interception off.
+    Pass both to `generate`, inside a `with` block of the instance.
 
     Args:
         seed: Seed of the text's generator.
@@ -80,7 +80,7 @@ class SeededSampling(LogitsProcessor):
 
 
 class _AfterSampling(StopOnEvent):
-    """A stopping criterion that turns a `SeededSampling`'s interception off after each token. It never ends a text."""
+    """A stopping criterion that turns off a `SeededSampling`'s interception after each token. It never ends a text."""
 
     def __init__(self, sampling: SeededSampling) -> None:
         super().__init__(Event())  # an event that is never set
@@ -128,8 +128,8 @@ class TextGenerator:
     """Generates texts for several requests at a time, up to a limit.
 
     Each text has its own thread and passes, beside the scheduler's. A step of generation is short, so predictions need
-    not wait until a text is complete. Texts do not share passes: padding would change the last bits of the results, and
-    so now and then a token.
+    not wait until a text is complete. Texts do not share passes: padding changes the last bits of results, and with
+    them sometimes a token.
 
     Args:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
@@ -249,7 +249,7 @@ class Generation:
     def _is_over(self) -> bool:
         """Return whether the text must end now: its client has left, or its time is up. Called between two steps.
 
-        It also lets a thread run that is waiting to have the model to itself.
+        Between two steps, a thread that needs the model for itself may run; this call lets it.
         """
         self._scheduler.pass_lock.give_way()
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
@@ -334,7 +334,7 @@ class Generation:
         return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
     def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
-        """Return the options for `generate`: one sequence and one beam, so that each chosen token is final."""
+        """Return the options for `generate`. There is one sequence and one beam, so that each chosen token is final."""
         options: dict[str, int | float | bool] = {
             "max_new_tokens": conditions.max_tokens,
             "num_beams": 1,
@@ -348,7 +348,7 @@ class Generation:
 
 @final
 class DriftTests:
-    """The drift tests of each bank that is served. A bank that replaces another begins with new tests."""
+    """The drift tests of each bank that is served. If a bank is replaced, the new one begins with new tests."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # several texts begin at the same time

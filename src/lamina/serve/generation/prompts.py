@@ -33,7 +33,7 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one generated text, whichever route it came by.
+    """A request for one generated text, in a form that is the same for all routes.
 
     Attributes:
         prompt: The text that is continued, or the messages of a chat.
@@ -42,7 +42,8 @@ class GenerationRequest:
         seed: Seed of sampling. None: a random one.
         stop: Strings that end the text.
         tasks: Names of the readers that take part. None: all that can.
-        stop_on_flag: True: a flag of any monitor ends the text. Names: flags of these monitors do. False: none does.
+        stop_on_flag: Which flags end the text. True: those of all monitors. False: none. Names: those of these
+            monitors.
         stream: Whether tokens are sent one by one.
     """
 
@@ -113,13 +114,13 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
     Args:
         bank: The bank, whose model may read fewer tokens than the server allows.
         prompt_tokens: Number of tokens of the prompt.
-        max_new_tokens: Number that the request allows. None: all that there is room for.
+        max_new_tokens: Number that the request asks for. None: all that there is room for.
         max_total_tokens: Number that the server allows for prompt and text together. In a model with an encoder it
             applies to each of them alone.
 
     Raises:
         TooLongError: If the prompt leaves no room.
-        ConfigError: If the request allows more tokens than there is room for.
+        ConfigError: If the request asks for more tokens than there is room for.
     """
     total = min(max_total_tokens, length_limit(bank.model, bank.processor))
     if prompt_tokens >= total:
@@ -132,7 +133,7 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
 
 
 def _too_long(tokens: int | str, most: int) -> TooLongError:
-    """Return the TooLongError for a prompt of `tokens` tokens, if prompt and text together may have `most`."""
+    """Return the TooLongError for a prompt of `tokens` tokens; prompt and text together may have `most`."""
     return TooLongError(
         f"serve: the prompt has {tokens} tokens; together with the generated text at most {most} are accepted."
     )

@@ -37,7 +37,7 @@ _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "fl
 
 
 class TokenInfo(TypedDict):
-    """A token in a response. The text of a special token is its written form, such as "</s>"."""
+    """A token in a response. For a special token, the text is its name, such as "</s>"."""
 
     id: int
     text: str
@@ -68,7 +68,7 @@ class Items:
     """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
     Args:
-        generator: Generates the text; it begins at once.
+        generator: Generates the text, beginning at once.
         request: What to generate.
         timeout_s: Maximum seconds to wait for each token.
 
@@ -103,7 +103,7 @@ class Items:
         return item
 
     async def all(self) -> tuple[list[TokenEvent], GenerationEnd]:
-        """Wait for the whole text, and return its tokens and its end; errors as in `next`."""
+        """Wait for the whole text, and return its tokens and its end; raises the errors of `next`."""
         tokens: list[TokenEvent] = []
         while isinstance(item := await self.next(), TokenEvent):
             tokens.append(item)
@@ -204,7 +204,8 @@ def _token(token: TokenEvent) -> TokenInfo:
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
-    The last token's event also has the whole text and how it ended. So it can be sent only once the end has come.
+    The event of the last token also has the whole text and the reason of its end, so it is sent only once the text has
+    ended.
 
     Args:
         before: Text to put in front of the whole text: the prompt, or "".
@@ -260,7 +261,7 @@ class ChatShape:
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
         """Return one chunk of a streamed chat completion.
 
-        `reason` says why the text ended; None while it goes on. `extra` holds further keys.
+        `reason` is the reason why the text ended; None in all chunks but the last. `extra` holds further keys.
         """
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
@@ -382,7 +383,7 @@ class StopStrings:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Append a piece of text; return the text that can be shown now. It ends before the first stop string."""
+        """Append a piece of text; return the text that can be shown now, which ends before the first stop string."""
         if self.stopped:
             return ""
         text = self._held + piece
@@ -399,5 +400,5 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Return the length of the longest end of `text` that `stop` begins with; it is shorter than `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

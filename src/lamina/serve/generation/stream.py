@@ -74,7 +74,7 @@ class GenerationEnd:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """The conditions that end a text: a maximum number of tokens, end token ids, and stop strings."""
+    """The conditions that end a text: a maximum number of tokens, ids of end tokens, and stop strings."""
 
     max_tokens: int
     end_ids: Sequence[int]
@@ -89,7 +89,7 @@ class TokenStreamer(StopOnEvent):
 
     A token's scores are known only after the model's next step has read the token. So each call emits the event of the
     second newest token, and `finish` emits the last one. `generate` must have no other criterion that ends a text. This
-    one ends all sequences at once, so transformers does not pad.
+    criterion ends all sequences at once, so that none is padded.
 
     Args:
         scores: The readers that take part, and their scores.
@@ -155,8 +155,8 @@ class TokenStreamer(StopOnEvent):
     def _emit(self, *, is_read: bool) -> None:
         """Emit the event of the token that waits for its scores, if there is one.
 
-        `is_read` says whether the model has read that token. The last token has no scores, but keeps the flags raised
-        before.
+        `is_read` says whether the model has read that token. The last token is not read: it has no scores, only the
+        flags raised before.
         """
         if self._waiting is None:
             return

@@ -51,8 +51,8 @@ class TokenScores:
     Args:
         bank: The readers and their model.
         tasks: Names of the readers that take part. None: all that can.
-        each: Whether every reader named in `tasks` must give scores token by token, as a stream requires.
-        stop: True: a flag of any monitor ends the text. Names: only flags of these monitors do. False: no flag does.
+        each: Whether every reader named in `tasks` must give scores at each token, as streaming requires.
+        stop: Which flags end the text. True: those of all monitors. False: none. Names: those of these monitors.
 
     Attributes:
         monitors: The monitors to pass to `bank.watch`.
@@ -102,8 +102,8 @@ class TokenScores:
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
         """Let a reader that cannot give scores token by token answer at the end, if it can do that.
 
-        `problem` is why it cannot. A reader that can do neither is left out; but if the request names it (`named`), or
-        if `each` demands scores token by token, ConfigError is raised.
+        `problem` is the reason why it cannot. A reader that cannot answer at the end either is left out. ConfigError is
+        raised instead if the request names it (`named`), or if scores at each token are required (`each`).
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
