@@ -27,9 +27,9 @@ from common import report
 
 import lamina
 from lamina import PooledLayers, Reader, SequenceClassification
+from lamina.studies.benchmarking.benchmark import LEVEL
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, ReaderOf, cell_rows
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, find_data, set_names
-from lamina.studies.benchmarking.rank_methods import LEVEL
 from lamina.studies.runner import Cell, run_cells
 
 SEED, SEARCHED = 38, 40

@@ -151,7 +151,7 @@ STUDIES: Registry[Any] = Registry(
         "lens": "lamina.studies.states.lens:lens",
         "lens_tokens": "lamina.studies.states.lens:lens_tokens",
         "importance": "lamina.studies.states.importance:importance",
-        "contributions": "lamina.studies.states.contributions:contributions",
+        "contributions": "lamina.studies.states.importance:contributions",
         "removal": "lamina.studies.cutting.removal:removal",
         "reinit": "lamina.studies.cutting.reinit_study:reinit",
         "insertion": "lamina.studies.cutting.insertion:insertion",

@@ -12,7 +12,7 @@ from transformers.models.auto import modeling_auto
 
 from lamina.layers import stacks
 from lamina.studies import drift, similarity
-from lamina.studies.states.output_head import OutputHead
+from lamina.studies.states.lens import OutputHead
 
 
 @pytest.mark.parametrize("name", one_in(8, READABLE, 0, ["sew"]))

@@ -89,7 +89,7 @@ def bench(  # noqa: PLR0913
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
     """Print the comparison over the data sets and the conclusions, or everything as JSON; `folder` has the study."""
-    from lamina.studies.benchmarking.markdown_summary import over_sets
+    from lamina.studies.benchmarking.benchmark import over_sets
     from lamina.studies.study import rows_where
 
     table = over_sets(study).astype(object)

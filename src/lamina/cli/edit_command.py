@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from lamina.editing.block_picture import StackPicture
     from lamina.editing.record import Edit
     from lamina.layers.types import Processor
-    from lamina.studies.cutting.edit_plan import EditPlan
-    from lamina.studies.cutting.least_blocks import LeastBlocks
+    from lamina.studies.cutting.least_blocks import EditPlan, LeastBlocks
     from lamina.utils import JSON
 
     # changes a model, in place, and returns what measured cuts cost
@@ -216,7 +215,7 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
         ConfigError: If there is no edit, or `--drop auto:N` lacks a task or has no number.
     """
     from lamina.recipes.edits import EDITS
-    from lamina.studies.cutting.edit_plan import DROP_LEAST, parse_plan, task_fields
+    from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
 
     if not changes:
         raise ConfigError(
@@ -248,7 +247,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     Raises:
         ConfigError: If there are other edits or options without an effect, or the plan is wrong.
     """
-    from lamina.studies.cutting.edit_plan import parse_plan, read_plan, task_fields
+    from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 
     if named:
         raise ConfigError(f"edit: {named[0]} was given with --plan; the plan holds all edits. Put it into the plan.")

@@ -211,7 +211,7 @@ def print_estimate(cost: Estimate, word: str = "reader") -> None:
 def _show_parts(cost: Estimate, word: str) -> None:
     """Print what each task and reader (or method: `word`) costs, and the batches that fit a GPU's memory if given."""
     from lamina.recipes.estimate import readable
-    from lamina.recipes.gpu_hours import CARDS, REACHED
+    from lamina.recipes.model_size import CARDS, REACHED
 
     rows = [
         (

@@ -12,8 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from lamina.errors import ConfigError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import data_errors
-from lamina.estimators.target_values import class_targets
+from lamina.estimators.examples import class_targets, data_errors
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from sklearn.utils import ClassifierTags, Tags
 
     from lamina.bank import Reader
-    from lamina.estimators.shared_model import ModelLike, RandomState
-    from lamina.estimators.target_values import Targets
+    from lamina.estimators.base import ModelLike, RandomState
+    from lamina.estimators.examples import Targets
     from lamina.fusion.base import FusionConfig
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend

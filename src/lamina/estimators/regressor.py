@@ -9,7 +9,7 @@ from sklearn.base import RegressorMixin
 
 from lamina.errors import ConfigError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.target_values import number_targets
+from lamina.estimators.examples import number_targets
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
 

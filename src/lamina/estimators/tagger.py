@@ -7,8 +7,7 @@ from typing import ClassVar, Self, cast, final
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import as_tags, as_words, data_errors
-from lamina.estimators.target_values import Targets
+from lamina.estimators.examples import Targets, as_tags, as_words, data_errors
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.label_cells import class_name, is_missing
 from lamina.tasks.metrics import marks_spans, score_tags

@@ -11,7 +11,7 @@ from sklearn.base import TransformerMixin
 from lamina.bank import Reader
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.target_values import any_targets
+from lamina.estimators.examples import any_targets
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import kind_of
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags, TransformerTags
 
     from lamina.bank import ReaderBank, ReaderModule
+    from lamina.estimators.base import ModelLike, RandomState
     from lamina.estimators.examples import TargetsLike, Texts
-    from lamina.estimators.shared_model import ModelLike, RandomState
     from lamina.fusion.base import FusionConfig
     from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor

@@ -12,11 +12,8 @@ from lamina.errors import ConfigError, ModelNotFoundError
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.fit_memory import fit_batches
-from lamina.recipes.gpu_hours import parts
-from lamina.recipes.model_size import Sizes
-from lamina.recipes.outlines import load_outlines
-from lamina.recipes.preflight import check_machine, check_model, check_output
-from lamina.recipes.sized_runs import reader_batch, shared_passes, sized_runs, weight_memory
+from lamina.recipes.model_size import Sizes, parts, reader_batch, shared_passes, sized_runs, weight_memory
+from lamina.recipes.preflight import check_machine, check_model, check_output, load_outlines
 from lamina.store import load_config
 
 if TYPE_CHECKING:
@@ -24,9 +21,9 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
+    from lamina.recipes.model_size import SharedPass, SizedRun
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
-    from lamina.recipes.sized_runs import SharedPass, SizedRun
 
 MOST_READERS = 2000  # readers of an estimate, each of which takes about 10 ms
 # Where the config of the model came from: `Estimate.model["config"]`.

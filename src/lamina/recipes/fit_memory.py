@@ -12,8 +12,7 @@ from pydantic import PositiveInt, TypeAdapter
 from torch import distributed
 
 from lamina.errors import ConfigError, convert_errors
-from lamina.recipes.model_size import Sizes
-from lamina.recipes.sized_runs import shared_passes, sized_runs, training_weights, weight_memory
+from lamina.recipes.model_size import Sizes, shared_passes, sized_runs, training_weights, weight_memory
 from lamina.store import load_config
 from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from lamina.recipes.model_size import SizedRun
     from lamina.recipes.schema import Recipe
-    from lamina.recipes.sized_runs import SizedRun
     from lamina.tasks.base import TaskOutline
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec

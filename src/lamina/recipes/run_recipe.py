@@ -25,9 +25,8 @@ from lamina.recipes.expand import expand_recipe
 from lamina.recipes.fit_memory import BATCHES, fitted_batches, save_batches
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.monitor_keys import monitored_report
-from lamina.recipes.outlines import measured
 from lamina.recipes.paper_tables import pivot
-from lamina.recipes.preflight import check_edits
+from lamina.recipes.preflight import check_edits, measured
 from lamina.recipes.report_file import REPORT, Report, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
 from lamina.recipes.summary_table import SummaryRow, markdown, summaries

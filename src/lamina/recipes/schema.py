@@ -44,7 +44,7 @@ from lamina.recipes.table_layouts import (
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline, check_image_size, check_label_all_tokens
 from lamina.tasks.presets import find_preset
-from lamina.tasks.sampling import SampleSize
+from lamina.tasks.stratify import SampleSize
 from lamina.train.grid import METHOD, MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 

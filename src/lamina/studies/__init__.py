@@ -11,9 +11,8 @@ from lamina.studies.cutting.reinit_study import reinit
 from lamina.studies.cutting.removal import removal
 from lamina.studies.probing.error_analysis import errors
 from lamina.studies.probing.probe import probe
-from lamina.studies.states.contributions import contributions
 from lamina.studies.states.drift import drift
-from lamina.studies.states.importance import importance
+from lamina.studies.states.importance import contributions, importance
 from lamina.studies.states.lens import lens, lens_tokens
 from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability

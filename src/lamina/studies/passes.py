@@ -19,7 +19,7 @@ from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
 from lamina.layers.types import Batch, Processor
 from lamina.layers.wrappers import unwrapped
-from lamina.studies.sources import own_processor
+from lamina.studies.runner import own_processor
 from lamina.tasks.kind import TextInputs
 
 if TYPE_CHECKING:

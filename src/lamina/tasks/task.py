@@ -26,9 +26,8 @@ from lamina.tasks.naming_checks import NOTHING_SPARE, check_spec, classes_withou
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
 from lamina.tasks.rows_in_memory import named_parts, rows_of
-from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
-from lamina.tasks.stratify import strata_of
+from lamina.tasks.stratify import SampleSize, strata_of, subsample_rows
 from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)

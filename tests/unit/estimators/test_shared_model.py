@@ -11,9 +11,9 @@ from tests.support.training import tiny_model, tiny_tokenizer
 
 import lamina
 from lamina.errors import ConfigError
-from lamina.estimators import shared_model
+from lamina.estimators import base as shared
+from lamina.estimators.base import model_of
 from lamina.estimators.classifier import LaminaClassifier
-from lamina.estimators.shared_model import model_of
 
 FAST = {"epochs": 1, "options": {"cache": "off"}}
 
@@ -27,8 +27,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return lamina.load(name)
 
-    shared_model._load.cache_clear()
-    monkeypatch.setattr(shared_model, "load", counted)
+    shared._load.cache_clear()
+    monkeypatch.setattr(shared, "load", counted)
     return names
 
 

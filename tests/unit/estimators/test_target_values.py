@@ -5,7 +5,7 @@ import pytest
 from sklearn.exceptions import DataConversionWarning
 
 from lamina.errors import DataError
-from lamina.estimators.target_values import any_targets, class_targets, number_targets
+from lamina.estimators.examples import any_targets, class_targets, number_targets
 
 TEXTS = ["a", "b", "c"]
 

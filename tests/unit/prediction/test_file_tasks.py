@@ -18,7 +18,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate
 from lamina.store import save_bank
-from lamina.tasks.comparison import compare, compare_tags
+from lamina.tasks.class_results import compare, compare_tags
 from lamina.tasks.task import Task
 from lamina.train import fit
 

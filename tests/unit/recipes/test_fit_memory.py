@@ -13,7 +13,7 @@ from lamina.recipes import fit_memory
 from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe, with_part
 from lamina.recipes.fit_memory import BATCHES, GIB, fitted_batches, save_batches
-from lamina.recipes.outlines import load_outlines
+from lamina.recipes.preflight import load_outlines
 from lamina.recipes.schema import load_recipe, parse_recipe
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"

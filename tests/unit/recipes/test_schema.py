@@ -12,7 +12,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.recipes.schema import load_recipe, parse_recipe, slug
-from lamina.tasks.sampling import SampleSize
+from lamina.tasks.stratify import SampleSize
 
 GOOD = """\
 model: minilm

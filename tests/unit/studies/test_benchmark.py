@@ -18,10 +18,9 @@ from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
 from lamina.studies import Study, benchmark
 from lamina.studies.benchmarking import benchmark as benchmarks
 from lamina.studies.benchmarking import benchmark_cell, regressions
+from lamina.studies.benchmarking.benchmark import compare_methods, critical_difference, mean_ranks, over_sets
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion
-from lamina.studies.benchmarking.markdown_summary import over_sets
 from lamina.studies.benchmarking.probing_sets import ProbingSet, find_data, portion, read_set, set_names
-from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks
 
 FAST = {"methods": ("majority", "embedding", "default"), "seeds": (0, 1), "scored": 40, "progress": False}
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnsupportedModelError
 from lamina.studies import lens, lens_tokens
-from lamina.studies.states.output_head import OutputHead
+from lamina.studies.states.lens import OutputHead
 
 TEXTS = ["the film is good .", "anna was very slow", "ben and anna", "a bad film and a good film in paris"]
 

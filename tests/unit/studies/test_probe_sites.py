@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, UnsupportedModelError
 from lamina.layers import tap
-from lamina.studies.probing.probe import probe
+from lamina.studies.probing.probe import compare_probes, probe
 from lamina.studies.probing.probe_cell import ProbeHead, ProbeLayer
-from lamina.studies.probing.probe_conclusions import compare_probes
 from lamina.studies.run_study import load_study_recipe
 from lamina.tasks.task import Task
 
@@ -107,8 +106,8 @@ def test_a_site_alone_beside_the_embeddings(model, tags: Task):
 
 
 def test_the_conclusions_about_sites():
+    from lamina.studies.probing.probe import title
     from lamina.studies.probing.probe_cell import Place
-    from lamina.studies.probing.probe_conclusions import title
 
     assert [title(Place(3, site, "linear")) for site in SITES] == [
         "layer 3 (linear)",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError
-from lamina.tasks.sampling import SampleSize, subsample_rows
+from lamina.tasks.stratify import SampleSize, subsample_rows
 
 Classes = tuple[tuple[str, ...], list[tuple[int, ...]]]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
@@ -20,26 +21,21 @@ from lamina.layers import default_stack
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
-from lamina.studies.benchmarking.markdown_summary import Frame, markdown_summary
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
-from lamina.studies.benchmarking.rank_methods import (
-    LEAST_SETS,
-    compare_methods,
-    critical_difference,
-    mean_ranks,
-    sentences,
-)
-from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import own_processor
+from lamina.studies.runner import Cell, own_processor, run_cells
+from lamina.studies.statistics import corrected, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.utils import JSON, Row, check_range, pluralize, write_text
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.benchmarking.probing_sets import Setting
+
+    Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`, of all methods one set
 
 SUMMARY = "summary.md"  # file in the output folder: the tables and conclusions
 _OP = "bench"
@@ -49,6 +45,25 @@ COLUMNS = (
     *("set", "point", "method", "seed", "measure", "metric", "score", "low", "high", "p", "against"),
     *("wins", "level", "losses", "trained", "rows", "seconds", "bytes", "chosen", "pass_seconds"),
 )
+# With five sets or fewer even a method that is ahead on all of them has a sign-test p of 2 / 2**5 = 0.0625 or more.
+# The bootstrap would draw the same few differences again and again, and give an interval that is much too narrow.
+LEAST_SETS = 6
+LEVEL = 0.005  # two scores that differ by at most this count as level
+_ALPHA = 0.05
+Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
+_TITLES = {
+    "point": "point",
+    "method": "method",
+    "score": "mean AUC",
+    "spread": "spread over seeds",
+    "rank": "mean rank",
+    "behind_by": "the leader is ahead by",
+    "interval": "95 % interval",
+    "p": "Holm p",
+    "counts": "wins / level / losses",
+    "seconds": "s to train",
+    "bytes": "bytes",
+}
 
 
 def benchmark(  # noqa: PLR0913 the options of a public entry point
@@ -285,3 +300,168 @@ def _figures(*, several: bool) -> dict[str, Figure]:
         "time": Figure("scatter", "seconds", colour="method", where=mean, title=f"{title} and time", x_title=time),
         "size": Figure("scatter", "bytes", colour="method", where=mean, title=f"{title} and size", x_title="bytes"),
     }
+
+
+def compare_methods(scores: Scores, best: str) -> list[Row]:
+    """Compare one method with each of the others over the same data sets.
+
+    Args:
+        scores: Method -> its scores `[seeds, sets]`. Methods without seeds have one row.
+        best: The method that is compared with the others.
+
+    Returns:
+        A row per other method: "method" (`best`), "against", "score" (mean difference; positive: `best` is ahead),
+        "low", "high" (95 % interval of the paired bootstrap over sets and seeds), "p" (after Holm's correction), and
+        "wins", "level" and "losses" (numbers of sets; level: at most 0.005 apart). With fewer than six sets "low",
+        "high" and "p" are None.
+    """
+    first = scores[best]
+    others, several = [name for name in scores if name != best], first.shape[1] >= LEAST_SETS
+    differences = corrected([paired_bootstrap(*_paired(first, scores[name]), names=(best, name)) for name in others])
+    rows: list[Row] = []
+    for name, difference in zip(others, differences, strict=True):
+        apart = first.mean(0) - scores[name].mean(0)
+        rows.append(
+            {
+                "method": best,
+                "against": name,
+                "score": difference.value,
+                "low": difference.low if several else None,
+                "high": difference.high if several else None,
+                "p": (difference.p if difference.holm is None else difference.holm) if several else None,
+                "wins": int((apart > LEVEL).sum()),
+                "level": int((np.abs(apart) <= LEVEL).sum()),
+                "losses": int((apart < -LEVEL).sum()),
+            }
+        )
+    return rows
+
+
+def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[NDArray[np.floating], ...]:
+    """Return two score matrices with the same number of seeds; a matrix with one row is repeated."""
+    seeds = max(len(first), len(second))
+    return tuple(np.repeat(matrix, seeds, 0) if len(matrix) == 1 else matrix[:seeds] for matrix in (first, second))
+
+
+def mean_ranks(scores: Scores) -> dict[str, float]:
+    """Return method -> mean rank over the sets, from 1 (the best); equal scores share the mean of their ranks."""
+    from scipy.stats import rankdata
+
+    table = np.stack([matrix.mean(0) for matrix in scores.values()])
+    ranks = rankdata(-table, axis=0).mean(1)
+    return dict(zip(scores, (float(rank) for rank in ranks), strict=True))
+
+
+def critical_difference(methods: int, sets: int) -> float:
+    """Return how far two mean ranks must be apart to differ at the 5 % level, by Nemenyi's test.
+
+    Source:
+        Demšar 2006, "Statistical Comparisons of Classifiers over Multiple Data Sets", section 3.2.2.
+    """
+    from scipy.stats import studentized_range
+
+    quantile = float(studentized_range.ppf(1 - _ALPHA, methods, np.inf)) / math.sqrt(2)
+    return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))
+
+
+def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
+    """Return one sentence for each comparison of `compare_methods`.
+
+    `sets` and `seeds` are the numbers of data sets and of seeds.
+    """
+    return [_sentence(row, sets, seeds) for row in compared]
+
+
+def _sentence(row: Row, sets: int, seeds: int) -> str:
+    value = float(row["score"])  # pyright: ignore
+    counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
+    mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"
+    interval = ""
+    if row["p"] is not None:
+        low, high, p = (float(row[name]) for name in ("low", "high", "p"))  # pyright: ignore
+        low, high = (low, high) if value >= 0 else (-high, -low)
+        interval = f"95 % interval {low:.3f} to {high:.3f}, Holm p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
+    return f"{mean} ({interval}{pluralize(seeds, 'seed')}), {counts}."
+
+
+def over_sets(study: Study) -> Frame:
+    """Return a row per point and method of a benchmark, the best mean first. Points are explained in `_points`.
+
+    Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
+    seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading method with this one:
+    "behind_by", "low", "high", "p", "wins", "level" and "losses".
+    """
+    table: Frame = study.table
+    keys = ["point", "method"]
+    mean = table[table["measure"] == "mean"].set_index(keys)[["score", "seconds", "bytes"]]
+    rank = table[table["measure"] == "rank"].set_index(keys)["score"].rename("rank")
+    scores = table[table["measure"] == "score"]
+    spread = scores.groupby([*keys, "set"], dropna=False)["score"].std().groupby(level=[0, 1], dropna=False).mean()
+    ahead = table[table["measure"] == "ahead"].drop(columns="method").rename(columns={"against": "method"})
+    ahead = ahead.set_index(keys)[["score", "low", "high", "p", "wins", "level", "losses"]]
+    joined = mean.join(rank).join(spread.rename("spread")).join(ahead.rename(columns={"score": "behind_by"}))
+    return joined.reset_index().sort_values(["point", "score"], ascending=[True, False], ignore_index=True)
+
+
+def markdown_summary(study: Study) -> str:
+    """Return the page: methods over all data sets, conclusions, data sets that failed, and the AUC on each data set."""
+    table = over_sets(study)
+    rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
+    used = [name for name in _TITLES if any(row[name] for row in rows)]
+    titles = {**_TITLES, "behind_by": _TITLES["behind_by"].replace("the leader", _leader(study))}
+    parts = [
+        "## Over all sets",
+        _table([titles[name] for name in used], [[row[name] for name in used] for row in rows]),
+    ]
+    parts.append("\n".join(f"- {sentence}" for sentence in study.conclusions))
+    failures = study.settings.get("failures") or []
+    if failures:
+        listed = "\n".join(f"- {_place(failure['key'])}: {failure['error']}" for failure in failures)
+        parts.append(f"{pluralize(len(failures), 'cell')} failed:\n\n{listed}")
+    wide = study.summary()
+    if "point" in wide:
+        wide["point"] = [f"{point:g}" for point in wide["point"]]
+    cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in wide.to_numpy().tolist()]
+    parts += ["## Every set", _table([str(name) for name in wide.columns], cells)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _leader(study: Study) -> str:
+    """Return the name of the method that the others are compared with; "the leader" if points have different ones."""
+    table: Frame = study.table
+    leaders = table.loc[table["measure"] == "ahead", "method"].unique()
+    return str(leaders[0]) if len(leaders) == 1 else "the leader"
+
+
+def _place(key: Mapping[str, Any]) -> str:
+    """Return the set of a failed cell, and its point if it has one."""
+    return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
+
+
+def _cells(row: Mapping[str, object]) -> dict[str, str]:
+    """Return a row of `over_sets` as text: column -> text, "" where a method has no value."""
+    value = {name: cell for name, cell in row.items() if not _is_missing(cell)}
+    cells = {"point": f"{value['point']:g}" if "point" in value else "", "method": str(value["method"])}
+    cells |= {name: _number(value.get(name)) for name in ("score", "spread", "rank", "behind_by")}
+    p = cast("float | None", value.get("p"))
+    cells["p"] = "< 0.001" if p is not None and p < 0.001 else _number(p)
+    cells["seconds"] = _number(value.get("seconds"), 1)
+    cells["bytes"] = f"{cast('float', value['bytes']):,.0f}" if "bytes" in value else ""
+    cells["interval"] = f"{_number(value['low'])} to {_number(value['high'])}" if "low" in value else ""
+    cells["counts"] = f"{value['wins']} / {value['level']} / {value['losses']}" if "wins" in value else ""
+    return cells
+
+
+def _is_missing(cell: object) -> bool:
+    import pandas as pd
+
+    return cell is None or cell is pd.NA or (isinstance(cell, float) and math.isnan(cell))
+
+
+def _number(value: object, decimals: int = 3) -> str:
+    return "" if value is None or _is_missing(value) else f"{cast('float', value):.{decimals}f}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -23,14 +23,15 @@ from lamina.prediction.evaluate import evaluate
 from lamina.recipes.schema import slug
 from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
-from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import (
+from lamina.studies.runner import (
+    Cell,
     cell_settings,
     edited_stack,
     encode_rows,
     fresh_model,
     linear_reader,
     named_tasks,
+    run_cells,
     study_of_cells,
 )
 from lamina.studies.states.lens import perplexity
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Batch, Processor
     from lamina.studies.passes import Text
-    from lamina.studies.sources import Training
+    from lamina.studies.runner import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 

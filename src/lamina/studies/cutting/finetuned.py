@@ -10,7 +10,7 @@ import torch
 from lamina.errors import ConfigError
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
-from lamina.studies.sources import fresh_model
+from lamina.studies.runner import fresh_model
 from lamina.studies.study import rows_where
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
-    from lamina.studies.sources import Training
+    from lamina.studies.runner import Training
     from lamina.tasks.task import Task
 
 # Names of edits with their arguments, as in the methods of a recipe: [("insert", {"position": "ffn", ...})].

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
-from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, named_tasks, study_of_cells
+from lamina.studies.runner import Cell, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure, rows_where
 from lamina.utils import JSON, check_range, pluralize
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.cutting.finetuned import Edits, FinetunedRow
-    from lamina.studies.sources import Training
+    from lamina.studies.runner import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 

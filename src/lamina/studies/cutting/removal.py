@@ -25,18 +25,18 @@ from lamina.layers.roles import family_of
 from lamina.prediction.evaluate import evaluate
 from lamina.studies.cutting.greedy_decoding import continuations, prompt_ids, same_share
 from lamina.studies.passes import row_groups, text_inputs
-from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import (
+from lamina.studies.runner import (
+    Cell,
     cell_settings,
     edited_stack,
     encode_rows,
     fresh_model,
     linear_reader,
     named_tasks,
+    run_cells,
     study_of_cells,
 )
-from lamina.studies.states.lens import perplexity
-from lamina.studies.states.output_head import OutputHead
+from lamina.studies.states.lens import OutputHead, perplexity
 from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability
 from lamina.studies.statistics import RankCorrelation, rank_correlation
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.passes import Text
-    from lamina.studies.sources import Training
-    from lamina.studies.states.output_head import BlockOutput
+    from lamina.studies.runner import Training
+    from lamina.studies.states.lens import BlockOutput
     from lamina.studies.study import Study
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
