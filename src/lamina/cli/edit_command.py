@@ -209,10 +209,8 @@ class LeastOptions(NamedTuple):
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
     """Return a function that applies the requested edits; `changes` has the name and arguments of each.
 
-    `least` are the options of `--drop auto:N`.
-
-    Raises:
-        ConfigError: If there is no edit, or `--drop auto:N` lacks a task or has no number.
+    `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, or `--drop auto:N` lacks a task
+    or has no number.
     """
     from lamina.recipes.edits import EDITS
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
@@ -244,8 +242,7 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     """Return a function that applies the plan in a file; `named` are options that request edits and must not be set.
 
-    Raises:
-        ConfigError: If there are other edits or options without an effect, or the plan is wrong.
+    Raises ConfigError if there are other edits or options without an effect, or the plan is wrong.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 
@@ -284,8 +281,7 @@ def _by_plan(
 ) -> list[LeastBlocks]:
     """Apply a plan to a model, in place; return reports of what the model lost. `data` is the folder of its task.
 
-    Raises:
-        ConfigError: If the plan measures the model, and that has no weights.
+    Raises ConfigError if the plan measures the model, and that has no weights.
     """
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")
@@ -306,9 +302,8 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     """Lock the folder to save to inside the `with` block; with `overwrite`, a model in it may be replaced.
 
-    Raises:
-        ConfigError: If `out` is None, a file, or a folder that is not empty (with `overwrite`: that has other files
-            than a model).
+    Raises ConfigError if `out` is None, a file, or a folder that is not empty (with `overwrite`: that has other files
+    than a model).
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 
@@ -378,8 +373,7 @@ def _counts(model: PreTrainedModel) -> Counts:
 def _layers(model: PreTrainedModel) -> dict[str, int]:
     """Return stack -> number of layers, embeddings included; a convolutional network has a single stack.
 
-    Raises:
-        UnsupportedModelError: If the layers of the model cannot be found.
+    Raises UnsupportedModelError if the layers of the model cannot be found.
     """
     from lamina.editing.editable import convolution_blocks
     from lamina.layers import stacks

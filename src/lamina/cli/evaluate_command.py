@@ -147,8 +147,7 @@ def evaluate(  # noqa: PLR0913
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
     """Read a repeated option; return reader -> value, or one value for all readers, or None for no values.
 
-    Raises:
-        ConfigError: If some values name a reader and others do not, or a reader is named twice.
+    Raises ConfigError if some values name a reader and others do not, or a reader is named twice.
     """
     if not values:
         return None
@@ -175,8 +174,7 @@ def _columns(**names: str | None) -> Columns:
 def _sources(pairs: list[str]) -> dict[str, str]:
     """Return reader -> preset or file from the values of --task, such as "ner=conll2003".
 
-    Raises:
-        ConfigError: If a value has another form, or two values name one reader.
+    Raises ConfigError if a value has another form, or two values name one reader.
     """
     sources: dict[str, str] = {}
     for pair in pairs:

@@ -186,13 +186,11 @@ def _show(name: str, facts: StackFacts) -> None:
 def describe(name: str, *, weights: bool = False) -> ModelFacts:
     """Return a model's class, size and layers.
 
+    Raises ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot be found.
+
     Args:
         name: Folder or hub id of the model.
         weights: Whether to load the weights and add a fingerprint of each stack. False: read only the config.
-
-    Raises:
-        ModelNotFoundError: If the model cannot be found.
-        UnsupportedModelError: If its layers cannot be found.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits
@@ -252,11 +250,9 @@ _TITLE = "Mean inserted weights on the diagonal and off it; for the change, mean
 def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as_json: bool) -> None:
     """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    `head` is the attention head to draw, from 0, and `choice` says which inserted layer.
-
-    Raises:
-        ConfigError: If a model has no inserted layers or no such head, or the file has another suffix.
-        UnknownNameError: If no inserted layer fits `choice`.
+    `head` is the attention head to draw, from 0, and `choice` says which inserted layer. Raises ConfigError if a model
+    has no inserted layers or no such head, or the file has another suffix; UnknownNameError if no inserted layer fits
+    `choice`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

@@ -51,9 +51,8 @@ class Stream:
     def _try(self, write: Callable[[], object]) -> None:
         """Call `write`; if it raises OSError, redirect the stream to the null device.
 
-        Raises:
-            StoreError: If the call failed and the stream is needed.
-            SystemExit: If the stream is needed and is a pipe that was closed.
+        Raises StoreError if the call failed and the stream is needed, and SystemExit if the stream is needed and is a
+        pipe that was closed.
         """
         try:
             write()

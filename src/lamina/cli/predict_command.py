@@ -115,9 +115,8 @@ def predict(  # noqa: PLR0913
 def from_stdin() -> list[str]:
     """Return the lines of standard input, one text per line. An empty line is an empty text.
 
-    Raises:
-        ConfigError: If standard input is a terminal or closed.
-        DataError: If it is empty, is not UTF-8 or cannot be read.
+    Raises ConfigError if standard input is a terminal or closed, and DataError if it is empty, is not UTF-8 or cannot
+    be read.
     """
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text. Give texts as arguments, with --file or on standard input.")
@@ -139,14 +138,13 @@ def from_stdin() -> list[str]:
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = ()) -> Texts:
     """Return the texts of a file, or pairs of texts.
 
+    Raises DataError if the file cannot be read or lacks a column.
+
     Args:
         path: The file.
         text: Column of the texts. None: the only column, the only one of `learnt`, or one with a usual name.
         pair: Column of the second texts. None: no pairs.
         learnt: Columns that the readers learnt from.
-
-    Raises:
-        DataError: If the file cannot be read or lacks a column.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 
@@ -157,8 +155,7 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
 def _reader_names(target: ReaderBank | PreTrainedModel, values: Sequence[str] | None) -> list[str] | None:
     """Return the names in the values of --readers, see `names_of`; None stands for all readers and stays None.
 
-    Raises:
-        ConfigError: If the values contain no name and `target` is a bank.
+    Raises ConfigError if the values contain no name and `target` is a bank.
     """
     from lamina.bank import ReaderBank
 

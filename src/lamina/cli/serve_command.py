@@ -191,8 +191,7 @@ def _application(
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
     """Load a bank and its model on a device; see `_application` for the arguments.
 
-    Raises:
-        ConfigError: If `bank` is a whole model, or the device cannot be used.
+    Raises ConfigError if `bank` is a whole model, or the device cannot be used.
     """
     from lamina.bank import ReaderBank
 
@@ -240,10 +239,8 @@ def _reload_on_signal(reload: Callable[[], None]) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. Port 0: any free port.
 
-    It is opened before anything is loaded, so that a port in use is reported at once.
-
-    Raises:
-        ConfigError: If the address cannot be used.
+    It is opened before anything is loaded, so that a port in use is reported at once. Raises ConfigError if the address
+    cannot be used.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

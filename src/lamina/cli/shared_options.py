@@ -68,17 +68,15 @@ ReadersOption = Annotated[list[str] | None, Option("--readers", "--reader", meta
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
     """Load a bank or a whole model, and move it to a device.
 
+    Raises ConfigError if the device cannot be used, or a base is given for a whole model; ModelNotFoundError if the
+    model, or the bank's base model, cannot be found; StoreError if the bank does not exist, or its files are damaged.
+
     Args:
         saved: Folder or hub id of the bank or model.
         base: Folder or hub id of the bank's base model. None: the model that the bank names.
         device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
         writes: Whether the bank's model will generate text; it is then loaded with its language model head, if it has
             one.
-
-    Raises:
-        ConfigError: If the device cannot be used, or a base is given for a whole model.
-        ModelNotFoundError: If the model, or the bank's base model, cannot be found.
-        StoreError: If the bank does not exist, or its files are damaged.
     """
     from lamina.store.open_saved import open_saved
 
@@ -103,15 +101,14 @@ def check_output(
 ) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
+    Raises ConfigError if the folder is not empty and neither option was given, or both were given.
+
     Args:
         op: The command, for the message.
         folder: The output folder. It may have subfolders with studies, which commands about one recipe write there.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
         replaced: Names in the folder that the command may replace without being asked.
-
-    Raises:
-        ConfigError: If the folder is not empty and neither option was given, or both were given.
     """
     from lamina.recipes.report_file import STUDY
     from lamina.registry import STUDIES

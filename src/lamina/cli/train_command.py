@@ -124,8 +124,7 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
 def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
     """Return the bytes of memory that batches must fit, or None: `memory` in GiB, or what is free on this machine.
 
-    Raises:
-        ConfigError: If `memory` is out of range, or given without `fit_memory`.
+    Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """
     if not fit_memory:
         if memory is not None:

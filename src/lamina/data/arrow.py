@@ -45,10 +45,7 @@ def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 
     A result of at most 64 MiB is a table in memory. A larger one is a dataset, memory-mapped from a temporary file that
     is removed together with the dataset. While the context variable `spills` is False, every result is a table in
-    memory.
-
-    Raises:
-        DataError: If the temporary file cannot be written.
+    memory. Raises DataError if the temporary file cannot be written.
     """
     small, size, tables = [], 0, iter(tables)
     for table in tables:
@@ -62,8 +59,7 @@ def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
     """Join tables of one schema, at least one, into a dataset: in memory, or in a temporary file if it is large.
 
-    Raises:
-        DataError: If the temporary file cannot be written.
+    Raises DataError if the temporary file cannot be written.
     """
     import datasets
     from datasets.table import InMemoryTable

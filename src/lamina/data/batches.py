@@ -90,6 +90,8 @@ def length_batches(
 ) -> list[list[int]]:
     """Group rows into batches of similar length, so that there is little padding; return each batch's row indices.
 
+    Raises ConfigError if `batch_size` is below 1.
+
     Args:
         lengths: Number of tokens of each row.
         batch_size: Maximum number of rows in a batch.
@@ -99,9 +101,6 @@ def length_batches(
         equal: Whether all rows of a batch must have the same length.
         budget: Maximum number of tokens per batch, in addition to `batch_size`; it is for evaluation, and `seed` is
             then ignored. None: no maximum.
-
-    Raises:
-        ConfigError: If `batch_size` is below 1.
     """
     if batch_size < 1:
         raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
@@ -170,12 +169,11 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
     """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
 
+    Raises LaminaError if an example cannot be read, for example a damaged image.
+
     Args:
         jobs: The batches to prepare.
         num_workers: Number of processes that prepare batches. 0: this process.
-
-    Raises:
-        LaminaError: If an example cannot be read, for example a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:

@@ -23,20 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatesForm:
-    """The form in which a program writes states.
+    """The form in which a program writes states."""
 
-    Attributes:
-        axes: Axes of a tensor.
-        tensor: Name of the tensor. If each layer has its own tensor, "{layer}" in it stands for the number of the
-            layer.
-        mask: Name of the tensor with the mask.
-        shift: Number to add to the program's layer numbers to get Lamina's.
-    """
-
-    axes: tuple[StatesAxis, ...]
+    axes: tuple[StatesAxis, ...]  # axes of a tensor
+    # name of the tensor. If each layer has its own tensor, "{layer}" in it stands for the number of the layer
     tensor: str | None = None
-    mask: str | None = None
-    shift: int = 0
+    mask: str | None = None  # name of the tensor with the mask
+    shift: int = 0  # number to add to the program's layer numbers to get Lamina's
 
 
 # The forms of vLLM and lmprobe are those of their source; vllm-lens returns tensors, which the caller saves.

@@ -77,10 +77,8 @@ class Entry:
 def entries(folder: Path) -> list[Entry]:
     """Return all complete entries of the cache folder, newest first.
 
-    Files and folders that are not entries are ignored. If the folder does not exist, the list is empty.
-
-    Raises:
-        CacheError: If the folder cannot be read.
+    Files and folders that are not entries are ignored. If the folder does not exist, the list is empty. Raises
+    CacheError if the folder cannot be read.
     """
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
         paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
@@ -176,17 +174,15 @@ def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
 def clear(folder: Path, which: str) -> list[Entry]:
     """Remove entries from the cache folder, and the unfinished entries of processes that died.
 
+    Raises UnknownNameError if no key begins with `which`; ConfigError if several keys begin with `which`; CacheError if
+    the folder cannot be read or written.
+
     Args:
         folder: The cache folder.
         which: The key of an entry, the beginning of a single key, or "all".
 
     Returns:
         The entries that were removed.
-
-    Raises:
-        UnknownNameError: If no key begins with `which`.
-        ConfigError: If several keys begin with `which`.
-        CacheError: If the folder cannot be read or written.
     """
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
@@ -219,7 +215,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
     """Wait until no other process writes an entry, and hold the entry's lock inside the `with` block.
 
-    Unfinished entries of processes that died are removed.
+    Unfinished entries of processes that died are removed. Raises CacheError if this process holds the lock already.
 
     Args:
         folder: The cache folder.
@@ -229,9 +225,6 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
     Yields:
         A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
         None if another process has meanwhile written the entry, so that it can be used.
-
-    Raises:
-        CacheError: If this process holds the lock already.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:

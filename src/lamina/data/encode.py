@@ -43,17 +43,11 @@ WindowRow: TypeAlias = "Mapping[str, int | Sequence[int]]"
 
 
 class TokenRange(NamedTuple):
-    """The tokens of a text in one window, without special tokens.
+    """The tokens of a text in one window, without special tokens."""
 
-    Attributes:
-        start: Position of the first token in the window.
-        stop: Position after the last token in the window.
-        number: Index of the first token among all tokens of the text, from 0.
-    """
-
-    start: int
-    stop: int
-    number: int
+    start: int  # position of the first token in the window
+    stop: int  # position after the last token in the window
+    number: int  # index of the first token among all tokens of the text, from 0
 
 
 def window_table(rows: Sequence[WindowRow]) -> pa.Table:
@@ -142,15 +136,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Windows:
-    """Base class of inputs of text kinds: tokens as rows that a model reads.
+    """Base class of inputs of text kinds: tokens as rows that a model reads."""
 
-    Attributes:
-        encoded: Windows of texts, or blocks of joined texts.
-        processor: The tokenizer, or a processor that contains one; it determines the padding values.
-    """
-
-    encoded: Encoded
-    processor: Processor
+    encoded: Encoded  # windows of texts, or blocks of joined texts
+    processor: Processor  # the tokenizer, or a processor that contains one; it determines the padding values
 
     @property
     def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has  # noqa: ANN401
@@ -193,13 +182,12 @@ class CacheableWindows(Windows):
 def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
     """Return the maximum number of tokens in a window, special tokens included.
 
+    Raises ConfigError if `asked` is below 1 or above the limit.
+
     Args:
         model: The model, whose position table or config may have a limit.
         processor: Its tokenizer, which may have a lower limit.
         asked: The length that the user asks for. None: the limit of model and tokenizer, or 512 if they have none.
-
-    Raises:
-        ConfigError: If `asked` is below 1 or above the limit.
     """
     allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
@@ -249,7 +237,9 @@ def encode(
     """Tokenise texts or pairs of texts.
 
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token, which
-    the model attends to. So there is a state for the text, which does not depend on the batch.
+    the model attends to. So there is a state for the text, which does not depend on the batch. Raises ConfigError if
+    `max_length` leaves no room for text, `stride` is not allowed, or `windows` is set for a tokenizer that is not a
+    fast one.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -266,10 +256,6 @@ def encode(
 
     Returns:
         The windows, in memory or in a temporary file if they are large. The tokenizer's settings are as before.
-
-    Raises:
-        ConfigError: If `max_length` leaves no room for text, `stride` is not allowed, or `windows` is set for a
-            tokenizer that is not a fast one.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)

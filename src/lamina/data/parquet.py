@@ -30,15 +30,14 @@ _ROWS = 2**14  # rows whose sizes are computed at a time
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, Record | DataError]]:
     """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
 
+    Raises DataError if the file is not a Parquet file, a column is missing, or the cells take more than 1 GiB and more
+    than 100 times the size of the file.
+
     Args:
         path: The file.
         columns: Names of the columns to read. For "outer.inner", the whole column "outer" of objects is read, unless
             there is a column with the name "outer.inner". None: all columns.
         rows: Number of rows to read at a time.
-
-    Raises:
-        DataError: If the file is not a Parquet file, a column is missing, or the cells take more than 1 GiB and more
-            than 100 times the size of the file.
     """
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
@@ -126,14 +125,13 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
     """Read a Parquet file as a dataset.
 
+    Raises DataError if the file is missing or is not a Parquet file.
+
     Args:
         path: The file.
         column: A column of images or audio clips. If its cells are objects with "bytes" or "path", the column gets the
             type `feature`, so that cells are decoded when they are read.
         feature: Name of a type of `datasets`: "Image" or "Audio".
-
-    Raises:
-        DataError: If the file is missing or is not a Parquet file.
     """
     import datasets
 

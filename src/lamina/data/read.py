@@ -53,14 +53,13 @@ logger = logging.getLogger(__name__)
 def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Records:
     """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
 
+    Raises DataError if the file cannot be opened, its header cannot be read, or two columns have the same name.
+
     Args:
         path: The file.
         file_format: "tsv", "csv", "conll" (blank lines between sentences), "jsonl", "lines" (blank lines are skipped)
             or "all_lines" (blank lines are rows).
         header: Names of the columns of "tsv" and "csv". None: they are in the first line.
-
-    Raises:
-        DataError: If the file cannot be opened, its header cannot be read, or two columns have the same name.
     """
     if file_format == "conll":
         return sentences(str(path), lambda: _per_line(read_lines(path), lambda _, text: text))
@@ -78,9 +77,7 @@ def read_lines(path: Path) -> Lines:
     """Yield the lines of a UTF-8 file, line ends included, with their numbers, counted from 1.
 
     A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
-
-    Raises:
-        DataError: If the file cannot be opened or read.
+    Raises DataError if the file cannot be opened or read.
     """
     start = 0  # position of the line's first byte in the file
     problem = f"read: {path} cannot be read"
@@ -251,8 +248,7 @@ class Table:
     def column(self, name: str | int) -> Sequence[Cell]:
         """Return the cells of a column, none of which may be None; `name` is as for `cells`.
 
-        Raises:
-            DataError: If there is no such column, or a row has no value in it.
+        Raises DataError if there is no such column, or a row has no value in it.
         """
         cells = self.cells(name)
         for row, cell in zip(self.rows, cells, strict=True):
@@ -263,13 +259,12 @@ class Table:
     def cells(self, name: str | int) -> Sequence[Cell]:
         """Return the cells of a column, some of which may be None.
 
+        Raises DataError if there is no such column.
+
         Args:
             name: Name of the column; or its number in a CoNLL file, where -1 is the last column. If no column is
                 called "translation.en" but the cells of column "translation" are objects, the cells are the values that
                 these objects have under "en".
-
-        Raises:
-            DataError: If there is no such column.
         """
         key = str(name)
         if self.numbered and re.fullmatch(r"-\d+", key):
@@ -294,14 +289,13 @@ class Table:
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
     """Read a whole file. Its extension tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
+    Raises DataError if the file is missing, is empty, has an unknown extension, or has a row that cannot be read.
+
     Args:
         path: The file.
         header: Names of the columns of a TSV or CSV file. None: they are in its first line.
         other: Format of a file with an unknown extension, such as `eng.train` or `.txt`: "conll", or "lines" for plain
             text, whose lines become one column "text". None: such a file is an error.
-
-    Raises:
-        DataError: If the file is missing, is empty, has an unknown extension, or has a row that cannot be read.
     """
     path = existing(path)
     return _read_whole(path, _format_of(path, other), header)
@@ -312,6 +306,9 @@ def read_chunks(
 ) -> Iterator[Table]:
     """Read a file in chunks; memory does not grow with the file.
 
+    Raises ConfigError if `rows` is below 1, and DataError if the file is missing, is empty, has an unknown extension or
+    lacks a column, or a row cannot be read and `on_bad_row` is None.
+
     Args:
         path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
         columns: Names of the columns to read; every row must have a value in each. See `Table.cells` for names like
@@ -320,11 +317,6 @@ def read_chunks(
         start: Number of valid rows to skip at the beginning of the file; bad rows among them are skipped too.
         on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with
             the rows before it.
-
-    Raises:
-        ConfigError: If `rows` is below 1.
-        DataError: If the file is missing, is empty, has an unknown extension or lacks a column, or a row cannot be read
-            and `on_bad_row` is None.
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = existing(path)
@@ -336,8 +328,7 @@ def read_chunks(
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     """Read a file of some format (see `read_records`, or "parquet"); large columns of text are kept on disk.
 
-    Raises:
-        DataError: If the file is empty or has a row that cannot be read.
+    Raises DataError if the file is empty or has a row that cannot be read.
     """
     records = _select_columns(path, file_format, header=header)
     if file_format in ("conll", "jsonl", "parquet"):
@@ -412,12 +403,11 @@ def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
     """Read two text files with corresponding lines as a table of two columns; blank lines are rows too.
 
+    Raises DataError if there are not two files, a file is missing, or they have different numbers of lines.
+
     Args:
         paths: The source file and the target file.
         columns: Names of the columns for the lines of the two files.
-
-    Raises:
-        DataError: If there are not two files, a file is missing, or they have different numbers of lines.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
@@ -461,9 +451,8 @@ def _select_columns(
 def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
     """Return a record's cell in a column; None if the cell is missing. The name may be "outer.inner".
 
-    Raises:
-        DataError: If the file has no such column. In JSON Lines rows may have different columns, so that a missing
-            column is a missing cell.
+    Raises DataError if the file has no such column. In JSON Lines rows may have different columns, so that a missing
+    column is a missing cell.
     """
     outer, dot, inner = name.partition(".")
     if name in record:

@@ -333,8 +333,7 @@ class RecordedStates:
 def place_of(path: Path, tensor: str | None) -> Place:
     """Find the place of a tensor in a `.npy` or `.safetensors` file, or the shape of a column in a `.parquet` file.
 
-    Raises:
-        DataError: If there is no such file or tensor, or the file is damaged.
+    Raises DataError if there is no such file or tensor, or the file is damaged.
     """
     if not path.is_file():
         raise DataError(f"states: {path} is not there.", path=str(path))
@@ -400,16 +399,13 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], 
     """Return a temporary file with the numbers of a column as float32, and the shape of the column.
 
     Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
-    is collected, or the process ends.
+    is collected, or the process ends. Raises DataError if there is no such column, or a cell has another shape;
+    StoreError if the disk for temporary files is too small.
 
     Args:
         path: The Parquet file.
         column: A column whose cells are nested lists of numbers.
         shape: The shape of the column, the rows first, then the lists.
-
-    Raises:
-        DataError: If there is no such column, or a cell has another shape.
-        StoreError: If the disk for temporary files is too small.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
     file = NamedTemporaryFile(prefix="lamina-states-", suffix=".bin")  # noqa: SIM115  it lives as long as its states

@@ -93,15 +93,10 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states. They stand for inputs that are slow to make and needed only to run the model.
+    """The masks of cached states. They stand for inputs that are slow to make and needed only to run the model."""
 
-    Attributes:
-        lengths: Number of tokens of each row.
-        digest: The digest of the inputs.
-    """
-
-    lengths: Sequence[int]
-    digest: str = ""
+    lengths: Sequence[int]  # number of tokens of each row
+    digest: str = ""  # the digest of the inputs
     uncacheable: str | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -114,27 +109,18 @@ class StateMasks:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """The settings of the cache for a run.
+    """The settings of the cache for a run."""
 
-    Attributes:
-        mode: "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that
-            saves time: in memory if the states take at most a quarter of the free memory, else on disk if they fit
-            there.
-        dtype: Type of the numbers in the files. In memory they are float32.
-        folder: The cache folder. None: the result of `cache_folder()`.
-        precision: Type in which the model computes, as in `FitOptions`.
-        batch_size: Number of rows per pass of the model while the cache is filled.
-        passes: Number of times that the rows will be read. In mode "auto", the cache is filled only for two or more.
-        progress: Show a progress bar while the cache is filled.
-    """
-
+    # "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that saves
+    # time: in memory if the states take at most a quarter of the free memory, else on disk if they fit there
     mode: Literal["off", "auto", "on"] = "auto"
-    dtype: Literal["float16", "float32"] = "float16"
-    folder: str | Path | None = None
-    precision: str = "float32"
-    batch_size: int = 64
+    dtype: Literal["float16", "float32"] = "float16"  # type of the numbers in the files. In memory they are float32
+    folder: str | Path | None = None  # the cache folder; None: the result of `cache_folder()`
+    precision: str = "float32"  # type in which the model computes, as in `FitOptions`
+    batch_size: int = 64  # number of rows per pass of the model while the cache is filled
+    # number of times that the rows will be read. In mode "auto", the cache is filled only for two or more
     passes: int = 2
-    progress: bool = False
+    progress: bool = False  # show a progress bar while the cache is filled
 
 
 def open_states(
@@ -244,19 +230,12 @@ def _hash(facts: object) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The places of each row's and layer's states in the arrays or files of an entry.
+    """The places of each row's and layer's states in the arrays or files of an entry."""
 
-    Attributes:
-        lengths: Number of tokens of each row.
-        layers: Name of each stack -> its layers in the files, in ascending order.
-        widths: Name of each stack -> size of a hidden state.
-        dtype: Type of the numbers, "float16" or "float32".
-    """
-
-    lengths: Sequence[int]
-    layers: Mapping[str, Sequence[int]]
-    widths: Mapping[str, int]
-    dtype: str = "float16"
+    lengths: Sequence[int]  # number of tokens of each row
+    layers: Mapping[str, Sequence[int]]  # name of each stack -> its layers in the files, in ascending order
+    widths: Mapping[str, int]  # name of each stack -> size of a hidden state
+    dtype: str = "float16"  # type of the numbers, "float16" or "float32"
 
     @cached_property
     def order(self) -> list[int]:
@@ -282,6 +261,9 @@ class Layout:
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
         """Convert hidden states to the array that the file of a stack stores.
 
+        Raises CacheError if the model's states have other numbers of tokens than the rows, or a state is not finite in
+        `dtype`.
+
         Args:
             rows: Indices of the rows, in the order of the file.
             states: The states of each layer, `[batch, tokens, width]`, padded on the right.
@@ -289,10 +271,6 @@ class Layout:
 
         Returns:
             An array `[tokens, layers, width]` of all tokens of these rows, without padding.
-
-        Raises:
-            CacheError: If the model's states have other numbers of tokens than the rows, or a state is not finite in
-                `dtype`.
         """
         lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
         shape = (len(rows), int(lengths.max()), self.widths[stack])
@@ -501,13 +479,11 @@ class _Entry:
     def fill(self) -> str | None:
         """Run the model over all rows, and write their states to the disk.
 
-        If another process is writing the entry, wait for it. If that process succeeds, nothing is computed here.
+        If another process is writing the entry, wait for it. If that process succeeds, nothing is computed here. Raises
+        CacheError if the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
 
         Returns:
             None if the states were written; in mode "auto", the reason why they were not, as a phrase for a message.
-
-        Raises:
-            CacheError: If the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
         """
         folder = self.path.parent
         check_room(folder, self.layout.size)

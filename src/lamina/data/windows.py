@@ -47,19 +47,12 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
 
 
 class WordToken(NamedTuple):
-    """A token that belongs to a word.
+    """A token that belongs to a word."""
 
-    Attributes:
-        window: Index of the window.
-        position: Position of the token in the window.
-        word: Index of the word among the words of all texts.
-        first: Whether the token is the first token of its word.
-    """
-
-    window: int
-    position: int
-    word: int
-    first: bool
+    window: int  # index of the window
+    position: int  # position of the token in the window
+    word: int  # index of the word among the words of all texts
+    first: bool  # whether the token is the first token of its word
 
 
 class _Overlap(NamedTuple):
@@ -103,14 +96,12 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
 
     A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
-    the tokenizer drops it or joins it to the word before.
+    the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a different number of
+    texts, or there are no offsets.
 
     Args:
         encoded: The texts, tokenised with offsets.
         words: The characters (start, end) of each word of each text, from left to right.
-
-    Raises:
-        ConfigError: If `words` has a different number of texts, or there are no offsets.
     """
     words = list(words)
     begun = bytearray(sum(map(len, words)))  # word -> whether its first token was yielded
@@ -158,7 +149,8 @@ def word_labels(
 ) -> Iterator[list[int]]:
     """Yield, for each window, a label for every token: `IGNORED` for tokens from which no word is predicted.
 
-    A token from which several words are predicted (see `deciding_tokens`) has the label of the first word.
+    A token from which several words are predicted (see `deciding_tokens`) has the label of the first word. Raises
+    ConfigError if `words` has a different number of texts, or there are no offsets.
 
     Args:
         encoded: The texts, tokenised with offsets.
@@ -166,9 +158,6 @@ def word_labels(
         labels: The label of each word of each text.
         continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
             have the label `IGNORED`.
-
-    Raises:
-        ConfigError: If `words` has a different number of texts, or there are no offsets.
     """
     words = list(words)
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))

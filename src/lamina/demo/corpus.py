@@ -73,8 +73,7 @@ class Pair:
 def read_pairs(path: Path) -> tuple[Pair, ...]:
     """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
 
-    Raises:
-        DataError: If the file cannot be read, or a line does not have five columns.
+    Raises DataError if the file cannot be read, or a line does not have five columns.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -90,29 +90,20 @@ class LayerScore(TypedDict):
 
 @dataclass(frozen=True)
 class Demo:
-    """The results of the demo.
+    """The results of the demo."""
 
-    Attributes:
-        scores: Test scores, one row per task.
-        layers: Test scores of single layers, one row per task and layer. Empty in the short demo.
-        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
-            and "ratio", the second divided by the first.
-        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0, because
-            the demo raises an error otherwise.
-        predictions: Five sentences with the answers of the three readers.
-        seconds: Wall-clock time of the demo.
-        picture: Image file: importances of layers, or in the full demo the scores of single layers.
-        folder: Folder with the bank, the picture and the corpus.
-    """
-
-    scores: list[Score]
-    layers: list[LayerScore]
+    scores: list[Score]  # test scores, one row per task
+    layers: list[LayerScore]  # test scores of single layers, one row per task and layer. Empty in the short demo
+    # median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three; and
+    # "ratio", the second divided by the first
     timing: dict[str, float]
+    # largest difference between the logits before saving and after loading. Always 0.0, because the demo raises an
+    # error otherwise
     reload_difference: float
-    predictions: list[Prediction]
-    seconds: float
-    picture: Path
-    folder: Path
+    predictions: list[Prediction]  # five sentences with the answers of the three readers
+    seconds: float  # wall-clock time of the demo
+    picture: Path  # image file: importances of layers, or in the full demo the scores of single layers
+    folder: Path  # folder with the bank, the picture and the corpus
 
 
 @dataclass(frozen=True)
@@ -148,6 +139,10 @@ def run_demo(
 ) -> Demo:
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
+    Raises ConfigError if `rows` is too small; DataError if `sentences` cannot be read; MissingExtraError if the
+    packages of `lamina[demo]` are not installed; LaminaError if the loaded bank does not compute the same logits as the
+    saved one.
+
     Args:
         folder: Output folder.
         rows: Number of sentences in the corpus. None: 6,500, or 20,000 in the full demo.
@@ -156,12 +151,6 @@ def run_demo(
         full: Also train a reader on every single layer, and draw their scores.
         sentences: File of handwritten sentences; see `lamina.demo.corpus.corpus`. None: only sentences from templates.
         progress: Show a progress bar.
-
-    Raises:
-        ConfigError: If `rows` is too small.
-        DataError: If `sentences` cannot be read.
-        MissingExtraError: If the packages of `lamina[demo]` are not installed.
-        LaminaError: If the loaded bank does not compute the same logits as the saved one.
     """
     start, folder = time.perf_counter(), Path(folder)
     require_packages("demo", "demo", "altair", "vl_convert", "seqeval")  # before the training
@@ -330,8 +319,7 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
     """Load the saved bank again, and return the largest difference between its logits and the bank's.
 
-    Raises:
-        LaminaError: If the difference is not 0.
+    Raises LaminaError if the difference is not 0.
     """
     loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
     batch = _batch(bank, [example.text for example in EXAMPLES])

@@ -61,14 +61,13 @@ _loading = Lock()  # threads that need the same model at the same time wait for 
 def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its processor. A model that is given by name is loaded once and then cached.
 
+    Raises ConfigError if `model` is neither a name nor a model, or if there is no processor; ModelNotFoundError if no
+    model has this name.
+
     Args:
         model: Hub id or folder; or a loaded model, which is returned itself.
         processor: Tokenizer to use. None: the tokenizer that was saved with the model.
         op: Name of the calling method, which begins the error messages.
-
-    Raises:
-        ConfigError: If `model` is neither a name nor a model, or if there is no processor.
-        ModelNotFoundError: If no model has this name.
     """
     if isinstance(model, str | Path):
         with _loading:
@@ -191,10 +190,8 @@ class LaminaEstimator(BaseEstimator):
         """Return the reader's config for the task's labels.
 
         `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (with a default head)
-        or a whole reader. `settings` are further settings of the head.
-
-        Raises:
-            ConfigError: If `given` is anything else, or a reader with a head for another kind of task.
+        or a whole reader. `settings` are further settings of the head. Raises ConfigError if `given` is anything else,
+        or a reader with a head for another kind of task.
         """
         default = Reader.default(task)
         if given is None:
@@ -219,8 +216,7 @@ class LaminaEstimator(BaseEstimator):
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader with `lamina.fit`, and set `bank_` and `result_`.
 
-        Raises:
-            ConfigError: If `options` is no mapping, or has an option that is a parameter of the estimator.
+        Raises ConfigError if `options` is no mapping, or has an option that is a parameter of the estimator.
         """
         own: JSONObject = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
@@ -358,8 +354,7 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
     """Return a bank on `model` from its files, as `files_of` returned them.
 
-    Raises:
-        BaseMismatchError: If `model` is not the model that the bank was trained on.
+    Raises BaseMismatchError if `model` is not the model that the bank was trained on.
     """
     with TemporaryDirectory() as folder:
         for name, content in files.items():
@@ -383,11 +378,10 @@ def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) ->
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     """Read the `estimator.json` of a folder that `write_estimator` wrote.
 
+    Raises StoreError if the file is missing or damaged, has another format, or is from another class than `kind`.
+
     Returns:
         The estimator, without its bank, and the name of its model (None if the model has no name).
-
-    Raises:
-        StoreError: If the file is missing or damaged, has another format, or is from another class than `kind`.
     """
     path = folder / FILE
     if not path.is_file():

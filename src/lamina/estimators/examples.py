@@ -53,14 +53,13 @@ def as_array(values: TextsLike | TargetsLike, name: str, **how: Any) -> Any:
 def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) -> Texts:
     """Return X as a list of texts, or as a list of pairs of texts.
 
+    Raises DataError if X is a single text, is empty, has cells that are no texts, or has other columns than at `fit`.
+
     Args:
         estimator: Estimator whose method got X; its `n_features_in_` and `feature_names_in_` are set or compared.
         X: Texts as a list, an array or one column; pairs as tuples or as two columns.
         op: Name of the calling method, which begins the error messages.
         reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.
-
-    Raises:
-        DataError: If X is a single text, is empty, has cells that are no texts, or has other columns than at `fit`.
     """
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
@@ -127,8 +126,7 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
 def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[list[object]]:
     """Return y as lists of tags, with NumPy scalars as Python values.
 
-    Raises:
-        DataError: If y is None, has another number of rows than `words`, or a row has not one tag per word.
+    Raises DataError if y is None, has another number of rows than `words`, or a row has not one tag per word.
     """
     check_given(y, op)
     with data_errors(op):
@@ -169,13 +167,12 @@ class Targets:
 def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a classifier.
 
+    Raises DataError if y is None, has another length, a missing label or only one class, or has another form.
+
     Args:
         y: One class per text, or zeros and ones `[texts, labels]`, dense or sparse.
         texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
-
-    Raises:
-        DataError: If y is None, has another length, a missing label or only one class, or has another form.
     """
     check_given(y, op)
     with data_errors(op):
@@ -215,13 +212,12 @@ def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], n
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
+    Raises DataError if y is None, has another length, or holds anything but finite numbers.
+
     Args:
         y: One finite number per text.
         texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
-
-    Raises:
-        DataError: If y is None, has another length, or holds anything but finite numbers.
     """
     check_given(y, op)
     with data_errors(op):
@@ -235,13 +231,12 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return a regressor's targets if y has numbers with a fractional part, otherwise a classifier's targets.
 
+    Raises DataError if `number_targets` or `class_targets` refuses y.
+
     Args:
         y: One target per text, as `number_targets` or `class_targets` accepts them.
         texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
-
-    Raises:
-        DataError: If `number_targets` or `class_targets` refuses y.
     """
     check_given(y, op)
     with data_errors(op):

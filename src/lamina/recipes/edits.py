@@ -46,9 +46,8 @@ _MORE_KEYS = {
 def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
     """Build a model's config from a recipe's `architecture`: the family's name ("model_type") and its settings.
 
-    Raises:
-        ConfigError: If "model_type" is missing or no family of transformers, or a value is not allowed.
-        UnknownNameError: If the family has no such setting.
+    Raises ConfigError if "model_type" is missing or no family of transformers, or a value is not allowed;
+    UnknownNameError if the family has no such setting.
     """
     from transformers import AutoConfig
 
@@ -92,8 +91,7 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 def arguments_of(edit: str) -> type[BaseModel]:
     """Return a pydantic model that checks the arguments of an edit; arguments may be missing.
 
-    Raises:
-        UnknownNameError: If the edit does not exist.
+    Raises UnknownNameError if the edit does not exist.
     """
     types: dict[str, Any] = {
         name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()
@@ -107,9 +105,8 @@ def arguments_of(edit: str) -> type[BaseModel]:
 def check_edit(edit: str, arguments: Arguments) -> None:
     """Check the arguments of an edit, as far as that is possible without a model.
 
-    Raises:
-        ValidationError: If the edit has no such argument, or a value is not allowed.
-        UnknownNameError: If the edit does not exist.
+    Raises ValidationError if the edit has no such argument, or a value is not allowed; UnknownNameError if the edit
+    does not exist.
     """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 
@@ -117,8 +114,7 @@ def check_edit(edit: str, arguments: Arguments) -> None:
 def is_applied(edit: str, arguments: Arguments) -> bool:
     """Return whether an edit is applied. It is not if the argument that names its layers is None.
 
-    Raises:
-        ConfigError: If a required argument is missing.
+    Raises ConfigError if a required argument is missing.
     """
     for name, parameter in _parameters(edit).items():
         if parameter.default is parameter.empty and name not in arguments:
@@ -129,14 +125,13 @@ def is_applied(edit: str, arguments: Arguments) -> bool:
 def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], *, seed: int, where: str) -> None:
     """Apply edits to a model, in place and in order.
 
+    Raises LaminaError if an edit cannot be applied to the model. Earlier edits stay applied.
+
     Args:
         model: The model.
         edits: The name and the arguments of each edit.
         seed: Seed of the edits' random weights; each edit has its own random numbers.
         where: Source of the edits, for messages, such as "recipe, methods.new".
-
-    Raises:
-        LaminaError: If an edit cannot be applied to the model. Earlier edits stay applied.
     """
     for number, (name, arguments) in enumerate(edits):
         random = {}

@@ -118,9 +118,7 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
     """Return a config and its origin: OWN (from the recipe's model) or GIVEN (from the recipe itself).
 
     If the model is not found (the hub cannot be reached, for example), the recipe's `architecture` is the config.
-
-    Raises:
-        ModelNotFoundError: If the model is not found and the recipe has no `architecture`.
+    Raises ModelNotFoundError if the model is not found and the recipe has no `architecture`.
     """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN

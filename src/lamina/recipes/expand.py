@@ -33,17 +33,14 @@ def expand_recipe(
     A run is one training of a reader or model. Its name is "<task>-<method>-<seed>"; with a grid the number of the
     setting follows the method, and with a subsample the number of the repeat follows the seed. Its settings are
     "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key `only` excludes
-    are left out.
+    are left out. Raises ConfigError if an option or a combination of settings is not allowed, two runs get the same
+    name, there are more than 100,000 runs, or readers that train their base together have different numbers of epochs;
+    UnknownNameError if an option does not exist.
 
     Args:
         recipe: The recipe.
         options: Options of `lamina.fit` that replace those under `fit` of the recipe.
         tasks: Task name -> task, whose labels the heads get. None: the labels that the recipe names.
-
-    Raises:
-        ConfigError: If an option or a combination of settings is not allowed, two runs get the same name, there are
-            more than 100,000 runs, or readers that train their base together have different numbers of epochs.
-        UnknownNameError: If an option does not exist.
     """
     check_options(options)
     if recipe.methods and "seed" in options:
@@ -161,14 +158,12 @@ def grid_of(spec: RunSpec) -> dict[str, object]:
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
     """Return a copy of a recipe with a sweep's values in the grid of every reader or method that has the key.
 
+    Raises UnknownNameError if no reader or method has a key, and ConfigError if a value is not allowed.
+
     Args:
         recipe: The recipe, which is not changed.
         sweeps: Key -> values, which replace the grid's values for the key. A key may be short, such as "alpha" for
             "fusion.alpha".
-
-    Raises:
-        UnknownNameError: If no reader or method has a key.
-        ConfigError: If a value is not allowed.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have
@@ -190,16 +185,14 @@ def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None =
     """Return a copy of a recipe that runs only some of its runs.
 
     Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
+    Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches all keys, or a grid
+    of the recipe sets the seeds.
 
     Args:
         recipe: The recipe, which is not changed.
         only: "task", "method" or a key of a grid -> patterns, as `read_only` returns them. Empty: the recipe's
             patterns.
         seeds: Number of seeds, from 0. None: the recipe's.
-
-    Raises:
-        UnknownNameError: If a key or pattern matches nothing.
-        ConfigError: If no run matches all keys, or a grid of the recipe sets the seeds.
     """
     changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
     if seeds is not None:
@@ -213,8 +206,7 @@ def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None =
 def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
     """Return key -> values from sweeps on the command line, such as "fusion.dim=32,64".
 
-    Raises:
-        ConfigError: If a text has another form, or two texts have the same key.
+    Raises ConfigError if a text has another form, or two texts have the same key.
     """
     sweeps: dict[str, list[object]] = {}
     for text in texts:

@@ -56,14 +56,13 @@ def fit_batches(
 ) -> list[FittedBatch]:
     """Return the largest batches that fit a GPU, with as many rows per optimizer step as the recipe says.
 
+    Raises ConfigError if not even one row fits; the message says how much it needs.
+
     Args:
         recipe: The recipe.
         planned: All of its runs.
         tasks: Task name -> copies of the task, for the tasks whose data was read.
         memory_bytes: Memory of each GPU.
-
-    Raises:
-        ConfigError: If not even one row fits; the message says how much it needs.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 
@@ -160,7 +159,8 @@ def fitted_batches(
     """Return run name -> batches that fit; the rows of an optimizer step stay the same.
 
     Batches of runs that are resumed are those that their output folder already has: the free memory may have changed,
-    and a run goes on with the batches that it began with.
+    and a run goes on with the batches that it began with. Raises ConfigError if not even one row fits, and StoreError
+    if the batches in the output folder cannot be read.
 
     Args:
         recipe: The recipe.
@@ -168,10 +168,6 @@ def fitted_batches(
         outlines: Task name -> its number of rows and tokens.
         memory_bytes: Memory of each GPU.
         folder: The output folder. None: there is none.
-
-    Raises:
-        ConfigError: If not even one row fits.
-        StoreError: If the batches in the output folder cannot be read.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)
@@ -199,8 +195,7 @@ def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) 
 def _read_batches(folder: Path) -> dict[str, Batches]:
     """Return the batches that an earlier run saved in its output folder; none if there are none.
 
-    Raises:
-        StoreError: If the file is damaged.
+    Raises StoreError if the file is damaged.
     """
     if not is_file(path := folder / BATCHES):
         return {}

@@ -28,6 +28,10 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
     """Read the data of all tasks of a recipe. Data that several tasks share is read once.
 
+    Raises DataError if data cannot be read, or does not fit its task; ConfigError if a task lacks the split on which
+    the recipe evaluates, tables would mix tasks with different metrics, or a size or limit is not allowed;
+    UnknownNameError if a task does not have a metric that the recipe names.
+
     Args:
         recipe: The recipe.
         data: Folder with one subfolder per preset; paths under `files` are relative to this folder. None: presets come
@@ -35,12 +39,6 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
     Returns:
         Task name -> a list with the task, or with one copy per repeat of its subsample.
-
-    Raises:
-        DataError: If data cannot be read, or does not fit its task.
-        ConfigError: If a task lacks the split on which the recipe evaluates, tables would mix tasks with different
-            metrics, or a size or limit is not allowed.
-        UnknownNameError: If a task does not have a metric that the recipe names.
     """
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
@@ -69,15 +67,13 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
+    Raises DataError if the data cannot be read, or does not fit the task; ConfigError if a limit or another value is
+    not allowed; UnknownNameError if the task does not have the metric that the recipe names.
+
     Args:
         name: Name of the task.
         recipe: The task in the recipe.
         data: Folder of the data, as for `load_tasks`.
-
-    Raises:
-        DataError: If the data cannot be read, or does not fit the task.
-        ConfigError: If a limit or another value is not allowed.
-        UnknownNameError: If the task does not have the metric that the recipe names.
     """
     options = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens", "image_size"})
     # rows that are held out below are limited afterwards, not the rows of the original validation split
@@ -121,10 +117,8 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     """Return a list with the task. If its recipe has a subsample, return one subsample per repeat.
 
     Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
-    logged.
-
-    Raises:
-        ConfigError: If the size of the subsample does not fit the task, such as rows per class without classes.
+    logged. Raises ConfigError if the size of the subsample does not fit the task, such as rows per class without
+    classes.
     """
     sample = recipe.subsample
     if sample is None:

@@ -132,12 +132,11 @@ class ModelSize:
     def edited(self, edits: Sequence[tuple[str, Arguments]], *, where: str) -> EditSize:
         """Return how edits change the model's size, found by applying them to a copy of the model.
 
+        Raises LaminaError if an edit cannot be applied.
+
         Args:
             edits: The name and the arguments of each edit.
             where: Source of the edits, for error messages.
-
-        Raises:
-            LaminaError: If an edit cannot be applied.
         """
         # models that differ in their heads share results, unless a list of parts to train may name parts of the head
         names_parts = any(isinstance(arguments.get("train"), list) for _, arguments in edits)
@@ -167,8 +166,7 @@ class ModelSize:
     def reader(self, reader: Reader) -> ReaderSize:
         """Return the size of a reader on this model, built on the meta device.
 
-        Raises:
-            LaminaError: If the reader does not fit the model, for example because a layer does not exist.
+        Raises LaminaError if the reader does not fit the model, for example because a layer does not exist.
         """
         key = replace(reader, seed=0)
         if key not in self._readers:

@@ -41,10 +41,8 @@ def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> boo
 def read_only(texts: Sequence[str]) -> Only:
     """Return key -> patterns from the command line's texts, such as "method=baseline,unit*".
 
-    Patterns of a key that occurs several times are joined. A name with a comma is put in double quotes.
-
-    Raises:
-        ConfigError: If a text has another form.
+    Patterns of a key that occurs several times are joined. A name with a comma is put in double quotes. Raises
+    ConfigError if a text has another form.
     """
     only: Only = {}
     for text in texts:

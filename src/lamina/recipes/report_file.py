@@ -106,8 +106,7 @@ class Report:
 def write_report_file(path: Path, report: Report) -> None:
     """Write a report to `path` as JSON; if writing fails, an existing file stays as it was.
 
-    Raises:
-        StoreError: If the file cannot be written.
+    Raises StoreError if the file cannot be written.
     """
     write_text(path, json.dumps(asdict(report), indent=1))
 
@@ -125,8 +124,7 @@ def with_drawn_files(report: Report, folder: Path) -> Report:
 def read_report_file(folder: Path) -> Report:
     """Read `report.json` from the output folder of a recipe.
 
-    Raises:
-        StoreError: If the file is missing, damaged, or written in the format of another version of Lamina.
+    Raises StoreError if the file is missing, damaged, or written in the format of another version of Lamina.
     """
     if not is_file(path := folder / REPORT):
         what = "lamina train writes one beside its tables"

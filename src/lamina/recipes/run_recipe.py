@@ -104,6 +104,11 @@ def run_recipe(
 ) -> RecipeResult:
     """Train the readers of a recipe, or fine-tune its models.
 
+    Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, every
+    separate run failed, or a run to resume had other settings or data; DataError if the data of a task cannot be read
+    or used; StoreError if the output folder cannot be written, or a file in it is damaged; MissingExtraError if the
+    recipe has several seeds or repeats, and SciPy, or a package of a metric, is missing.
+
     Args:
         recipe: The recipe, from `load_recipe`.
         data: Folder with one subfolder per preset; paths under `files` are relative to this folder. None: presets come
@@ -121,13 +126,6 @@ def run_recipe(
     Returns:
         The results. A separate run that fails does not stop the others: it is listed in `failures`, and in
         `failures.json` of the output folder.
-
-    Raises:
-        ConfigError: If an option is not allowed, `ray` is given for readers that share passes of the model, every
-            separate run failed, or a run to resume had other settings or data.
-        DataError: If the data of a task cannot be read or used.
-        StoreError: If the output folder cannot be written, or a file in it is damaged.
-        MissingExtraError: If the recipe has several seeds or repeats, and SciPy, or a package of a metric, is missing.
     """
     with _other_progress_bars(show=_shows_progress(recipe, options)):
         return _run(recipe, data, None if output is None else Path(output), options, ray, memory_bytes)
@@ -241,8 +239,7 @@ class _Session:
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
         """Return name -> run for every run of the recipe. `options`, of `lamina.fit`, replace the recipe's own options.
 
-        Raises:
-            ConfigError: If an option or a combination of settings is not allowed.
+        Raises ConfigError if an option or a combination of settings is not allowed.
         """
         specs = expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
         for name, (size, steps) in self.batches.items():
@@ -253,9 +250,8 @@ class _Session:
     def fit_batches(self, memory_bytes: int | None, options: Mapping[str, object]) -> None:
         """Find batches that fit the memory of each GPU, unless that is None, and save them in the output folder.
 
-        Raises:
-            ConfigError: If no batch fits, or an option is not allowed.
-            StoreError: If the batches of a run to resume cannot be read.
+        Raises ConfigError if no batch fits, or an option is not allowed; StoreError if the batches of a run to resume
+        cannot be read.
         """
         resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:
@@ -350,17 +346,15 @@ class _Session:
         """Train every run by itself, as a cell that starts from a newly loaded model.
 
         With an output folder, the results of each run are saved as soon as it ends. If the options set `resume`,
-        finished runs are read from there, and interrupted runs continue from their last checkpoint.
+        finished runs are read from there, and interrupted runs continue from their last checkpoint. Raises ConfigError
+        if every run failed, or a run to resume had other settings or data; StoreError if the output folder cannot be
+        written, or a file in it is damaged.
 
         Args:
             specs: All runs by name.
             source: Pickled arguments with which a Ray worker opens its session; see `_open_session`. None: no workers.
             progress: Whether to show how many runs have ended.
             ray: Address of the Ray cluster. None: train in this process.
-
-        Raises:
-            ConfigError: If every run failed, or a run to resume had other settings or data.
-            StoreError: If the output folder cannot be written, or a file in it is damaged.
         """
         separate = self.separate_runs(specs)
         work = partial(self.train_one, specs, separate) if source is None else partial(_train_in_worker, source)
@@ -410,10 +404,8 @@ class _Session:
         If a method fine-tunes the model, `specs` has one run, and the method's edits are applied in place of readers.
 
         Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
-        run's seed. `tasks` is run name -> task.
-
-        Raises:
-            LaminaError: If the model cannot be loaded, an edit cannot be applied, or a reader does not fit the model.
+        run's seed. `tasks` is run name -> task. Raises LaminaError if the model cannot be loaded, an edit cannot be
+        applied, or a reader does not fit the model.
         """
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: task.kind for name, task in tasks.items()}

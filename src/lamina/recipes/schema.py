@@ -68,9 +68,8 @@ FILE_KEYS = {
 def check_options(options: Mapping[str, object]) -> None:
     """Check the options of `lamina.fit` in a recipe.
 
-    Raises:
-        ConfigError: If a value is not allowed, or "epochs" or "learning_rate" is a mapping (reader name -> number).
-        UnknownNameError: If an option, or the chosen value of an option, does not exist.
+    Raises ConfigError if a value is not allowed, or "epochs" or "learning_rate" is a mapping (reader name -> number);
+    UnknownNameError if an option, or the chosen value of an option, does not exist.
     """
     for key in ("epochs", "learning_rate"):
         if isinstance(options.get(key), dict):
@@ -104,9 +103,8 @@ class ReaderRecipe(Strict):
     def template(self, task: KindedTask) -> Reader:
         """Return the reader's config for a task, before any value of its grid is set.
 
-        Raises:
-            ConfigError: If a setting is not allowed, or the default reader gets settings.
-            UnknownNameError: If a fusion or setting does not exist.
+        Raises ConfigError if a setting is not allowed, or the default reader gets settings; UnknownNameError if a
+        fusion or setting does not exist.
         """
         if (fusion := self._fusion()) is None:
             if self.head or len(self.fusion) > 1:
@@ -131,8 +129,7 @@ class ReaderRecipe(Strict):
     def check(self, task: KindedTask) -> None:
         """Build the reader's config for a task with every value of its grid, to check that all are allowed.
 
-        Raises:
-            ValidationError: If a setting or a value of the grid is not allowed; it names the key.
+        Raises ValidationError if a setting or a value of the grid is not allowed; it names the key.
         """
         with error_at("fusion", blame=self.fusion):
             self._fusion()
@@ -147,9 +144,8 @@ class ReaderRecipe(Strict):
 def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
     """Return the config of a fusion or head from its settings in a recipe; these include its "name".
 
-    Raises:
-        ConfigError: If a value is not allowed or has a wrong type, such as a string instead of a number.
-        UnknownNameError: If the fusion, head or setting does not exist.
+    Raises ConfigError if a value is not allowed or has a wrong type, such as a string instead of a number;
+    UnknownNameError if the fusion, head or setting does not exist.
     """
     try:
         return registry.from_dict(settings)
@@ -229,8 +225,7 @@ class MaskedLMRecipe(Strict):
 def _masked_lm(value: object) -> object:
     """Return the options for a recipe's `masked_lm`: {} (defaults) for true, None for false, a mapping unchanged.
 
-    Raises:
-        ValueError: If the value is neither a boolean, None nor a mapping.
+    Raises ValueError if the value is neither a boolean, None nor a mapping.
     """
     if isinstance(value, bool):
         return {} if value else None
@@ -411,10 +406,9 @@ class Recipe(Strict):
 def load_recipe(path: str | Path) -> Recipe:
     """Read and check the recipe in a YAML file.
 
-    Raises:
-        DataError: If the file, or the `published.yaml` that it refers to, cannot be read or is not valid YAML.
-        ConfigError: If a value is not allowed; the message names the line and the key.
-        UnknownNameError: If a key or name does not exist; the message names the line and the key.
+    Raises DataError if the file, or the `published.yaml` that it refers to, cannot be read or is not valid YAML;
+    ConfigError if a value is not allowed; the message names the line and the key; UnknownNameError if a key or name
+    does not exist; the message names the line and the key.
     """
     file = read_yaml(Path(path))
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
@@ -423,16 +417,14 @@ def load_recipe(path: str | Path) -> Recipe:
 def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False) -> Recipe:
     """Build a recipe from its fields, and check it.
 
+    Raises ConfigError if a value is not allowed, and UnknownNameError if a key or name does not exist.
+
     Args:
         fields: The recipe's keys and values, as YAML has them.
         op: Beginning of error messages.
         file: The file that the fields come from, so that errors can name the line. None: errors name no line.
         swept: Whether a sweep has replaced values of grids; tables and figures may then name values that no longer
             exist.
-
-    Raises:
-        ConfigError: If a value is not allowed.
-        UnknownNameError: If a key or name does not exist.
     """
     try:
         return Recipe.model_validate(fields, context={"swept": True} if swept else None)
@@ -492,9 +484,8 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Check the patterns of the key `only`, and return them with full keys.
 
-    Raises:
-        UnknownNameError: If no run has a key, or no run has a value that a pattern matches.
-        ConfigError: If no run matches the patterns of all keys.
+    Raises UnknownNameError if no run has a key, or no run has a value that a pattern matches; ConfigError if no run
+    matches the patterns of all keys.
     """
     if not only:
         return {}
@@ -529,13 +520,12 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = Fa
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Check that everything that a recipe's tables and figures refer to exists in the recipe.
 
+    Raises ValidationError if something does not exist, or scores of several tasks would be mixed; it says where.
+
     Args:
         recipe: The recipe.
         whole: True: also check the values that axes rename, and the rows and columns of published numbers. False for a
             recipe in which a sweep has replaced values.
-
-    Raises:
-        ValidationError: If something does not exist, or scores of several tasks would be mixed; it says where.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):
@@ -555,11 +545,9 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
 def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: bool) -> None:
     """Check the axes of one table or figure. `axes` maps a key such as "rows" or "x" to the axes under this key.
 
-    With `whole`, the values that an axis renames must exist.
-
-    Raises:
-        ConfigError: If the recipe has several tasks and no axis is "task".
-        ValidationError: If an axis or a value that it renames does not exist, or layers cannot be counted.
+    With `whole`, the values that an axis renames must exist. Raises ConfigError if the recipe has several tasks and no
+    axis is "task", and ValidationError if an axis or a value that it renames does not exist, or layers cannot be
+    counted.
     """
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:

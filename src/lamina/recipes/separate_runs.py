@@ -74,17 +74,14 @@ class SeparateRuns:
         """Prepare the folder before the first run starts.
 
         With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, unless they
-        belong to interrupted runs that will continue.
+        belong to interrupted runs that will continue. Raises ConfigError if a run to resume had other settings or data,
+        and StoreError if a results file is damaged, or the disk has no room for the models that must still be saved.
 
         Args:
             cells: The cell of each run.
 
         Returns:
             Run name -> results, for each run that need not be trained again; see `_Session.train_one`.
-
-        Raises:
-            ConfigError: If a run to resume had other settings or data.
-            StoreError: If a results file is damaged, or the disk has no room for the models that must still be saved.
         """
         join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
@@ -196,8 +193,7 @@ class SeparateRuns:
     def _keep_model(self, name: str) -> None:
         """With `keep: best`, move the model of a finished run to the folder "models" if it is the best of its task.
 
-        Raises:
-            StoreError: If the model is not where the process that trained the run should have written it.
+        Raises StoreError if the model is not where the process that trained the run should have written it.
         """
         row, place = self.scores[name], self._model(name)
         wanted = self.recipe.keep == "all" or self._is_best(name, row["metric"], row["score"])

@@ -147,9 +147,8 @@ _Loader.add_constructor(f"{_YAML}int", _construct_int)
 def read_yaml(path: Path) -> YamlFile:
     """Read the YAML file of a recipe; nothing in the file is executed.
 
-    Raises:
-        DataError: If the file cannot be read, is not YAML, is refused by `_Loader`, or does not hold a mapping. The
-            error names the file, and the line if it is known.
+    Raises DataError if the file cannot be read, is not YAML, is refused by `_Loader`, or does not hold a mapping. The
+    error names the file, and the line if it is known.
     """
     try:
         node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path))
@@ -169,9 +168,7 @@ def read_yaml(path: Path) -> YamlFile:
 def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
     """Return the node tree and the value of a YAML text; both are None for an empty text. Errors call the text `name`.
 
-    Raises:
-        yaml.YAMLError: If the text is not YAML.
-        DataError: If `_Loader` refuses the text.
+    Raises yaml.YAMLError if the text is not YAML, and DataError if `_Loader` refuses the text.
     """
     loader = _Loader(text, name)
     node = loader.get_single_node()

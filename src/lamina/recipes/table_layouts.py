@@ -68,13 +68,12 @@ class AxisLayout(Strict):
     def shown_value(self, coordinates: Coordinates) -> object:
         """Return what this axis displays for a run with the given coordinates.
 
+        Raises ConfigError if layers are counted, and the value is not a layer selector or selects all layers up to the
+        top.
+
         Returns:
             The run's value, the number of layers that the value selects (with `count`), or the name under `names` for
             the value. ABSENT if the run does not have the property, LEFT_OUT if the recipe leaves the value out.
-
-        Raises:
-            ConfigError: If layers are counted, and the value is not a layer selector or selects all layers up to the
-                top.
         """
         value = coordinates.get(self.key, ABSENT)
         if value is ABSENT:
@@ -117,15 +116,12 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
     A name such as "dwatt/table 2" is an entry of a paper whose numbers come with this package, so that a copy of a
     recipe finds them in any folder. Other names are entries of `published.yaml`, a file in the recipe's folder, which
-    is read only if there is such a name.
+    is read only if there is such a name. Raises DataError if `published.yaml` is needed, and is missing or not valid;
+    UnknownNameError if the paper or `published.yaml` has no entry of that name.
 
     Args:
         file: The recipe's file; its fields are not changed.
         path: The path of the recipe.
-
-    Raises:
-        DataError: If `published.yaml` is needed, and is missing or not valid.
-        UnknownNameError: If the paper or `published.yaml` has no entry of that name.
     """
     fields, read = dict(file.fields), cache(lambda place: read_yaml(place).fields)
     for key in ("table", "figure"):

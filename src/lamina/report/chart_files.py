@@ -85,11 +85,8 @@ def scores(
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
     """Check that a chart of the rows can be drawn into the file, and return `path` as a Path.
 
-    `op` is the operation, for messages. Every row must have the keys `keys`.
-
-    Raises:
-        ConfigError: If the path has another suffix than `.png`, `.svg` and `.html`.
-        DataError: If there are no rows, or one lacks a key.
+    `op` is the operation, for messages. Every row must have the keys `keys`. Raises ConfigError if the path has another
+    suffix than `.png`, `.svg` and `.html`; DataError if there are no rows, or one lacks a key.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -107,8 +104,7 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 def chart_package(op: str) -> ModuleType:
     """Import altair, check that it can save charts, and return it; `op` is the operation, for messages.
 
-    Raises:
-        MissingExtraError: If altair or vl-convert is not installed.
+    Raises MissingExtraError if altair or vl-convert is not installed.
     """
     try:
         import altair
@@ -258,10 +254,8 @@ def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> Path:
     """Write a chart to a file in the format of its suffix (png, svg or html), and return the path.
 
-    An existing file is replaced completely or, if writing fails, not at all.
-
-    Raises:
-        StoreError: If the file cannot be written.
+    An existing file is replaced completely or, if writing fails, not at all. Raises StoreError if the file cannot be
+    written.
     """
     kind = cast("Literal['png', 'svg', 'html']", path.suffix.lower()[1:])
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
@@ -309,16 +303,12 @@ def draw_curves(figure: Curves, path: Path | str) -> Path:
     """Draw a figure of a run's report as a chart of curves, and return the path of the file.
 
     Each point is drawn with its 95 % interval or, if it averages two runs, with both scores. A method without a value
-    on the x axis is a dashed line across the panel.
+    on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix; DataError if
+    there are no points; MissingExtraError if the packages of `lamina[report]` are not installed.
 
     Args:
         figure: A figure of a run's report.
         path: File to write; ends in `.png`, `.svg` or `.html`.
-
-    Raises:
-        ConfigError: If the path has another suffix.
-        DataError: If there are no points.
-        MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
     rows = curve_rows(figure)
     path = checked_path("figure", path, rows, ("facet", "series", "x", "mean"))

@@ -125,9 +125,8 @@ def _check_packages() -> None:
 def _section(folder: Path, label: str) -> Section:
     """Return the section for the study or the training run in a folder; `label` is its name on the page.
 
-    Raises:
-        StoreError: If the folder is missing, damaged, or holds neither a study nor a finished training run.
-        DataError: If the table of the study is empty.
+    Raises StoreError if the folder is missing, damaged, or holds neither a study nor a finished training run; DataError
+    if the table of the study is empty.
     """
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")
@@ -151,21 +150,13 @@ def _section(folder: Path, label: str) -> Section:
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page.
+    """A chart on the page."""
 
-    Attributes:
-        section: The section that the chart belongs to.
-        name: Name of the chart. Charts with equal names, from several runs, are comparable.
-        drawing: The contents of the chart.
-        spec: The chart as a Vega-Lite specification with its data.
-        number: Number of the chart on the page, from 1.
-    """
-
-    section: Section
-    name: str
-    drawing: Drawing
-    spec: Spec
-    number: int
+    section: Section  # the section that the chart belongs to
+    name: str  # name of the chart. Charts with equal names, from several runs, are comparable
+    drawing: Drawing  # the contents of the chart
+    spec: Spec  # the chart as a Vega-Lite specification with its data
+    number: int  # number of the chart on the page, from 1
 
     @property
     def layout(self) -> dict[str, int]:
@@ -279,10 +270,8 @@ def _file_name(number: int, *parts: str) -> str:
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
     """Write every chart and table into a folder beside the page, all files or none, and return their paths.
 
-    Files that an earlier page with this name wrote are replaced.
-
-    Raises:
-        StoreError: If the folder cannot be written, or has other files of the same names.
+    Files that an earlier page with this name wrote are replaced. Raises StoreError if the folder cannot be written, or
+    has other files of the same names.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None

@@ -50,7 +50,8 @@ def draw_importances(
     `importance.png` has a bar per layer, at the best epoch. `importance-over-training.png` has a line per layer, over
     steps if the option `importance_steps` was set, otherwise over epochs. Runs that differ only in their seed are
     averaged, and the mean is drawn with its 95 % t interval. If a grid of settings was searched, only the best setting
-    of each task and method is drawn.
+    of each task and method is drawn. Raises MissingExtraError if there is something to draw and the packages of
+    `lamina[report]` are not installed, and StoreError if a file cannot be written.
 
     Args:
         importances: `Run.importances`, or the rows of `importances.parquet`.
@@ -60,10 +61,6 @@ def draw_importances(
 
     Returns:
         The paths of the files; [] if no reader mixes layers.
-
-    Raises:
-        MissingExtraError: If there is something to draw and the packages of `lamina[report]` are not installed.
-        StoreError: If a file cannot be written.
 
     Source:
         Dremov 2024, figures 8 and 9, 12 and 13, 16 and 17.

@@ -53,13 +53,12 @@ class InsertedWeight:
 def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = None) -> list[InsertedWeight]:
     """Return the weights of a model's inserted layers before and after training, in the order of the model.
 
+    Raises ConfigError if the model has no inserted layers, or `start` has others.
+
     Args:
         model: The model after training.
         start: The model before training. None: the initial weights are computed again, from the seeds in the model's
             record of edits.
-
-    Raises:
-        ConfigError: If the model has no inserted layers, or `start` has others.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):
@@ -148,14 +147,13 @@ def chosen_weight(
 ) -> InsertedWeight:
     """Return the first inserted weight with the given stack, layer and projection.
 
+    Raises UnknownNameError if no weight fits; the message lists the stacks, layers or projections that exist.
+
     Args:
         weights: The weights, from `inserted_weights`.
         layer: Number of the block, from 1. None: any.
         projection: Path of the projection within the block, or the end of that path, such as "query". None: any.
         stack: Name of the stack. None: any.
-
-    Raises:
-        UnknownNameError: If no weight fits; the message lists the stacks, layers or projections that exist.
     """
     for field, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
         fitting = [weight for weight in weights if wanted is None or _fits(getattr(weight, field), wanted)]
@@ -199,19 +197,15 @@ def weight_maps(
 
     The chart has one row of three heat maps per model: the weight before training, the weight after training, and the
     change. In each row the first two heat maps share a colour scale. The heat maps of changes all share one scale, so
-    that models can be compared.
+    that models can be compared. Raises ConfigError if the path has another suffix, or a weight has no such head;
+    DataError if there are no weights; MissingExtraError if the packages of `lamina[report]` are not installed;
+    StoreError if the file cannot be written.
 
     Args:
         weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         head: Attention head to draw, from 0. Layers after a feed-forward projection have only head 0.
         most: Draw only the first `most` rows and columns of each weight.
-
-    Raises:
-        ConfigError: If the path has another suffix, or a weight has no such head.
-        DataError: If there are no weights.
-        MissingExtraError: If the packages of `lamina[report]` are not installed.
-        StoreError: If the file cannot be written.
 
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", Figure 5, which shows 7 x
@@ -242,8 +236,7 @@ def weight_maps(
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
     """Return the drawn entries of a weight (first `most` rows and columns of a head) in each of `weight.states()`.
 
-    Raises:
-        ConfigError: If the weight has no such head.
+    Raises ConfigError if the weight has no such head.
     """
     if not 0 <= head < len(weight.trained):
         problem = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"

@@ -36,31 +36,21 @@ _TEXT, _NUMBER, _CELL = 62, 30, 12  # least width in pixels of a heat map's cell
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """The contents of a chart on the page; `spec_of` turns them into a Vega-Lite specification.
-
-    Attributes:
-        kind: "line", "heat", "bar" or "scatter".
-        rows: The data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a
-            heat map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point),
-            "x_label" (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for
-            every x), and "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference
-            value).
-        title: Title of the chart.
-        titles: "x", "y", "value", "colour" or "facet" -> its title, with the unit.
-        note: How to read the chart, shown below the title.
-        remark: What a point averages (seeds, rows) and which interval it has; shown below the chart.
-        log_x: Whether the x axis is logarithmic.
-        apart: Whether each panel has its own value scale, as panels of different metrics need.
-    """
+    """The contents of a chart on the page; `spec_of` turns them into a Vega-Lite specification."""
 
     kind: Literal["line", "heat", "bar", "scatter"]
+    # the data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a heat
+    # map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point), "x_label"
+    # (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for every x), and
+    # "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference value)
     rows: list[Mark]
-    title: str
+    title: str  # title of the chart
+    # "x", "y", "value", "colour" or "facet" -> its title, with the unit
     titles: dict[str, str] = field(default_factory=dict)
-    note: str = ""
-    remark: str = ""
-    log_x: bool = False
-    apart: bool = False
+    note: str = ""  # how to read the chart, shown below the title
+    remark: str = ""  # what a point averages (seeds, rows) and which interval it has; shown below the chart
+    log_x: bool = False  # whether the x axis is logarithmic
+    apart: bool = False  # whether each panel has its own value scale, as panels of different metrics need
 
     @property
     def panels(self) -> list[str]:
@@ -83,13 +73,12 @@ class Drawing:
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
     """Return a chart as a Vega-Lite specification that contains its data.
 
+    Raises MissingExtraError if the packages of `lamina[report]` are not installed.
+
     Args:
         drawing: The contents of the chart.
         domain: Lowest and highest value of the value axis, or of a heat map's colour scale. Charts that stand side by
             side get equal values. None: the lowest and highest value in the data.
-
-    Raises:
-        MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
     altair = chart_package("report")
     draw = {"line": _line_chart, "heat": _heat_map, "bar": _bar_chart, "scatter": _scatter_chart}[drawing.kind]

@@ -218,8 +218,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 def labelled(folders: Sequence[Path]) -> dict[str, Path]:
     """Return name -> folder. A name is the last part of the path, or as many last parts as make the names different.
 
-    Raises:
-        ConfigError: If there is no folder, or the same folder twice.
+    Raises ConfigError if there is no folder, or the same folder twice.
     """
     whole = [folder.resolve() for folder in folders]
     if not whole or len(set(whole)) < len(whole):
@@ -235,8 +234,7 @@ def labelled(folders: Sequence[Path]) -> dict[str, Path]:
 def read_importances(folder: Path) -> tuple[Rows, Rows]:
     """Return the rows of a run's `importances.parquet` and of its `table.json`; both empty if a file is missing.
 
-    Raises:
-        StoreError: If a file is damaged.
+    Raises StoreError if a file is damaged.
     """
     from pyarrow import parquet
 

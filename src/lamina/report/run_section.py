@@ -34,8 +34,7 @@ TABLE = "table.json"
 def run_section(folder: Path, label: str) -> Section:
     """Return the section about the training run in a folder; `label` is its name on the page.
 
-    Raises:
-        StoreError: If the folder has no `report.json`, or one of its files is damaged.
+    Raises StoreError if the folder has no `report.json`, or one of its files is damaged.
     """
     report, table = read_report_file(folder), _table(folder)
     drawings: dict[str, Drawing] = {}
@@ -59,8 +58,7 @@ def run_section(folder: Path, label: str) -> Section:
 def _table(folder: Path) -> list[SummaryRow]:
     """Return the rows of a run's `table.json`, one per task, method and setting; [] if there is no such file.
 
-    Raises:
-        StoreError: If the file is damaged.
+    Raises StoreError if the file is damaged.
     """
     if not (path := folder / TABLE).exists():
         return []
@@ -72,10 +70,7 @@ def _settings(folder: Path) -> dict[str, JSON]:
     """Return the settings of a run that the page shows.
 
     They are "base", "info" and "lamina" (the version), from the manifest of the run's bank if it saved one. Each failed
-    run adds "failed: NAME" with its error.
-
-    Raises:
-        StoreError: If a file is damaged.
+    run adds "failed: NAME" with its error. Raises StoreError if a file is damaged.
     """
     facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
     settings: dict[str, JSON] = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}

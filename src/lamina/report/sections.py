@@ -36,33 +36,21 @@ class Example:
 @final
 @dataclass(frozen=True)
 class Section:
-    """One study or training run on the page.
+    """One study or training run on the page."""
 
-    Attributes:
-        label: Name of the section, unique on the page.
-        kind: "training run", or the name of the study.
-        conclusions: Sentences, most important first. The first sentence about each task is shown as its verdict.
-        drawings: Name -> chart. Charts of equal name from sections of the same kind stand side by side.
-        tables: The tables in the order in which they are shown.
-        settings: The settings that were used.
-        seeds: All seeds of the study or training run.
-        examples: Examples of wrong predictions, a few for each task and layer.
-        errors: Number of wrong predictions, including those without an example.
-        model: Name of the model; "" if it is not known.
-        tasks: Names of the tasks; empty if there are none.
-    """
-
-    label: str
-    kind: str
+    label: str  # name of the section, unique on the page
+    kind: str  # "training run", or the name of the study
+    # sentences, most important first. The first sentence about each task is shown as its verdict
     conclusions: Sequence[str] = ()
+    # name -> chart. Charts of equal name from sections of the same kind stand side by side
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
-    tables: Sequence[DataTable] = ()
-    settings: Mapping[str, JSON] = field(default_factory=dict)
-    seeds: Sequence[int] = ()
-    examples: Sequence[Example] = ()
-    errors: int = 0
-    model: str = ""
-    tasks: Sequence[str] = ()
+    tables: Sequence[DataTable] = ()  # the tables in the order in which they are shown
+    settings: Mapping[str, JSON] = field(default_factory=dict)  # the settings that were used
+    seeds: Sequence[int] = ()  # all seeds of the study or training run
+    examples: Sequence[Example] = ()  # examples of wrong predictions, a few for each task and layer
+    errors: int = 0  # number of wrong predictions, including those without an example
+    model: str = ""  # name of the model; "" if it is not known
+    tasks: Sequence[str] = ()  # names of the tasks; empty if there are none
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
@@ -87,19 +75,12 @@ class Section:
 @final
 @dataclass(frozen=True)
 class DataTable:
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        title: Title of the table.
-        columns: Names of the columns.
-        rows: The cells, row by row; None is an empty cell.
-        note: A remark below the table.
-    """
-
-    title: str
-    columns: list[str]
-    rows: Sequence[Sequence[Cell]]
-    note: str = ""
+    title: str  # title of the table
+    columns: list[str]  # names of the columns
+    rows: Sequence[Sequence[Cell]]  # the cells, row by row; None is an empty cell
+    note: str = ""  # a remark below the table
 
     def compact(self) -> dict[str, object]:
         """Return the table as JSON-ready values, column by column; repeated strings are stored once."""

@@ -45,9 +45,8 @@ class Span(TypedDict):
 def study_section(study: Study, label: str) -> Section:
     """Return the section about a study; `label` is its name on the page.
 
-    Raises:
-        UnknownNameError: If a figure names a column that the table does not have.
-        DataError: If a figure's values are not numbers.
+    Raises UnknownNameError if a figure names a column that the table does not have, and DataError if a figure's values
+    are not numbers.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
     axes = {
@@ -192,15 +191,12 @@ def drawing_of(study: Study, name: str) -> Drawing:
 
     Rows that cannot be drawn are left out and counted in the remark below the chart. Rows that differ only in their
     seed are averaged: with three seeds or more, the chart shows the interval of the mean; with two, the value of each
-    seed.
+    seed. Raises UnknownNameError if the figure names a column that the table does not have, and DataError if its values
+    are not numbers.
 
     Args:
         study: The study.
         name: Name of the figure in `study.figures`.
-
-    Raises:
-        UnknownNameError: If the figure names a column that the table does not have.
-        DataError: If its values are not numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
     parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}
@@ -237,10 +233,7 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
     A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
     chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table, and
-    `name` is the figure's name, for messages.
-
-    Raises:
-        DataError: If the values are not numbers.
+    `name` is the figure's name, for messages. Raises DataError if the values are not numbers.
     """
     try:
         values = rows[figure.value].astype("float64")

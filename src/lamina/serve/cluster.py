@@ -35,14 +35,13 @@ _BUSY = 0.7  # another replica starts once each holds this share of its `max_con
 class Replicas:
     """The number of replicas of the application, and the CPUs and GPUs of each; see `deployed`.
 
+    Raises ConfigError if `least` is below 1, or `most` is below `least`.
+
     Args:
         least: Minimum number of replicas, which always run.
         most: Maximum number of replicas while requests wait. None: `least`, so that the number is fixed.
         cpus: CPU cores per replica; may be a fraction.
         gpus: GPUs per replica; may be a fraction.
-
-    Raises:
-        ConfigError: If `least` is below 1, or `most` is below `least`.
     """
 
     least: int = 1
@@ -62,7 +61,9 @@ def deployed(
     """Deploy replicas of an application on Ray Serve, which answer requests inside the `with` block.
 
     Ray restarts a replica that dies. On a cluster that was running already, the replicas stay after the block. Replicas
-    of an earlier deployment there are replaced one by one, while the others answer.
+    of an earlier deployment there are replaced one by one, while the others answer. Raises MissingExtraError if Ray
+    Serve is not installed, and ConfigError if the cluster cannot be reached or has too few CPUs or GPUs, or the
+    replicas do not start.
 
     Args:
         build: Function that returns the application; it is pickled, sent to each replica and called there.
@@ -72,10 +73,6 @@ def deployed(
             cluster that is running on this machine already; otherwise HOST:PORT of a cluster.
         host: Address at which every node of the cluster listens.
         port: Port at which every node of the cluster listens.
-
-    Raises:
-        MissingExtraError: If Ray Serve is not installed.
-        ConfigError: If the cluster cannot be reached or has too few CPUs or GPUs, or the replicas do not start.
     """
     serve, deployment = _ray_serve(), _deployment(build, settings, replicas)
     with connected(_ray(), address, "serve"):
@@ -98,16 +95,13 @@ def deployed(
 def application(args: Mapping[str, JSON]) -> Application:
     """Return the application for a configuration file of Ray Serve: `import_path: lamina.serve.cluster:application`.
 
-    That file sets the number of replicas under `deployments`, for the deployment `bank`.
+    That file sets the number of replicas under `deployments`, for the deployment `bank`. Raises ConfigError if `bank`
+    is missing, a key is among `args`, or a value is not allowed; MissingExtraError if Ray Serve is not installed.
 
     Args:
         args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`,
             its base model if the bank names another; and any fields of `Settings` except the keys. Each replica reads
             the API key from the environment variable LAMINA_API_KEY.
-
-    Raises:
-        ConfigError: If `bank` is missing, a key is among `args`, or a value is not allowed.
-        MissingExtraError: If Ray Serve is not installed.
     """
     values = dict(args)
     bank, model = values.pop("bank", None), values.pop("model", None)

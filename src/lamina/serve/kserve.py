@@ -210,11 +210,8 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, v
 def kserve_texts(tensor: InferTensor) -> list[Example]:
     """Return the texts of a tensor `[rows]` or `[rows, 1]`, or the pairs of a tensor `[rows, 2]`.
 
-    For either shape, the data may be flat or nested by row.
-
-    Raises:
-        ConfigError: If the data are not strings, there is no row, the shape is not one of these, or the data do not fit
-            it.
+    For either shape, the data may be flat or nested by row. Raises ConfigError if the data are not strings, there is no
+    row, the shape is not one of these, or the data do not fit it.
     """
     cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
     size = 1

@@ -46,19 +46,16 @@ class Reloader:
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Add readers of a saved bank, and replace served readers of the same names.
 
+        Raises ConfigError if the server has no root, or the folder is not a bank in the root; UnknownNameError if the
+        bank has no reader of a name in `readers`; StoreError if the bank's files are damaged; BaseMismatchError if the
+        bank was trained on another model; NotFiniteError if a weight is NaN or infinite.
+
         Args:
             folder: The bank's folder, relative to the root.
             readers: Names of the readers to add. None: all readers of that bank.
 
         Returns:
             The bank that is served after the change.
-
-        Raises:
-            ConfigError: If the server has no root, or the folder is not a bank in the root.
-            UnknownNameError: If the bank has no reader of a name in `readers`.
-            StoreError: If the bank's files are damaged.
-            BaseMismatchError: If the bank was trained on another model.
-            NotFiniteError: If a weight is NaN or infinite.
         """
         place = self._inside(folder)
         with self._lock:
@@ -70,9 +67,7 @@ class Reloader:
     def remove(self, name: str) -> ServedBank:
         """Remove the reader `name`, and return the bank that is served after the change.
 
-        Raises:
-            UnknownNameError: If no reader has that name.
-            ConfigError: If it is the last reader.
+        Raises UnknownNameError if no reader has that name, and ConfigError if it is the last reader.
         """
         with self._lock:
             bank = self._scheduler.bank
@@ -83,11 +78,9 @@ class Reloader:
     def reload(self) -> ServedBank:
         """Load the bank again from its folder or hub id, and serve exactly the readers that are in it now.
 
-        Raises:
-            ConfigError: If the bank was not loaded from a folder or hub id.
-            StoreError: If the bank's files are damaged.
-            BaseMismatchError: If the bank was trained on another model.
-            NotFiniteError: If a weight is NaN or infinite.
+        Raises ConfigError if the bank was not loaded from a folder or hub id; StoreError if the bank's files are
+        damaged; BaseMismatchError if the bank was trained on another model; NotFiniteError if a weight is NaN or
+        infinite.
         """
         if self._source is None:
             raise ConfigError("serve: this bank was not loaded from a folder or hub id, so it cannot be loaded again.")
@@ -110,16 +103,14 @@ class Reloader:
     ) -> ServedBank:
         """Build a bank from readers of other banks, and serve it. The caller holds the lock.
 
-        The served bank itself is not changed, because its readers still answer requests.
+        The served bank itself is not changed, because its readers still answer requests. Raises LaminaError if a reader
+        does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
 
         Args:
             unchanged: Reader name -> the bank it comes from, for readers that stay.
             new: Reader name -> the bank it comes from, for added or replaced readers. Their version is 1 higher than
                 the latest of their name.
             folder: Folder that may hold an export of the new bank. None: there is none.
-
-        Raises:
-            LaminaError: If a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
         """
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
@@ -138,10 +129,8 @@ class Reloader:
     def _inside(self, folder: str) -> Path:
         """Return the path of a bank's folder inside the root.
 
-        Links are resolved first, so that none leads out of the root.
-
-        Raises:
-            ConfigError: If the server has no root, or `folder` is not the relative path of a bank in it.
+        Links are resolved first, so that none leads out of the root. Raises ConfigError if the server has no root, or
+        `folder` is not the relative path of a bank in it.
         """
         if self._root is None:
             raise ConfigError("serve: the server was started without --readers-root; readers cannot be added.")

@@ -55,12 +55,11 @@ class Moderation(TypedDict):
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
     """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
 
+    Raises ConfigError if the examples are not all texts, or all files of one kind, or a file is not Base64.
+
     Args:
         inputs: A text, a file, or a list.
         pairs: Called if `inputs` is a flat list of two texts; returns whether these are a pair.
-
-    Raises:
-        ConfigError: If the examples are not all texts, or all files of one kind, or a file is not Base64.
     """
     if isinstance(inputs, str | FileInput):
         return [_example(inputs)], True
@@ -75,13 +74,12 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
     """Return whether readers treat two texts as a pair: they do if they were trained on pairs.
 
+    Raises UnknownNameError if a reader does not exist, and ConfigError if some of the readers were trained on pairs,
+    and others were not.
+
     Args:
         bank: The readers.
         tasks: Names of the readers that are asked. None: all that read text.
-
-    Raises:
-        UnknownNameError: If a reader does not exist.
-        ConfigError: If some of the readers were trained on pairs, and others were not.
     """
     names = readers_of(bank, tasks, ["", ""])
     learnt = [name for name in names if learnt_pairs(bank[name])]
@@ -142,9 +140,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
 
     A multi-label task flags by each of its labels. A task with two labels flags by the label that is called "yes",
     "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task itself. All other tasks are left out.
-
-    Raises:
-        ConfigError: If no task flags texts.
+    Raises ConfigError if no task flags texts.
     """
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:

@@ -74,42 +74,26 @@ class ServedBank:
 
 @dataclass
 class _Run:
-    """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run.
+    """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run."""
 
-    Attributes:
-        jobs: The requests of the batch.
-        passes: A generator. Each step runs the next pass; at the end it returns the answers of all texts.
-        begin: When the first pass began, in seconds of `time.perf_counter`.
-        read: Seconds that tokenising took.
-        tokens: Number of tokens of all texts.
-        seconds: Seconds that its passes have taken so far.
-    """
-
-    jobs: Sequence[AnyJob]
+    jobs: Sequence[AnyJob]  # the requests of the batch
+    # a generator. Each step runs the next pass; at the end it returns the answers of all texts
     passes: Generator[None, None, Sequence[Any]]
-    begin: float
-    read: float
-    tokens: int
-    seconds: float = 0.0
+    begin: float  # when the first pass began, in seconds of `time.perf_counter`
+    read: float  # seconds that tokenising took
+    tokens: int  # number of tokens of all texts
+    seconds: float = 0.0  # seconds that its passes have taken so far
 
 
 @dataclass
 class _Turn:
-    """The next action of one worker thread: begin a new batch, or run the next pass of a batch that has begun.
+    """The next action of one worker thread: begin a new batch, or run the next pass of a batch that has begun."""
 
-    Attributes:
-        jobs: The requests of the batch.
-        begun: Whether the scheduler already counts this pass as running.
-        run: The batch that has begun. None: the batch is new.
-        keeps_pass: Whether further passes of this turn follow its first one.
-        ended: Whether `Scheduler._end` no longer counts its pass as running.
-    """
-
-    jobs: Sequence[AnyJob]
-    begun: bool
-    run: _Run | None = None
-    keeps_pass: bool = False
-    ended: bool = False
+    jobs: Sequence[AnyJob]  # the requests of the batch
+    begun: bool  # whether the scheduler already counts this pass as running
+    run: _Run | None = None  # the batch that has begun; None: the batch is new
+    keeps_pass: bool = False  # whether further passes of this turn follow its first one
+    ended: bool = False  # whether `Scheduler._end` no longer counts its pass as running
 
 
 def default_passes(bank: ReaderBank) -> int:

@@ -41,14 +41,12 @@ class ServedEngine:
     """Answers batches of a server with ONNX Runtime, if the backend allows it. It is an `Engine` for `BankRunner`.
 
     A batch that the exported graph cannot answer is left to PyTorch, and the reason is logged. After a change of the
-    readers, another process exports the new bank. Until its graph is ready, PyTorch answers for the new readers.
+    readers, another process exports the new bank. Until its graph is ready, PyTorch answers for the new readers. Raises
+    LaminaError if the backend is "onnx" or "int8" and cannot answer for the bank.
 
     Args:
         backend: "auto", "torch", "onnx" or "int8"; see `engine_of`.
         bank: The bank that is served first.
-
-    Raises:
-        LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank.
     """
 
     def __init__(self, backend: Backend, bank: ReaderBank) -> None:

@@ -26,17 +26,11 @@ class TooLargeError(LaminaError):
 @final
 @dataclass(frozen=True)
 class Upload:
-    """An image or audio file that a client sent. It stays in memory and is never written to disk.
+    """An image or audio file that a client sent. It stays in memory and is never written to disk."""
 
-    Attributes:
-        medium: "image" or "audio".
-        data: The file's bytes, still encoded as the client sent them (PNG, WAV, ...).
-        size: Number of pixels or audio samples after decoding; 0 as long as the file's header has not been read.
-    """
-
-    medium: str
-    data: bytes
-    size: int = 0
+    medium: str  # "image" or "audio"
+    data: bytes  # the file's bytes, still encoded as the client sent them (PNG, WAV, ...)
+    size: int = 0  # number of pixels or audio samples after decoding; 0 as long as the file's header has not been read
 
     @classmethod
     def of(cls, medium: str, encoded: str) -> Upload:
@@ -69,14 +63,13 @@ def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
 def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Example]) -> tuple[str, ...]:
     """Return the names of the readers that answer about `examples`, in the order of the bank.
 
+    Raises UnknownNameError if a name in `tasks` is not a reader of the bank, and ConfigError if `tasks` is empty, a
+    named reader does not read such examples, or no reader does.
+
     Args:
         bank: The readers.
         tasks: Names of readers; None: all readers that read this kind of example (text, image or audio).
         examples: At least one example; all are of one kind.
-
-    Raises:
-        UnknownNameError: If a name in `tasks` is not a reader of the bank.
-        ConfigError: If `tasks` is empty, a named reader does not read such examples, or no reader does.
     """
     check_known("serve", tasks or (), bank, "task")
     medium = examples[0].medium if isinstance(examples[0], Upload) else TEXT
@@ -93,16 +86,14 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
 def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -> Sequence[Example]:
     """Return the examples with `Upload.size` filled in from the files' headers; texts are returned unchanged.
 
-    Only headers are read, so a small file that would decode to gigabytes is refused before it is decoded.
+    Only headers are read, so a small file that would decode to gigabytes is refused before it is decoded. Raises
+    DataError if a file is not an image or an audio file of a known format, and TooLargeError if all files together have
+    more than 2**26 pixels or audio samples.
 
     Args:
         bank: The readers.
         names: The readers that will answer, as `readers_of` returned them.
         examples: The examples of a request.
-
-    Raises:
-        DataError: If a file is not an image or an audio file of a known format.
-        TooLargeError: If all files together have more than 2**26 pixels or audio samples.
     """
     file = _file_class(bank, names[0])
     if file is None:

@@ -62,15 +62,13 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
     """Return a part of a long text that has at least `2 * most` tokens: its beginning, or for `side` "left" its end.
 
     The tokens that are read are the same in this part as in the whole text, which would take seconds to tokenise.
+    Raises TooLongError if a very long part of the text has too few tokens.
 
     Args:
         tokenizer: The tokenizer.
         text: The text. A short one is returned whole.
         most: Number of tokens that are read.
         side: "right" keeps the first tokens, "left" the last.
-
-    Raises:
-        TooLongError: If a very long part of the text has too few tokens.
     """
     size = 2 * _CHARACTERS * most + _PIECE
     for end in (size, 4 * size):
@@ -145,14 +143,10 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     """Answers one kind of question about texts, with one bank.
 
     The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
-
-    Attributes:
-        bank: The bank that answers.
-        tasks: Names of the readers that answer; empty if no reader takes part.
     """
 
-    tasks: tuple[str, ...] = ()
-    bank: ReaderBank
+    tasks: tuple[str, ...] = ()  # names of the readers that answer; empty if no reader takes part
+    bank: ReaderBank  # the bank that answers
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
@@ -326,14 +320,13 @@ class TokenisedTexts:
 class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     """Answers with embeddings: the mean of one layer's state over a text's tokens. The pass stops at that layer.
 
+    Raises ConfigError if the bank has no tokenizer, or its model has several stacks and no encoder; LayerIndexError if
+    the layer does not exist.
+
     Args:
         bank: The bank whose model is run; its readers take no part.
         layer: Index of the layer; 0 is the embeddings, negative ones count from the top.
         normalize: Whether vectors are scaled to length 1.
-
-    Raises:
-        ConfigError: If the bank has no tokenizer, or its model has several stacks and no encoder.
-        LayerIndexError: If the layer does not exist.
     """
 
     def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:

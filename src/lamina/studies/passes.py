@@ -100,6 +100,9 @@ def text_inputs(
 ) -> TextInputs:
     """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
+    Raises ConfigError if there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is
+    no tokenizer, or `max_length` is not possible.
+
     Args:
         model: The model that will read the texts.
         texts: All texts, or all pairs of texts (tuples or lists of two strings).
@@ -109,10 +112,6 @@ def text_inputs(
 
     Returns:
         The encoded texts, with the tokenizer that encoded them as `.processor`.
-
-    Raises:
-        ConfigError: If there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is no
-            tokenizer, or `max_length` is not possible.
     """
     hint = "Pass a list of texts, or of pairs of texts."
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
@@ -157,10 +156,8 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
     """Join consecutive batches into groups of at least `size` rows. Fewer remaining rows join the last group.
 
-    Yields lists of pairs: the row numbers of a batch, counted from 0 across all batches, and the batch.
-
-    Raises:
-        ConfigError: If there is no batch.
+    Yields lists of pairs: the row numbers of a batch, counted from 0 across all batches, and the batch. Raises
+    ConfigError if there is no batch.
     """
     previous: list[tuple[list[int], Batch]] = []  # yielded only when the next group is complete, since a rest may join
     group: list[tuple[list[int], Batch]] = []

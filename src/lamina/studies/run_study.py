@@ -81,6 +81,10 @@ def run_study(
 ) -> Study:
     """Run one study of a recipe, and save it if `output` is given.
 
+    Raises UnknownNameError if the study does not exist. Raises ConfigError if the recipe lacks something that the study
+    needs, or `resume` or `ray` is given for a study that has no cells. Raises StoreError if the folder cannot be
+    written, or holds files of these names that do not belong to a study. This is checked before anything runs.
+
     Args:
         name: Name of the study, such as "similarity".
         recipe: The recipe, as `load_study_recipe` returns it.
@@ -94,13 +98,6 @@ def run_study(
 
     Returns:
         The study. `settings["recipe"]` is the recipe, and `settings["failures"]` lists the cells that failed.
-
-    Raises:
-        UnknownNameError: If the study does not exist.
-        ConfigError: If the recipe lacks something that the study needs, or `resume` or `ray` is given for a study that
-            has no cells.
-        StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study. This
-            is checked before anything runs.
     """
     options = recipe.options(name)
     parameters = parameters_of(name)
@@ -123,10 +120,7 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
     """Make a study's arguments from a recipe: model, processor, tasks and texts, if the study has these parameters.
 
     If the study's parameter `model` accepts a name, the model's name is passed instead of a loaded model, because the
-    study's cells load it.
-
-    Raises:
-        ConfigError: If the recipe has a `head`, but the study loads the model itself.
+    study's cells load it. Raises ConfigError if the recipe has a `head`, but the study loads the model itself.
     """
     parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
@@ -228,23 +222,15 @@ def _loads(annotation: object) -> Loads | None:
 
 
 class TextsRecipe(Strict):
-    """The texts of a study recipe: a list, a column of a file, or the texts of a task.
+    """The texts of a study recipe: a list, a column of a file, or the texts of a task."""
 
-    Attributes:
-        lines: The texts themselves. In YAML, `texts: [...]` is short for it.
-        file: A .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder.
-        column: Column of the file.
-        task: Name of one of the recipe's tasks.
-        part: Split of the task.
-        limit: Maximum number of texts. None: all of them.
-    """
-
-    lines: list[str] | None = None
+    lines: list[str] | None = None  # the texts themselves. In YAML, `texts: [...]` is short for it
+    # a .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder
     file: str | None = None
-    column: str = "text"
-    task: str | None = None
-    part: str = "validation"
-    limit: PositiveInt | None = None
+    column: str = "text"  # column of the file
+    task: str | None = None  # name of one of the recipe's tasks
+    part: str = "validation"  # split of the task
+    limit: PositiveInt | None = None  # maximum number of texts; None: all of them
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
@@ -277,20 +263,13 @@ class StudyTask(TaskRecipe):
 
 
 class StudyRecipe(Strict):
-    """A recipe for studies: a model, tasks and texts, and the options of each study.
+    """A recipe for studies: a model, tasks and texts, and the options of each study."""
 
-    Attributes:
-        model: Hub id, local folder (possibly inside the data folder), or "minilm" for the packaged model.
-        head: Kind of task or auto class to load the model with. None: the class that was saved.
-        tasks: Task name -> task.
-        texts: Texts to read. None: no texts.
-        studies: Study name -> its options. None as options: the defaults.
-    """
-
-    model: str
-    head: str | None = None
-    tasks: dict[str, StudyTask] = Field(default_factory=dict)
-    texts: Annotated[TextsRecipe | None, BeforeValidator(_lines)] = None
+    model: str  # hub id, local folder (possibly inside the data folder), or "minilm" for the packaged model
+    head: str | None = None  # kind of task or auto class to load the model with; None: the class that was saved
+    tasks: dict[str, StudyTask] = Field(default_factory=dict)  # task name -> task
+    texts: Annotated[TextsRecipe | None, BeforeValidator(_lines)] = None  # texts to read; None: no texts
+    # study name -> its options. None as options: the defaults
     studies: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -308,9 +287,8 @@ class StudyRecipe(Strict):
     def options(self, name: str) -> dict[str, JSON]:
         """Return the options that the recipe gives to a study; {} if it gives none.
 
-        Raises:
-            UnknownNameError: If the study does not exist.
-            ConfigError: If the recipe lacks something that the study requires.
+        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks something that the
+        study requires.
         """
         options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():
@@ -322,11 +300,7 @@ class StudyRecipe(Strict):
 
 
 def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a study's function by name.
-
-    Raises:
-        UnknownNameError: If the study does not exist.
-    """
+    """Return the parameters of a study's function by name. Raises UnknownNameError if the study does not exist."""
     return inspect.signature(STUDIES.get(name)).parameters
 
 
@@ -363,8 +337,7 @@ def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
 def load_study_recipe(path: str | Path) -> StudyRecipe:
     """Read a study recipe from a YAML file.
 
-    Raises:
-        LaminaError: If the file cannot be read or is not a valid recipe; the message names the line.
+    Raises LaminaError if the file cannot be read or is not a valid recipe; the message names the line.
     """
     file = read_yaml(Path(path))
     try:

@@ -44,19 +44,12 @@ CELLS = "cells"  # the folder with the files of finished cells, inside a study's
 
 
 class Training(TypedDict):
-    """The training options that studies share; the keys are parameters of `lamina.fit` and `lamina.finetune`.
+    """The training options that studies share; the keys are parameters of `lamina.fit` and `lamina.finetune`."""
 
-    Attributes:
-        epochs: Number of passes over the training rows.
-        batch_size: Rows per step.
-        learning_rate: Peak learning rate; it falls to 0 linearly.
-        max_length: Maximum tokens per text. None: what the model allows.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    max_length: int | None
+    epochs: int  # number of passes over the training rows
+    batch_size: int  # rows per step
+    learning_rate: float  # peak learning rate; it falls to 0 linearly
+    max_length: int | None  # maximum tokens per text; None: what the model allows
 
 
 def fresh_model(
@@ -100,10 +93,8 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
     Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together;
-    a study trains each task alone, so they are masked here.
-
-    Raises:
-        UnknownNameError: If a task has no "train" or no "validation" split.
+    a study trains each task alone, so they are masked here. Raises UnknownNameError if a task has no "train" or no
+    "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():
@@ -122,15 +113,14 @@ def encode_rows(
 ) -> Inputs:
     """Encode the rows of a split for a model, as for prediction: without augmentation.
 
+    Raises ConfigError if there is no processor or it does not fit the task, or `max_length` is not possible.
+
     Args:
         task: The task, whose kind encodes the rows.
         split: The rows.
         model: The model that will read the encoded rows.
         processor: The model's processor.
         max_length: Maximum tokens per text. None: what the model allows.
-
-    Raises:
-        ConfigError: If there is no processor or it does not fit the task, or `max_length` is not possible.
     """
     # without a processor there is no limit to find, and `encode` says that one is missing
     limit = task.kind.length_limit(model, cast("Processor", processor), max_length)
@@ -174,14 +164,13 @@ def edited_stack(
 ) -> LayerStack:
     """Return a stack of a model, and check that its blocks can be edited.
 
+    Raises LaminaError if the stack does not exist, or its blocks cannot be edited.
+
     Args:
         model: A model, or the name or folder to load it from. It is not changed.
         processor: The processor of the model.
         stack: Name of the stack. None: the only one, or the encoder.
         op: Name of the study, for error messages.
-
-    Raises:
-        LaminaError: If the stack does not exist, or its blocks cannot be edited.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
@@ -209,6 +198,8 @@ def study_of_cells(
 ) -> Study:
     """Return the study from the table of its cells; the library versions and failed cells are added to its settings.
 
+    Raises ConfigError if every cell failed, or no cell returned rows.
+
     Args:
         name: Name of the study.
         table: Rows of all finished cells.
@@ -216,9 +207,6 @@ def study_of_cells(
         settings: Settings of the study.
         figures: Chart name -> chart.
         conclusions: Sentences that say what may be concluded.
-
-    Raises:
-        ConfigError: If every cell failed, or no cell returned rows.
     """
     if not len(table) and not failures:
         hint = "Load the model with a language modelling head, or pass tasks."
@@ -231,15 +219,10 @@ def study_of_cells(
 
 
 class CellResult(TypedDict):
-    """The content of a finished cell's file.
+    """The content of a finished cell's file."""
 
-    Attributes:
-        key: The cell's key, such as `{"task": "cola", "seed": 0}`.
-        rows: The table rows of the cell; the entries of the key are their first columns.
-    """
-
-    key: Row
-    rows: list[Row]
+    key: Row  # the cell's key, such as `{"task": "cola", "seed": 0}`
+    rows: list[Row]  # the table rows of the cell; the entries of the key are their first columns
 
 
 def run_cells(

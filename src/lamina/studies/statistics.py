@@ -26,30 +26,19 @@ class Difference:
     """The difference between the scores of two methods on the same rows. `paired_bootstrap` returns it.
 
     `str()` of it is a sentence that says what may be concluded.
-
-    Attributes:
-        first: Name of the first method.
-        second: Name of the second method.
-        value: Score of the first method minus the score of the second, both averaged over seeds.
-        low: Lower end of the confidence interval of `value`.
-        high: Upper end of the confidence interval of `value`.
-        p: Two-sided p value of the hypothesis that both methods score the same.
-        rows: Number of rows that both methods were scored on.
-        seeds: Number of seeds. With one seed there is no interval over seeds, and nothing is concluded.
-        holm: `p` after Holm's correction for all comparisons that were made together. None: this was the only one.
-        confidence: Coverage of the interval, such as 0.95.
     """
 
-    first: str
-    second: str
-    value: float
-    low: float
-    high: float
-    p: float
-    rows: int
-    seeds: int
+    first: str  # name of the first method
+    second: str  # name of the second method
+    value: float  # score of the first method minus the score of the second, both averaged over seeds
+    low: float  # lower end of the confidence interval of `value`
+    high: float  # upper end of the confidence interval of `value`
+    p: float  # two-sided p value of the hypothesis that both methods score the same
+    rows: int  # number of rows that both methods were scored on
+    seeds: int  # number of seeds. With one seed there is no interval over seeds, and nothing is concluded
+    # `p` after Holm's correction for all comparisons that were made together; None: this was the only one
     holm: float | None = None
-    confidence: float = 0.95
+    confidence: float = 0.95  # coverage of the interval, such as 0.95
 
     @property
     def conclusive(self) -> bool:
@@ -91,7 +80,8 @@ def paired_bootstrap(
     """Compare two methods by a paired bootstrap: resample the rows, and the seeds if there are several.
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
-    difference is 0 or has the opposite sign; numerator and denominator are raised by one, so that p is never 0.
+    difference is 0 or has the opposite sign; numerator and denominator are raised by one, so that p is never 0. Raises
+    ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
 
     Args:
         first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row `[seeds, rows,
@@ -105,9 +95,6 @@ def paired_bootstrap(
 
     Returns:
         The difference of the scores with its interval and p value.
-
-    Raises:
-        ConfigError: If the two shapes differ, there are no rows, or an option is out of its range.
 
     Source:
         Efron and Tibshirani 1993, chapter 13. Seeds and rows are resampled as in Sellam et al. 2022, arXiv:2106.16163,

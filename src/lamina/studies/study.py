@@ -242,9 +242,8 @@ def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
 def _load(folder: Path) -> Study:
     """Read a study from a folder.
 
-    Raises:
-        StoreError: If a file is missing or damaged, or the table does not belong to the study's JSON file.
-        UnknownNameError: If the JSON file has an unknown key.
+    Raises StoreError if a file is missing or damaged, or the table does not belong to the study's JSON file;
+    UnknownNameError if the JSON file has an unknown key.
     """
     import pandas as pd
 

@@ -73,14 +73,12 @@ class LazyAudio(LazyFile):
         """Return a clip made from an array or list of samples; None if `entry` is neither.
 
         Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
-        scale. If there are several channels, the longer axis is time.
+        scale. If there are several channels, the longer axis is time. Raises DataError if a mapping has no
+        "sampling_rate" or one out of range, or the samples have another type.
 
         Args:
             name: Name of the clip in error messages.
             entry: The samples, at the rate of the feature extractor; or a mapping with "array" and "sampling_rate".
-
-        Raises:
-            DataError: If a mapping has no "sampling_rate" or one out of range, or the samples have another type.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -111,13 +109,12 @@ class LazyAudio(LazyFile):
     def open(self, rate: int, samples: int) -> Samples:
         """Decode the clip, and return its first samples: float32 between -1 and 1, averaged over the channels.
 
+        Raises DataError if the clip cannot be decoded, has no samples, or has samples that are NaN or infinite.
+
         Args:
             rate: Samples per second of the result. A clip of another rate is resampled by a polyphase filter
                 (`scipy.signal.resample_poly`).
             samples: Maximum number of samples.
-
-        Raises:
-            DataError: If the clip cannot be decoded, has no samples, or has samples that are NaN or infinite.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -256,12 +253,11 @@ def feature_extractor(processor: object) -> Any:
 def sample_limit(processor: object, asked: int | None) -> int:
     """Return the maximum number of samples that are read of each clip.
 
+    Raises ConfigError if `asked` is below 1, or more than the feature extractor reads.
+
     Args:
         processor: The feature extractor, or a processor that contains one.
         asked: The user's limit, in samples. None: 30 seconds, or less if the feature extractor reads less.
-
-    Raises:
-        ConfigError: If `asked` is below 1, or more than the feature extractor reads.
     """
     extractor = feature_extractor(processor)
     allowed = _window(extractor)
@@ -290,7 +286,8 @@ class AudioInputs:
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
     (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
     padding would change every frame. Their clips are padded with silence to whole seconds, and all clips of a batch
-    have one length.
+    have one length. Raises ConfigError if the processor has no feature extractor, and DataError if the header of a clip
+    cannot be read.
 
     Args:
         split: The clips.
@@ -302,10 +299,6 @@ class AudioInputs:
         cut: Number of clips that are longer than `limit`.
         lengths: Number of samples of each clip, including the silence at its end; 1 for each clip if all outputs have
             one size.
-
-    Raises:
-        ConfigError: If the processor has no feature extractor.
-        DataError: If the header of a clip cannot be read.
     """
 
     uncacheable = None  # `frames` says whether the states of a model can be
@@ -415,14 +408,12 @@ class AudioInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return a batch of clips as `input_values` `[batch, samples]` or `input_features`.
 
-        Their mask is included if the model reads one.
+        Their mask is included if the model reads one. Raises DataError if a clip cannot be decoded, or the feature
+        extractor fails.
 
         Args:
             rows: Indices of the clips.
             epoch: Not used; clips are the same in every epoch.
-
-        Raises:
-            DataError: If a clip cannot be decoded, or the feature extractor fails.
         """
         clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
@@ -469,9 +460,8 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
         """Return the clips of a split as `AudioInputs`, each cut to `options.max_length` samples.
 
-        Raises:
-            ConfigError: If the processor has no feature extractor.
-            DataError: If the header of a clip cannot be read.
+        Raises ConfigError if the processor has no feature extractor, and DataError if the header of a clip cannot be
+        read.
         """
         return AudioInputs(split, processor, limit=options.max_length)
 

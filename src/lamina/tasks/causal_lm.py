@@ -101,12 +101,9 @@ class CausalLMKind(LanguageModelingKind):
         """Return the texts, pairs of prompt and reply, or chats of every split. The columns decide which.
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
-        "messages". A row whose reply is missing or blank counts as a row without a label.
-
-        Raises:
-            DataError: If a column is missing, a cell has another form, or a reply is missing and such rows are not
-                dropped.
-            ConfigError: If the user passed labels.
+        "messages". A row whose reply is missing or blank counts as a row without a label. Raises DataError if a column
+        is missing, a cell has another form, or a reply is missing and such rows are not dropped; ConfigError if the
+        user passed labels.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
@@ -123,10 +120,8 @@ class CausalLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Return blocks or rows of tokens with the next tokens as labels.
 
-        For prediction, return the end of each text, without labels.
-
-        Raises:
-            ConfigError: If the processor has no tokenizer, or a slow one, which cannot tell where replies are.
+        For prediction, return the end of each text, without labels. Raises ConfigError if the processor has no
+        tokenizer, or a slow one, which cannot tell where replies are.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)
@@ -162,8 +157,7 @@ class CausalLMKind(LanguageModelingKind):
     ) -> list[str]:
         """Generate a continuation of each text of a batch with the model, and log a warning if texts had to be cut.
 
-        Raises:
-            ConfigError: If `options.max_target_length` leaves no room for the text itself.
+        Raises ConfigError if `options.max_target_length` leaves no room for the text itself.
         """
         prompts = _left_padded(batch)
         limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]

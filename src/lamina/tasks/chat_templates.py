@@ -74,8 +74,7 @@ def _to_chat(text: str, _row: int) -> Chat:
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
     """Return the chats in the column `spec.text`; a chat with a missing or blank reply counts as a row without a label.
 
-    Raises:
-        DataError: If a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
+    Raises DataError if a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
     """
     column = spec.text
     for row, cell in zip(table.rows, table.column(column), strict=True):
@@ -94,7 +93,8 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
 
     A template that marks replies with `{% generation %}` gives their spans, end tokens included if it marks them. With
     any other template, a reply is the difference between two texts: the chat up to and including the reply, and the
-    chat before it with the prompt for a reply.
+    chat before it with the prompt for a reply. Raises ConfigError if there is no chat template, the template fails, or
+    it writes earlier messages differently once others follow.
 
     Args:
         chat: The chat.
@@ -104,10 +104,6 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
 
     Returns:
         The text, and the character spans of the replies in it.
-
-    Raises:
-        ConfigError: If there is no chat template, the template fails, or it writes earlier messages differently once
-            others follow.
     """
     tokenizer = tokenizer_of(processor)
     messages = list(chat.messages)

@@ -196,8 +196,7 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
 def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
     """Return the id of the positive class of a task with two classes; None for other tasks.
 
-    Raises:
-        ConfigError: If one of the metrics needs a positive class, and the task does not name one.
+    Raises ConfigError if one of the metrics needs a positive class, and the task does not name one.
     """
     positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
     if positive is not None:

@@ -97,15 +97,14 @@ def object_files(
 ) -> Column:
     """Return the files in a column of Python objects, without opening them.
 
+    Raises DataError if a cell has none of the accepted forms. The message names the row.
+
     Args:
         name: Name of the table in messages.
         cells: The cells, in any form that `LazyFile.of` accepts.
         column: Name of the column.
         file_class: Class of the files.
         folder: The folder from which relative paths start. None: the working directory.
-
-    Raises:
-        DataError: If a cell has none of the accepted forms. The message names the row.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
@@ -141,15 +140,13 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     """Return the files in a folder or plain tar file with one subfolder per class, without opening them.
 
     The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by file name. Files
-    with other extensions, hidden files and links are left out, and their number is logged.
+    with other extensions, hidden files and links are left out, and their number is logged. Raises DataError if there
+    are no such files, a file lies outside all class folders, a class has two folders, a name is not UTF-8, or a tar
+    file is damaged or compressed.
 
     Args:
         path: The folder or tar file.
         file_class: Class of the files. The table has them in the column `file_class.column`, and classes in "label".
-
-    Raises:
-        DataError: If there are no such files, a file lies outside all class folders, a class has two folders, a name is
-            not UTF-8, or a tar file is damaged or compressed.
     """
     path = Path(path)
     if not (path.is_dir() or path.is_file()):
@@ -269,15 +266,14 @@ class FileKind(ClassKind[InputsT]):
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """Return the table of a split; the files that it names are not opened.
 
+        Raises DataError if `source` cannot be read, or holds no files of the kind; ConfigError if `source` is a pair of
+        files.
+
         Args:
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSONL file
                 with a column of paths, relative to the folder of that file.
             spec: Which columns to read.
             header: Column names of a CSV or TSV file that has none.
-
-        Raises:
-            DataError: If `source` cannot be read, or holds no files of the kind.
-            ConfigError: If `source` is a pair of files.
         """
         if not isinstance(source, str | Path):
             return super().read(source, spec, header)
@@ -331,8 +327,7 @@ class FileKind(ClassKind[InputsT]):
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
         """Return a split without labels, from the paths, bytes or objects in memory that a user passed to `predict`.
 
-        Raises:
-            ConfigError: If an example has none of the accepted forms; the message names it.
+        Raises ConfigError if an example has none of the accepted forms; the message names it.
         """
         files: list[LazyFile] = []
         for row, entry in enumerate(raw):

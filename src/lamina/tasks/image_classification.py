@@ -64,10 +64,8 @@ class LazyImage(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a `LazyImage` made from a Pillow image or an array; None for any other object.
 
-        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`.
-
-        Raises:
-            DataError: If a Pillow image cannot be decoded.
+        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if a Pillow image cannot be
+        decoded.
         """
         if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
             entry = Image.fromarray(entry)
@@ -84,11 +82,8 @@ class LazyImage(LazyFile):
     def open(self) -> Image.Image:
         """Decode the image, and return it in RGB. It is rotated as its EXIF orientation says.
 
-        Only the first frame of an animation is read.
-
-        Raises:
-            DataError: If the image cannot be read, has an uncommon format (whatever its extension), has more than 2**26
-                pixels, or has pixels of 32 bits.
+        Only the first frame of an animation is read. Raises DataError if the image cannot be read, has an uncommon
+        format (whatever its extension), has more than 2**26 pixels, or has pixels of 32 bits.
         """
         with self._opened() as image:
             image.load()
@@ -155,7 +150,8 @@ class ImageInputs:
     """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches.
 
     With `augment`, a random part of each image is cropped and resized, and half of the images are mirrored. The random
-    numbers depend only on the seed, the epoch and the row.
+    numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor,
+    if its outputs differ in size, or if `scale` is out of range.
 
     Args:
         split: The images.
@@ -163,10 +159,6 @@ class ImageInputs:
         augment: Whether to augment the images.
         seed: Seed of the augmentation.
         scale: Smallest and largest fraction of an image's area that a random crop covers.
-
-    Raises:
-        ConfigError: If the processor has no image processor, if its outputs differ in size, or if `scale` is out of
-            range.
     """
 
     uncacheable = "the inputs are images; only texts are cached"
@@ -199,8 +191,7 @@ class ImageInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the images with these indices as `pixel_values`, float32 `[batch, channels, height, width]`.
 
-        Raises:
-            DataError: If an image cannot be read.
+        Raises DataError if an image cannot be read.
         """
         lazy = cast("Column", self._split.texts).read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
@@ -241,10 +232,8 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
         """Return the images as `ImageInputs`, resized to `options.image_size` if it is set.
 
-        Training images are augmented.
-
-        Raises:
-            ConfigError: If the processor has no image processor, or if it cannot make images of that size.
+        Training images are augmented. Raises ConfigError if the processor has no image processor, or if it cannot make
+        images of that size.
         """
         sized = processor if options.image_size is None else resized(processor, options.image_size)
         return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
@@ -349,10 +338,8 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 def target_of(processor: Processor) -> Target:
     """Return the output size of an image processor, found by running it on three images of different sizes.
 
-    The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways.
-
-    Raises:
-        ConfigError: If the output size depends on the image's size, or the processor fails.
+    The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways. Raises
+    ConfigError if the output size depends on the image's size, or the processor fails.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
@@ -381,11 +368,9 @@ def resized(processor: object, size: int) -> Processor:
 def set_image_size(processor: object, size: int) -> None:
     """Change a processor in place, so that its outputs are images of `size` x `size` pixels.
 
-    A processor that resizes and then crops still crops the same fraction of the image.
-
-    Raises:
-        ConfigError: If there is no image processor, or if changing `size` and `crop_size` does not lead to that size.
-            The processor is then unchanged.
+    A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError if there is
+    no image processor, or if changing `size` and `crop_size` does not lead to that size. The processor is then
+    unchanged.
     """
     resizer: Any = image_processor(processor)
     before = target_of(resizer)

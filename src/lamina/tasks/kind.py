@@ -99,10 +99,8 @@ class ClassKind(Kind[InputsT]):
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
         """Write the task's class names into the config of a model with a new head.
 
-        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on.
-
-        Raises:
-            ConfigError: If the head has another number of classes, or already has other class names.
+        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError if the head has
+        another number of classes, or already has other class names.
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
@@ -129,9 +127,8 @@ class ClassKind(Kind[InputsT]):
     def outputs(self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions) -> Tensor:
         """Run the model on a batch, and return its logits.
 
-        Raises:
-            ConfigError: If the logits have another number of axes than `logits_axes`: the head is for another kind of
-                task.
+        Raises ConfigError if the logits have another number of axes than `logits_axes`: the head is for another kind of
+        task.
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:

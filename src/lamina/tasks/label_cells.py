@@ -85,10 +85,7 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text (in Unicode's form NFC), or a whole number or bool as Python prints it.
 
     So 2 and 2.0 are the class "2", and True is the class "True". A text in `labels` is always a name, whatever it looks
-    like.
-
-    Raises:
-        LabelCellError: If the cell is something else, or a text that is a list in JSON or Python.
+    like. Raises LabelCellError if the cell is something else, or a text that is a list in JSON or Python.
     """
     cell = plain(cell)
     if isinstance(cell, str):
@@ -161,14 +158,13 @@ def has_decimal_comma(cell: object) -> bool:
 def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
     """Return the entries of a cell that may have several classes.
 
+    Raises LabelCellError if a text in brackets is not a list, or an entry of the list is a list or an object.
+
     Args:
         cell: A list; a text in square brackets, which is a list in JSON or Python; or a text with names. A blank text
             has no class.
         separator: The sign between names in one text. None: a text is one name.
         labels: Class names; a text that is one of them is not divided.
-
-    Raises:
-        LabelCellError: If a text in brackets is not a list, or an entry of the list is a list or an object.
     """
     cell = plain(cell)
     if isinstance(cell, str):
@@ -191,10 +187,8 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 def spelled_list(text: str) -> object:
     """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
 
-    A text in round or curly brackets may be a name: it gives None unless it spells a tuple or set.
-
-    Raises:
-        LabelCellError: If the text is in square brackets and spells no list, such as a printed NumPy array.
+    A text in round or curly brackets may be a name: it gives None unless it spells a tuple or set. Raises
+    LabelCellError if the text is in square brackets and spells no list, such as a printed NumPy array.
     """
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None

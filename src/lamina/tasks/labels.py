@@ -46,16 +46,13 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     labels are secret.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
-    `spec.labels`. A list with a missing entry counts as missing too.
+    `spec.labels`. A list with a missing entry counts as missing too. Raises DataError if a label is missing although it
+    must not be, or if no row of the train split, or of the only split, has a label.
 
     Args:
         tables: Split name -> table.
         spec: Which column has the labels, and what to do with rows without a label.
         texts: Whether labels are texts to generate; then "null" is a text like any other.
-
-    Raises:
-        DataError: If a label is missing although it must not be, or if no row of the train split, or of the only split,
-            has a label.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     hidden = {part: table for part, table in others.items() if all(map(is_hidden, table.cells(spec.label)))}
@@ -156,12 +153,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
-    Everything else is "classification". A warning says so if numbers may be meant otherwise.
-
-    Raises:
-        DataError: If some labels are lists and others are not, or numbers with a decimal point stand among names. If a
-            text may be a list of names, or a number with a decimal comma. If all numbers are like 1.0 and some rows
-            have no label: they may be classes, because pandas writes whole numbers like that beside empty cells.
+    Everything else is "classification". A warning says so if numbers may be meant otherwise. Raises DataError if some
+    labels are lists and others are not, or numbers with a decimal point stand among names. If a text may be a list of
+    names, or a number with a decimal comma. If all numbers are like 1.0 and some rows have no label: they may be
+    classes, because pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()
@@ -258,10 +253,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on.
-
-    Raises:
-        DataError: If there is no train split, or a cell is not a class name.
+    "0", "1" and so on. Raises DataError if there is no train split, or a cell is not a class name.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):
@@ -304,8 +296,7 @@ def label_source(tables: Mapping[str, Table]) -> Table:
 def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return a user's class names in form NFC and without blanks at their ends; None stays None.
 
-    Raises:
-        ConfigError: If `labels` is a single text, or one of the names is not a text.
+    Raises ConfigError if `labels` is a single text, or one of the names is not a text.
     """
     if labels is None:
         return None
@@ -317,9 +308,8 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
     """Return `spec` with the class names that the data declare for the label column; names in `spec` take precedence.
 
-    Raises:
-        ConfigError: If the names in `spec` do not contain the declared names in the same order. Declared names that are
-            just the numbers of the classes may be replaced.
+    Raises ConfigError if the names in `spec` do not contain the declared names in the same order. Declared names that
+    are just the numbers of the classes may be replaced.
     """
     for table in tables.values() if spec.kind.has_classes else ():
         names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))
@@ -413,11 +403,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, the separator is the only one of the signs `,` `;` `|` that occurs in the column.
     If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no row
-    has more than one label.
-
-    Raises:
-        DataError: If a text in brackets is no list, or several signs occur and `spec.labels` does not decide between
-            them. The message names the row.
+    has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and `spec.labels`
+    does not decide between them. The message names the row.
     """
     labels = frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
@@ -440,8 +427,7 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
 def _separator(tables: Mapping[str, Table], column: str | int, labels: Collection[str]) -> str | None:
     """Return the sign that divides the texts of a column into names; None if no sign occurs.
 
-    Raises:
-        DataError: If several signs occur, and `labels` do not settle which one divides names.
+    Raises DataError if several signs occur, and `labels` do not settle which one divides names.
     """
     first: dict[str, tuple[Table, int]] = {}  # sign -> the first row with it
     fits = dict.fromkeys(SEPARATORS, True)  # sign -> whether it divides all texts into labels
@@ -465,11 +451,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     They are 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of `labels`, or
-    at least 2 if there are no labels.
-
-    Raises:
-        DataError: If a list must be 0 and 1 per class, because 0 or 1 occurs twice or as a bool, but its length differs
-            from the number of labels or from the length of other lists.
+    at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because 0 or 1 occurs twice
+    or as a bool, but its length differs from the number of labels or from the length of other lists.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length

@@ -51,11 +51,8 @@ class LanguageModelingKind(Kind[Windows]):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the texts of every split, without labels and line ends; blank texts are left out.
 
-        The default column is "sentence", or "text" if no table has a column "sentence".
-
-        Raises:
-            DataError: If a column is missing, or a cell is not a text.
-            ConfigError: If the user passed labels.
+        The default column is "sentence", or "text" if no table has a column "sentence". Raises DataError if a column is
+        missing, or a cell is not a text; ConfigError if the user passed labels.
         """
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")

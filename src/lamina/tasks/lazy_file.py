@@ -59,12 +59,11 @@ class LazyFile(ABC):
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
+        Raises TypeError if `entry` has an unknown form. The error's text begins with a verb.
+
         Args:
             name: Name of the file in messages, unless `entry` is a path.
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
-
-        Raises:
-            TypeError: If `entry` has an unknown form. The error's text begins with a verb.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
             return cls(name, entry.get("path"), data=entry.get("bytes"))

@@ -60,18 +60,13 @@ class Masking:
     80 % of the chosen tokens become the mask token, 10 % a random token of the vocabulary, and 10 % stay as they are.
     The choice depends only on the row and the seed, never on the batch.
 
-    Attributes:
-        token: Id of the mask token.
-        special: Ids of special tokens, which are never chosen.
-        vocabulary: Number of tokens in the vocabulary.
-
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.1.
     """
 
-    token: int
-    special: frozenset[int]
-    vocabulary: int
+    token: int  # id of the mask token
+    special: frozenset[int]  # ids of special tokens, which are never chosen
+    vocabulary: int  # number of tokens in the vocabulary
 
     @classmethod
     def of(cls, processor: Processor) -> Masking:
@@ -151,8 +146,7 @@ class MaskedLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Return blocks or rows with masked tokens. For prediction, return windows of each text, without masking.
 
-        Raises:
-            ConfigError: If the processor has no tokenizer, or the tokenizer no mask token.
+        Raises ConfigError if the processor has no tokenizer, or the tokenizer no mask token.
         """
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))
@@ -163,8 +157,7 @@ class MaskedLMKind(LanguageModelingKind):
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
         """Return a user's texts for `predict` as a split; its `words` hold the character range of each mask token.
 
-        Raises:
-            ConfigError: If an example is not a text, or the tokenizer has no mask token.
+        Raises ConfigError if an example is not a text, or the tokenizer has no mask token.
         """
         texts, token = checked_texts(raw, pairs=False), regex.escape(mask_token(processor))
         return Split.of(texts, words=[[match.span() for match in regex.finditer(token, str(text))] for text in texts])

@@ -70,11 +70,7 @@ def named_class(op: str, name: object, labels: Sequence[str]) -> str:
 
     If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: 1 and
     True name the label "yes" of "no" and "yes". A number never means a label's id, because labels may be sorted
-    alphabetically.
-
-    Raises:
-        UnknownNameError: If no label has this name.
-        ConfigError: If `name` cannot name a class.
+    alphabetically. Raises UnknownNameError if no label has this name, and ConfigError if `name` cannot name a class.
     """
     try:
         text = class_name(name, labels)
@@ -93,11 +89,8 @@ def metrics_of(
     """Return the metrics of a task. If the user has named one (`first`), it comes before the others.
 
     Metrics about a positive class are left out if there are two classes and neither is known to be positive. `op` is
-    the operation, for messages.
-
-    Raises:
-        UnknownNameError: If there is no such metric.
-        ConfigError: If the metric that the user has named needs a positive class.
+    the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError if the metric that
+    the user has named needs a positive class.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known
@@ -240,15 +233,14 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
 def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
     """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
 
+    Raises DataError if a text has not one prediction per word, there are no words, or "span_f1" is requested and the
+    tags mark no spans (see `marks_spans`).
+
     Args:
         metrics: Names of the metrics.
         predictions: For each text the id of the predicted tag of every word.
         targets: For each text the id of the true tag of every word.
         labels: Names of the tags.
-
-    Raises:
-        DataError: If a text has not one prediction per word, there are no words, or "span_f1" is requested and the tags
-            mark no spans (see `marks_spans`).
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))

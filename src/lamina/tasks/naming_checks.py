@@ -46,10 +46,8 @@ def warn_of_cases(name: str, labels: Sequence[str]) -> None:
 def check_spec(spec: ColumnSpec) -> None:
     """Check that a kind allows the user's choices, as far as this is known without the data.
 
-    Raises:
-        UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
-        ConfigError: If a label is named twice, or the choices need running text, or pairs, and the kind does not read
-            them.
+    Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if a
+    label is named twice, or the choices need running text, or pairs, and the kind does not read them.
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

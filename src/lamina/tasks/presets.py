@@ -86,12 +86,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 def find_preset(name: str) -> tuple[str, Preset]:
     """Return a preset and the name of its task.
 
+    Raises UnknownNameError if there is no such preset, and ConfigError if the language is not a language code.
+
     Args:
         name: Name of the preset, as in "cola", "glue/cola" or (with a language) "wikiann/de".
-
-    Raises:
-        UnknownNameError: If there is no such preset.
-        ConfigError: If the language is not a language code.
     """
     short, slash, language = name.removeprefix("glue/").partition("/")
     preset = PRESETS.get(short)
@@ -110,10 +108,8 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
     """Return split name -> file, pair of files or folder, for a preset's published files in a local folder.
 
     If there is no train file, another file takes its place, and a warning is logged. For running text it is the
-    validation file, otherwise one of the preset's `stand_ins`. `name` is the task's name in messages.
-
-    Raises:
-        DataError: If there is nothing to train on.
+    validation file, otherwise one of the preset's `stand_ins`. `name` is the task's name in messages. Raises DataError
+    if there is nothing to train on.
     """
     sources = {part: _first_present(folder, names) for part, names in preset.files.items()}
     if sources["train"] is None and kind_of(preset.kind).sequential and sources["validation"] is not None:
@@ -135,10 +131,7 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
 def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
     """Download a preset's dataset from the hub, and return split name -> rows. Splits without labels are left out.
 
-    `name` is the task's name in messages.
-
-    Raises:
-        DataError: If the dataset cannot be downloaded.
+    `name` is the task's name in messages. Raises DataError if the dataset cannot be downloaded.
     """
     import datasets
 

@@ -58,13 +58,9 @@ class RecordedTables(dict[str, Table]):
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """The `open_text` of a split of recorded states: a function that names an example, for tables of errors.
+    """The `open_text` of a split of recorded states: a function that names an example, for tables of errors."""
 
-    Attributes:
-        recorded: The states of all rows.
-    """
-
-    recorded: RecordedStates
+    recorded: RecordedStates  # the states of all rows
 
     @property
     def digest(self) -> str:
@@ -130,19 +126,12 @@ class StatesInputs:
 @final
 @dataclass(frozen=True)
 class RowsOfStates:
-    """The recorded states of chosen rows; implements `RowStates`.
+    """The recorded states of chosen rows; implements `RowStates`."""
 
-    Attributes:
-        recorded: The states of all rows.
-        rows: The indices of the chosen rows, as an array.
-        layers: The layers that are read. None: all that were recorded.
-        device: The device on which states are returned.
-    """
-
-    recorded: RecordedStates
-    rows: np.ndarray
-    layers: tuple[int, ...] | None = None
-    device: torch.device | str = "cpu"
+    recorded: RecordedStates  # the states of all rows
+    rows: np.ndarray  # the indices of the chosen rows, as an array
+    layers: tuple[int, ...] | None = None  # the layers that are read; None: all that were recorded
+    device: torch.device | str = "cpu"  # the device on which states are returned
 
     def longest(self) -> int:
         """Return the number of states of the longest row."""
@@ -170,17 +159,15 @@ def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
 def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options: Mapping[str, Any]) -> RecordedTables:
     """Read the labels that belong to recorded states, and open the states.
 
+    Raises ConfigError if readers of the kind cannot be trained on states alone; UnknownNameError if there is no such
+    option; DataError if the table has another number of rows than the states, or a file does not fit; StoreError if a
+    folder has no manifest.
+
     Args:
         kind: The kind of task.
         sources: For each of "train", "validation" and "test": a folder of states, a pair of that folder and its table,
             or None.
         options: Further options of `Task.from_states`, by name.
-
-    Raises:
-        ConfigError: If readers of the kind cannot be trained on states alone.
-        UnknownNameError: If there is no such option.
-        DataError: If the table has another number of rows than the states, or a file does not fit.
-        StoreError: If a folder has no manifest.
     """
     check_known("task", options, _OPTIONS, "option")
     get = options.get

@@ -43,33 +43,25 @@ class UnplacedSpanError(SpanError):
 @final
 @dataclass(frozen=True)
 class SpanMark:
-    """A span as it stands in a cell, before it is found in the text.
+    """A span as it stands in a cell, before it is found in the text."""
 
-    Attributes:
-        cell: The span as messages quote it.
-        label: Its label.
-        edges: Its start and end, in the unit that the annotation tool counts. None: it is found by its text.
-        text: The text that the span states; None if it states none.
-        by_tokens: Whether that text was put together from tokens, and so may lack capitals and accents.
-    """
-
-    cell: str
-    label: str
+    cell: str  # the span as messages quote it
+    label: str  # its label
+    # its start and end, in the unit that the annotation tool counts; None: it is found by its text
     edges: tuple[int, int] | None = None
-    text: str | None = None
-    by_tokens: bool = False
+    text: str | None = None  # the text that the span states; None if it states none
+    by_tokens: bool = False  # whether that text was put together from tokens, and so may lack capitals and accents
 
 
 def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     """Return the spans in a cell.
 
+    Raises SpanError if the cell or a span in it has another form.
+
     Args:
         cell: A list of spans, or an object that has the list under "entities", "spans", "annotations" or "result", or
             lists of starts, ends and labels, or lists of texts by label; or one of these as a text in JSON.
         default: Label of spans without a label.
-
-    Raises:
-        SpanError: If the cell or a span in it has another form.
     """
     cell = cell if isinstance(cell, list | tuple) else plain(cell)
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
@@ -156,9 +148,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span. Each of its label keys may hold a name, or a list with one name.
 
-    Raises:
-        SpanError: If a label is no name, or is a tag such as "B-PER".
-        UnplacedSpanError: If there are several labels.
+    Raises SpanError if a label is no name, or is a tag such as "B-PER"; UnplacedSpanError if there are several labels.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     if not entries or any(map(is_missing, entries)):
@@ -204,14 +194,13 @@ def utf16_units(text: str) -> list[int]:
 def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
     """Return the (start, end) characters of a span in its text. A span without edges gives every place of its text.
 
+    Raises UnplacedSpanError if the span is not in the text, or the characters there differ from the text that the span
+    states.
+
     Args:
         mark: The span.
         text: The text.
         units: The list of `utf16_units`, if edges count UTF-16 units. None: edges count characters.
-
-    Raises:
-        UnplacedSpanError: If the span is not in the text, or the characters there differ from the text that the span
-            states.
     """
     if mark.edges is None:
         wanted = (mark.text or "").strip()
@@ -263,8 +252,7 @@ def _explained(mark: SpanMark, text: str) -> str:
 def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
     """Return the IOB2 tag of each word of a text. A word gets the tag of the span that it shares characters with.
 
-    Raises:
-        UnplacedSpanError: If two spans share a word, or a span shares characters with no word.
+    Raises UnplacedSpanError if two spans share a word, or a span shares characters with no word.
     """
     tags = ["O"] * len(words)
     owners: dict[int, LabelledSpan] = {}  # word -> its span

@@ -258,14 +258,13 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
     """Return a split of at most `limit` rows, drawn uniformly without replacement; they keep their order.
 
+    Raises ConfigError if `limit` is not an int of at least 1.
+
     Args:
         split: The split.
         limit: Maximum number of rows. None: all.
         seed: Seed of the choice.
         option: Name of the option in messages.
-
-    Raises:
-        ConfigError: If `limit` is not an int of at least 1.
     """
     if limit is not None and type(limit) is not int:
         raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
@@ -280,6 +279,8 @@ def held_out(
 ) -> tuple[Split, Split]:
     """Move a tenth of the rows of a train split to a validation split; return both splits.
 
+    Raises DataError if there are fewer than two rows.
+
     Args:
         split: The train split.
         stratify: Whether both splits get the same share of each class. The classes of all label columns of the source
@@ -288,9 +289,6 @@ def held_out(
         last: Whether to move the last rows instead of a random choice; for running text, whose lines belong together.
         classes: The class ids of each row. No class loses its last training row to the validation split, which may
             therefore get fewer rows, or none. If `classes` is None, any row may be moved.
-
-    Raises:
-        DataError: If there are fewer than two rows.
     """
     count = len(split)
     if count < 2:
@@ -315,12 +313,11 @@ def _strata_of_labels(labels: Iterable[object]) -> Strata:
 def as_examples(examples: object) -> list[object]:
     """Return the examples that a user passed to `predict` as a list.
 
+    Raises ConfigError if `examples` is a single text or path, a mapping, a set or a table.
+
     Args:
         examples: A list or another ordered iterable, such as a NumPy array, a tensor or a pandas column. An array of
             numbers with several axes is a list of images or clips.
-
-    Raises:
-        ConfigError: If `examples` is a single text or path, a mapping, a set or a table.
     """
     is_numeric = getattr(getattr(examples, "dtype", None), "kind", "f") in "biuf"
     has_media = is_numeric and getattr(examples, "ndim", 1) > 1
@@ -337,12 +334,11 @@ def as_examples(examples: object) -> list[object]:
 def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tuple[str, str]]:
     """Check that a user's examples are all texts, or all pairs of texts, and return them.
 
+    Raises ConfigError if an example has another type, or pairs are not allowed.
+
     Args:
         raw: The examples; either all of them are texts, or all are pairs (tuples or lists of two texts).
         pairs: Whether pairs are allowed.
-
-    Raises:
-        ConfigError: If an example has another type, or pairs are not allowed.
     """
     if len(raw) == 0 or isinstance(raw[0], str):
         for row, text in enumerate(raw):

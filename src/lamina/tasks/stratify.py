@@ -218,18 +218,13 @@ def shares(sizes: list[int], total: int) -> list[int]:
 class SampleSize:
     """The size of a subsample; exactly one of the three fields is set.
 
-    Attributes:
-        per_class: Number of rows per class.
-        fraction: Fraction of all rows, above 0 and at most 1.
-        rows: Number of rows.
-
     Raises:
         ConfigError: If none or several are set, or a value is out of range.
     """
 
-    per_class: int | None = None
-    fraction: float | None = None
-    rows: int | None = None
+    per_class: int | None = None  # number of rows per class
+    fraction: float | None = None  # fraction of all rows, above 0 and at most 1
+    rows: int | None = None  # number of rows
 
     def __post_init__(self) -> None:
         chosen = self.chosen()
@@ -249,12 +244,11 @@ class SampleSize:
     def count(self, classes: int, total: int) -> int:
         """Return the number of rows of the subsample.
 
+        Raises ConfigError if the result is below 1 or above `total`, or `per_class` is set and there are no classes.
+
         Args:
             classes: Number of classes.
             total: Number of rows to draw from.
-
-        Raises:
-            ConfigError: If the result is below 1 or above `total`, or `per_class` is set and there are no classes.
         """
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
@@ -274,6 +268,8 @@ def subsample_rows(
 ) -> list[int]:
     """Draw rows without replacement, and return their indices in ascending order.
 
+    Raises ConfigError if the size does not fit, or a class has too few rows.
+
     Args:
         names: Class names.
         classes: The class ids of each row.
@@ -281,9 +277,6 @@ def subsample_rows(
         stratified: Whether to draw the same number of rows of each class (with `size.per_class`), or the same fraction
             of each class. False: rows are drawn uniformly.
         seed: Seed of the draw.
-
-    Raises:
-        ConfigError: If the size does not fit, or a class has too few rows.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

@@ -161,15 +161,12 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
     text, it is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
-    of spans in place of tags.
+    of spans in place of tags. Raises DataError if a cell is not a list of spans. If a span is not in its text, has no
+    word, shares a word with another span or has several labels, unless `spec.missing_labels` is "ignore", which leaves
+    the words of such rows without labels. The message names row and span.
 
     Returns:
         `spec` with the tags as labels, and split name -> examples.
-
-    Raises:
-        DataError: If a cell is not a list of spans. If a span is not in its text, has no word, shares a word with
-            another span or has several labels, unless `spec.missing_labels` is "ignore", which leaves the words of such
-            rows without labels. The message names row and span.
     """
     tables = lab.labelled(tables, spec, texts=True)
     labels = spec.labels
@@ -196,15 +193,12 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
     """Return the words of each row with their tags.
 
     Edges of spans count characters. If some span does not fit that way, and all of them fit as UTF-16 units, they are
-    read as UTF-16 units, with a warning.
+    read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
 
     Args:
         table: The table of a split.
         spec: Which columns to read.
         default: Label of spans without a label.
-
-    Raises:
-        DataError: As `span_splits` raises it.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

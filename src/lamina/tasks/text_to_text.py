@@ -40,13 +40,9 @@ class TextAnswer(TypedDict):
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised source texts, with target texts where they are known. It is a `lamina.tasks.base.Inputs`.
+    """Tokenised source texts, with target texts where they are known. It is a `lamina.tasks.base.Inputs`."""
 
-    Attributes:
-        targets: The token ids of the texts to generate. None: they are not known, as in prediction.
-    """
-
-    targets: Encoded | None = None
+    targets: Encoded | None = None  # the token ids of the texts to generate; None: they are not known, as in prediction
 
     @property
     def uncacheable(self) -> str | None:
@@ -130,10 +126,8 @@ class TextToTextKind(Kind[PairInputs]):
         """Return the source texts of every split, with the texts to generate as labels.
 
         The default columns are "sentence" and "label", or "text" and "target" if there are no columns of these names.
-
-        Raises:
-            DataError: If a column is missing, a source is blank, or a target is missing and such rows are not dropped.
-            ConfigError: If the user passed labels.
+        Raises DataError if a column is missing, a source is blank, or a target is missing and such rows are not
+        dropped; ConfigError if the user passed labels.
         """
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
@@ -146,10 +140,7 @@ class TextToTextKind(Kind[PairInputs]):
 
         A tokenizer with languages reads sources in its source language and targets in its target language. If no target
         language is set, it reads targets in the source language, with a warning. The tokenizer itself is not changed.
-
-        Raises:
-            ConfigError: If the processor has no tokenizer.
-            DataError: If a label is not a text.
+        Raises ConfigError if the processor has no tokenizer, and DataError if a label is not a text.
         """
         processor = check_tokenizer(processor)
         sources = encode(

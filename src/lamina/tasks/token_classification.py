@@ -40,21 +40,13 @@ Key = tuple[int, int, int]  # a token, how many words it decides about, and its 
 
 
 class WordGroup(NamedTuple):
-    """Neighbouring words whose tags are predicted from one token, or a word that the tokenizer drops.
+    """Neighbouring words whose tags are predicted from one token, or a word that the tokenizer drops."""
 
-    Attributes:
-        first: Index of the first word among the words of all texts.
-        size: Number of words.
-        token: Id of the token; -1 for a dropped word.
-        place: The token's window and its position there; None for a dropped word.
-        text: Index of the text.
-    """
-
-    first: int
-    size: int
-    token: int
-    place: tuple[int, int] | None
-    text: int
+    first: int  # index of the first word among the words of all texts
+    size: int  # number of words
+    token: int  # id of the token; -1 for a dropped word
+    place: tuple[int, int] | None  # the token's window and its position there; None for a dropped word
+    text: int  # index of the text
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
@@ -168,23 +160,14 @@ logger = logging.getLogger(__name__)
 
 
 class SpanAnswer(TypedDict):
-    """A predicted span of a text.
+    """A predicted span of a text."""
 
-    Attributes:
-        start: Offset of its first character.
-        end: Offset after its last character.
-        label: Its label; if tags mark no spans, the tag of the word.
-        text: Its characters.
-        score: Mean probability of the predicted tags of its words.
-        error: In tables of wrong answers, why it is wrong; see `wrong_spans`.
-    """
-
-    start: int
-    end: int
-    label: str
-    text: NotRequired[str]
-    score: float
-    error: NotRequired[str]
+    start: int  # offset of its first character
+    end: int  # offset after its last character
+    label: str  # its label; if tags mark no spans, the tag of the word
+    text: NotRequired[str]  # its characters
+    score: float  # mean probability of the predicted tags of its words
+    error: NotRequired[str]  # in tables of wrong answers, why it is wrong; see `wrong_spans`
 
 
 @final
@@ -275,8 +258,7 @@ class TokenClassificationKind(TextClassKind):
     def examples(self, raw: Sequence[object], processor: object) -> Split:
         """Split the texts or pairs that a user passed to `predict` into words, and return them as a split.
 
-        Raises:
-            ConfigError: If an example is neither a text nor a pair of texts.
+        Raises ConfigError if an example is neither a text nor a pair of texts.
         """
         texts = checked_texts(raw, pairs=True)
         return Split.of(texts, words=[word_spans(_tagged(text)) for text in texts])

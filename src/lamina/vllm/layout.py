@@ -33,22 +33,14 @@ TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 @final
 @dataclass(frozen=True)
 class ReaderColumns:
-    """One reader of the bank, and its columns in the matrix of scores.
+    """One reader of the bank, and its columns in the matrix of scores."""
 
-    Attributes:
-        name: Name of the reader.
-        head: Config of its head, which has the labels.
-        whole: Whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token.
-        first: Its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted
-            apart.
-        logits: Number of columns with logits, one per label.
-    """
-
-    name: str
-    head: HeadConfig
-    whole: bool
+    name: str  # name of the reader
+    head: HeadConfig  # config of its head, which has the labels
+    whole: bool  # whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token
+    # its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted apart
     first: int
-    logits: int
+    logits: int  # number of columns with logits, one per label
 
     @property
     def weighs_tokens(self) -> bool:
@@ -94,12 +86,9 @@ class Layout:
     def from_config(cls, additional_config: object, *, pooling: bool = False) -> Self | None:
         """Return the layout that an engine's `additional_config` describes; None if it names no bank.
 
-        `pooling` says whether the engine serves a pooling model.
-
-        Raises:
-            ConfigError: If the settings are not a mapping, a key is unknown or missing, or no reader is left to run.
-            StoreError: If the bank cannot be read.
-            UnknownNameError: If a reader is not in the bank.
+        `pooling` says whether the engine serves a pooling model. Raises ConfigError if the settings are not a mapping,
+        a key is unknown or missing, or no reader is left to run; StoreError if the bank cannot be read;
+        UnknownNameError if a reader is not in the bank.
         """
         settings = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if settings is None:
@@ -169,9 +158,8 @@ class Layout:
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
         """Return the names of the readers that a request chooses in its `extra_args`; all of them if it chooses none.
 
-        Raises:
-            ConfigError: If the arguments are not a mapping, or the value is not a list of names.
-            UnknownNameError: If a reader is not in the bank.
+        Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
+        a reader is not in the bank.
         """
         if extra_args is not None and not isinstance(extra_args, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f'vllm: the arguments are {extra_args!r}; they must be like {{"{KEY}": [...]}}.')

@@ -28,19 +28,13 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """Tokens in segments. Each segment lies in one cache block.
+    """Tokens in segments. Each segment lies in one cache block."""
 
-    Attributes:
-        blocks: Number of the cache block of each segment, `[segments]`.
-        opens: True at segments that begin at the first token of their block, `[segments]`.
-        tokens: Indices of the segments' tokens, `[segments, longest]`, padded with any number.
-        real: True at the entries of `tokens` that are tokens of the segment, False at padding.
-    """
-
-    blocks: Int[Tensor, " segments"]
-    opens: Tensor
+    blocks: Int[Tensor, " segments"]  # number of the cache block of each segment, `[segments]`
+    opens: Tensor  # True at segments that begin at the first token of their block, `[segments]`
+    # indices of the segments' tokens, `[segments, longest]`, padded with any number
     tokens: Int[Tensor, "segments longest"]
-    real: Tensor
+    real: Tensor  # True at the entries of `tokens` that are tokens of the segment, False at padding
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:

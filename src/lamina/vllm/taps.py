@@ -25,7 +25,8 @@ class Taps:
 
     Compiled code calls no hooks. So the blocks' own `forward` writes the buffers, and compilers see it as a part of the
     model. For that, a block gets a subclass of its class. Every block is tapped, so that the compiled code, which vLLM
-    stores for later engines, does not depend on the layers that a bank reads.
+    stores for later engines, does not depend on the layers that a bank reads. Raises ConfigError if the blocks of the
+    model are not found, or do not get their state as `hidden_states`.
 
     Args:
         model: The model, loaded and not yet compiled.
@@ -33,9 +34,6 @@ class Taps:
         tokens: Maximum number of tokens of a pass.
         width: Width of a state.
         dtype: Data type of a state.
-
-    Raises:
-        ConfigError: If the blocks of the model are not found, or do not get their state as `hidden_states`.
     """
 
     def __init__(self, model: nn.Module, *, depth: int, tokens: int, width: int, dtype: torch.dtype) -> None:
@@ -52,12 +50,11 @@ class Taps:
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
         """Return copies of layers' states `[tokens, width]` in the last pass. The last layer cannot be read.
 
+        Raises RuntimeError if the last pass did not write every buffer.
+
         Args:
             layers: The layers. Layer i is the input of block i.
             tokens: Number of tokens of the pass.
-
-        Raises:
-            RuntimeError: If the last pass did not write every buffer.
         """
         states = [self._buffers[layer][:tokens].clone() for layer in layers]
         self.check()

@@ -64,13 +64,9 @@ class Message(TypedDict):
 
 
 class StepReaders(Protocol):
-    """Base class of the readers of a bank in one engine.
+    """Base class of the readers of a bank in one engine."""
 
-    Attributes:
-        method: Name of the runner's method whose output carries a step's scores.
-    """
-
-    method: ClassVar[str]
+    method: ClassVar[str]  # name of the runner's method whose output carries a step's scores
 
     def read_step(self, *args: Any) -> dict[str, StepScores]:
         """Return request id -> scores for the step just computed; `args` are the arguments of the method."""
@@ -80,14 +76,13 @@ class StepReaders(Protocol):
 def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], StepReaders]) -> None:
     """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
+    Raises ConfigError if the engine has settings with which the readers' answers would be wrong or missing, and
+    BaseMismatchError if the bank was trained on another model.
+
     Args:
         runner: The model runner.
         layout: The readers to run.
         kind: Class of the readers: of the tokens of a text that is written, or of whole texts.
-
-    Raises:
-        ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
-        BaseMismatchError: If the bank was trained on another model.
     """
     check_engine(runner.vllm_config)
     readers = kind(layout, runner)

@@ -33,28 +33,17 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one generated text, in a form that is the same for all routes.
+    """A request for one generated text, in a form that is the same for all routes."""
 
-    Attributes:
-        prompt: The text that is continued, or the messages of a chat.
-        sampling: How tokens are sampled.
-        max_new_tokens: Maximum number of generated tokens. None: as many as there is room for.
-        seed: Seed of sampling. None: a random one.
-        stop: Strings that end the text.
-        tasks: Names of the readers that take part. None: all that can.
-        stop_on_flag: Which flags end the text. True: those of all monitors. False: none. Names: those of these
-            monitors.
-        stream: Whether tokens are sent one by one.
-    """
-
-    prompt: str | Messages
-    sampling: Sampling = field(default_factory=Sampling)
-    max_new_tokens: int | None = None
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    tasks: Sequence[str] | None = None
+    prompt: str | Messages  # the text that is continued, or the messages of a chat
+    sampling: Sampling = field(default_factory=Sampling)  # how tokens are sampled
+    max_new_tokens: int | None = None  # maximum number of generated tokens; None: as many as there is room for
+    seed: int | None = None  # seed of sampling; None: a random one
+    stop: Sequence[str] = ()  # strings that end the text
+    tasks: Sequence[str] | None = None  # names of the readers that take part; None: all that can
+    # which flags end the text. True: those of all monitors. False: none. Names: those of these monitors
     stop_on_flag: bool | Sequence[str] = False
-    stream: bool = False
+    stream: bool = False  # whether tokens are sent one by one
 
 
 def check_generates(bank: ReaderBank) -> None:
@@ -72,14 +61,13 @@ def generates_text(bank: ReaderBank) -> bool:
 def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
     """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
 
+    Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts;
+    TooLongError if the prompt alone has more tokens than that.
+
     Args:
         bank: The bank, whose tokenizer is used.
         prompt: A text, or the messages of a chat.
         max_total_tokens: Number of tokens that the server allows for prompt and text together.
-
-    Raises:
-        ConfigError: If the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
-        TooLongError: If the prompt alone has more tokens than that.
     """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)
@@ -97,8 +85,7 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
 def _rendered(bank: ReaderBank, messages: Messages) -> str:
     """Return a chat as one text, by the chat template of the bank's tokenizer.
 
-    Raises:
-        ConfigError: If the messages are not a chat, the tokenizer has no template, or the template fails.
+    Raises ConfigError if the messages are not a chat, the tokenizer has no template, or the template fails.
     """
     if problem := chat_problem(messages):
         raise ConfigError(f"serve: messages {problem}.")
@@ -111,16 +98,15 @@ def _rendered(bank: ReaderBank, messages: Messages) -> str:
 def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | None, max_total_tokens: int) -> int:
     """Return the maximum number of tokens to generate after a prompt.
 
+    Raises TooLongError if the prompt leaves no room, and ConfigError if the request asks for more tokens than there is
+    room for.
+
     Args:
         bank: The bank, whose model may read fewer tokens than the server allows.
         prompt_tokens: Number of tokens of the prompt.
         max_new_tokens: Number that the request asks for. None: all that there is room for.
         max_total_tokens: Number that the server allows for prompt and text together. In a model with an encoder it
             applies to each of them alone.
-
-    Raises:
-        TooLongError: If the prompt leaves no room.
-        ConfigError: If the request asks for more tokens than there is room for.
     """
     total = min(max_total_tokens, length_limit(bank.model, bank.processor))
     if prompt_tokens >= total:

@@ -67,13 +67,12 @@ class EndDetails(TypedDict):
 class Items:
     """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
+    Raises LaminaError if the text cannot begin, in the cases of `TextGenerator.begin`.
+
     Args:
         generator: Generates the text, beginning at once.
         request: What to generate.
         timeout_s: Maximum seconds to wait for each token.
-
-    Raises:
-        LaminaError: If the text cannot begin, in the cases of `TextGenerator.begin`.
     """
 
     def __init__(self, generator: TextGenerator, request: GenerationRequest, timeout_s: float) -> None:
@@ -342,9 +341,8 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
     """Wait for a whole text, and return its tokens and its end. If the client of `request` leaves, end the text early.
 
-    Raises:
-        HTTPException: If the client leaves (499), or no token comes in time (503).
-        LaminaError: If the generation of the text fails.
+    Raises HTTPException if the client leaves (499), or no token comes in time (503); LaminaError if the generation of
+    the text fails.
     """
     try:
         return await wait_while_connected(request, items.all())

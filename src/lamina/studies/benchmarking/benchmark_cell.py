@@ -82,43 +82,31 @@ USUAL = tuple(name for name in METHODS if name != "xgboost")
 @final
 @dataclass(frozen=True)
 class CellSettings:
-    """The settings that all cells of a benchmark share.
+    """The settings that all cells of a benchmark share."""
 
-    Attributes:
-        setting: "normal", "scarce", "imbalance" or "shift".
-        methods: Names of the methods: keys of `METHODS` or of `readers`.
-        seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
-        scored: Maximum number of scored rows. None: all.
-        unique: Whether each text counts once; see `ProbingSet.without_repeats`.
-        max_length: Maximum tokens per text.
-        draw: Seed of the choice of rows.
-        readers: Further methods: name -> reader. They are left out when a saved cell's settings are compared with
-            these.
-        training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
-    """
-
-    setting: Setting
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    scored: int | None = 500
-    unique: bool = True
-    max_length: int = 128
-    draw: int = 42
+    setting: Setting  # "normal", "scarce", "imbalance" or "shift"
+    methods: tuple[str, ...]  # names of the methods: keys of `METHODS` or of `readers`
+    seeds: tuple[int, ...]  # seeds of the readers: initial weights and dropout. The other methods have one result
+    scored: int | None = 500  # maximum number of scored rows; None: all
+    unique: bool = True  # whether each text counts once; see `ProbingSet.without_repeats`
+    max_length: int = 128  # maximum tokens per text
+    draw: int = 42  # seed of the choice of rows
+    # further methods: name -> reader. They are left out when a saved cell's settings are compared with these
     readers: Mapping[str, ReaderOf] = field(default_factory=dict)
+    # options of `lamina.fit` that replace those of `LaminaClassifier`
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def cell_portion(folder: Path, name: str, point: float | None, settings: CellSettings) -> Portion:
     """Read a data set, and draw the rows to train on and to score.
 
+    Raises DataError if the set is missing, damaged or too small.
+
     Args:
         folder: The folder of the data files.
         name: Name of the data set.
         point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
         settings: Settings of the benchmark.
-
-    Raises:
-        DataError: If the set is missing, damaged or too small.
     """
     data = read_set(folder, name)
     data = data.without_repeats() if settings.unique else data
@@ -144,7 +132,8 @@ def cell_rows(
 ) -> list[Row]:
     """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
-    The model reads each text once. All seeds of one method are trained at the same time.
+    The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
+    set is missing, damaged or too small.
 
     Args:
         model: The model, which is not changed.
@@ -159,9 +148,6 @@ def cell_rows(
         A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
         "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes and the means of
         their states over the tokens), "bytes" (size of the parameters) and "chosen" (the layer, for "best_layer").
-
-    Raises:
-        DataError: If the data set is missing, damaged or too small.
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []

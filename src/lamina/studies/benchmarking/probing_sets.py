@@ -36,17 +36,11 @@ _OP = "bench"
 @final
 @dataclass(frozen=True)
 class ProbingSet:
-    """One probing data set: its texts, and the class (0 or 1) of each.
+    """One probing data set: its texts, and the class (0 or 1) of each."""
 
-    Attributes:
-        name: Name of the set, with its number, such as "87_glue_cola".
-        texts: The texts.
-        labels: The classes `[texts]`.
-    """
-
-    name: str
-    texts: Sequence[str]
-    labels: Rows
+    name: str  # name of the set, with its number, such as "87_glue_cola"
+    texts: Sequence[str]  # the texts
+    labels: Rows  # the classes `[texts]`
 
     def without_repeats(self) -> ProbingSet:
         """Return the data set with each text once; texts that occur with both classes are left out.
@@ -63,26 +57,20 @@ class ProbingSet:
 @final
 @dataclass(frozen=True)
 class Portion:
-    """The rows drawn from a data set: rows to train on, and rows to score.
+    """The rows drawn from a data set: rows to train on, and rows to score."""
 
-    Attributes:
-        train: Texts and classes to train on.
-        test: Texts and classes to score.
-    """
-
-    train: ProbingSet
-    test: ProbingSet
+    train: ProbingSet  # texts and classes to train on
+    test: ProbingSet  # texts and classes to score
 
 
 def find_data(data: str | Path | None) -> Path:
     """Return the folder of the data files.
 
+    Raises DataError if there are no such files.
+
     Args:
         data: The folder, or a folder that contains it, such as an unpacked wheel of sae-probes. None: the folder of the
             installed package.
-
-    Raises:
-        DataError: If there are no such files.
     """
     if data is None:
         spec = find_spec(_PACKAGE)
@@ -100,10 +88,8 @@ def find_data(data: str | Path | None) -> Path:
 def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
     """Return the names of the data sets in their published order; for "shift", only those with a shifted version.
 
-    A shifted version has the same classes and texts of another kind.
-
-    Raises:
-        DataError: If the list of the sets cannot be read.
+    A shifted version has the same classes and texts of another kind. Raises DataError if the list of the sets cannot be
+    read.
     """
     check_known(_OP, [setting], SETTINGS, "setting")
     table = _read(folder / _MASTER, ("Data type", "Dataset save name"))
@@ -115,8 +101,7 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     """Read a data set, or with `shifted` its version with texts of another kind.
 
-    Raises:
-        DataError: If its file is missing or damaged, or does not have two classes.
+    Raises DataError if its file is missing or damaged, or does not have two classes.
     """
     path = _shifted_file(folder, name) if shifted else folder / _SETS / f"{name}.csv.zst"
     table = _read(path, ("prompt", "target")).dropna(subset=["prompt", "target"])
@@ -158,11 +143,7 @@ def _shifted_file(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, columns: Sequence[str]) -> DataFrame:
-    """Read columns of a compressed CSV file.
-
-    Raises:
-        DataError: If the file is missing or damaged, or lacks a column.
-    """
+    """Read columns of a compressed CSV file. Raises DataError if the file is missing or damaged, or lacks a column."""
     import pandas as pd
     import pyarrow as pa
 
@@ -189,7 +170,8 @@ def portion(
 
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
     class. Rows are drawn as the package sae-probes draws its largest number. For smaller numbers, the first rows of
-    each class in that draw are used, so that all sizes are scored on the same rows.
+    each class in that draw are used, so that all sizes are scored on the same rows. Raises DataError if the set has too
+    few rows, or `other` has one class only.
 
     Args:
         data: The data set.
@@ -199,9 +181,6 @@ def portion(
         other: A data set whose texts are scored instead: all of them, or `scored` of them with the data set's own share
             of the classes.
         seed: Seed of the draw.
-
-    Raises:
-        DataError: If the set has too few rows, or `other` has one class only.
     """
     counts = np.bincount(data.labels, minlength=2)
     size = 2 * int(counts.min())
@@ -230,8 +209,7 @@ def portion(
 def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
     """Return a set with at most `most` of its rows, in their order and with the same share of both classes.
 
-    Raises:
-        DataError: If the set has rows of one class only, so that nothing can be scored.
+    Raises DataError if the set has rows of one class only, so that nothing can be scored.
     """
     by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
     if not all(len(rows) for rows in by_class):
@@ -269,9 +247,7 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
 
-    Raises:
-        ConfigError: If none is named, or one twice.
-        UnknownNameError: If a set does not exist.
+    Raises ConfigError if none is named, or one twice; UnknownNameError if a set does not exist.
     """
     known = set_names(folder, setting)
     if names is None:

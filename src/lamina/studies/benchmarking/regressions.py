@@ -30,17 +30,11 @@ _ITERATIONS = 1000
 
 
 class Fitted(NamedTuple):
-    """The result of a method on fixed features.
+    """The result of a method on fixed features."""
 
-    Attributes:
-        scores: Scores of the test rows, higher for class 1.
-        held_out: Mean AUC of the chosen setting on the held-out part of the training rows.
-        size: Number of parameters of the final model.
-    """
-
-    scores: Matrix
-    held_out: float
-    size: int
+    scores: Matrix  # scores of the test rows, higher for class 1
+    held_out: float  # mean AUC of the chosen setting on the held-out part of the training rows
+    size: int  # number of parameters of the final model
 
 
 def folds_of(classes: Classes, seed: int) -> Folds:
@@ -181,10 +175,7 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit XGBoost; one of ten random settings is chosen on held-out rows.
 
-    The arguments are those of `logistic`.
-
-    Raises:
-        MissingExtraError: If XGBoost is not installed.
+    The arguments are those of `logistic`. Raises MissingExtraError if XGBoost is not installed.
     """
     import random
 

@@ -61,17 +61,11 @@ _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal of the study `advise` for one task: how many blocks to keep, and which layers to read.
+    """A proposal of the study `advise` for one task: how many blocks to keep, and which layers to read."""
 
-    Attributes:
-        keep: Number of blocks to keep, counted from the bottom of the stack.
-        read: Numbers of the layers that a reader should mix.
-        stack: Name of the stack that `keep` and `read` refer to.
-    """
-
-    keep: int
-    read: tuple[int, ...]
-    stack: str
+    keep: int  # number of blocks to keep, counted from the bottom of the stack
+    read: tuple[int, ...]  # numbers of the layers that a reader should mix
+    stack: str  # name of the stack that `keep` and `read` refer to
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,11 @@ Edits: TypeAlias = Sequence[tuple[str, Mapping[str, JSON]]]
 
 
 class FinetunedRow(TypedDict):
-    """A table row of a cell that fine-tunes a model.
+    """A table row of a cell that fine-tunes a model."""
 
-    Attributes:
-        stage: When it was scored: at the "start", before training, or "trained", after the last epoch.
-        measure: Name of the metric.
-        score: The metric on the validation split.
-    """
-
-    stage: str
-    measure: str
-    score: float
+    stage: str  # when it was scored: at the "start", before training, or "trained", after the last epoch
+    measure: str  # name of the metric
+    score: float  # the metric on the validation split
 
 
 def finetuned_rows(
@@ -92,14 +86,13 @@ def finetuned_rows(
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
     """Return the numbers of edited blocks that a study compares, one per fine-tuned model.
 
+    Raises ConfigError if a number is below 0 or above `depth`, or there is no seed.
+
     Args:
         op: Name of the study, for error messages.
         counts: The numbers; "all" stands for every number from 0 to `depth`.
         depth: Number of blocks of the model.
         seeds: Seeds of the study; there must be at least one.
-
-    Raises:
-        ConfigError: If a number is below 0 or above `depth`, or there is no seed.
     """
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:

@@ -36,16 +36,11 @@ class _Insertion(NamedTuple):
     """One setting of the study: the blocks that get inserted layers, and how the layers are initialised.
 
     Its fields are table columns.
-
-    Attributes:
-        end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
-        start: Initial weights: "identity", "xavier", or "none".
-        inserted: Number of blocks that get inserted layers.
     """
 
-    end: str
-    start: str
-    inserted: int
+    end: str  # whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer
+    start: str  # initial weights: "identity", "xavier", or "none"
+    inserted: int  # number of blocks that get inserted layers
 
 
 def insertion(  # noqa: D417, PLR0913 the options of a public entry point

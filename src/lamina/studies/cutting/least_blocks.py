@@ -134,7 +134,9 @@ def drop_least_(  # noqa: PLR0913 options of the command
 ) -> LeastBlocks:
     """Drop the `count` blocks that matter least to a task, in place, and measure what the model lost.
 
-    Blocks are chosen on training rows only. Scores are measured on the validation split.
+    Blocks are chosen on training rows only. Scores are measured on the validation split. Raises ConfigError if `count`
+    is out of range, or the model needs a head for the task and has none; UnknownNameError if `by` is unknown, or the
+    task lacks a split.
 
     Args:
         model: A model. If the model has a head for the task, the head is scored; otherwise linear readers of the last
@@ -150,10 +152,6 @@ def drop_least_(  # noqa: PLR0913 options of the command
         stack: Name of the stack. None: the only one, or the encoder.
         seed: Seed of the parts of the validation split and of healing.
         progress: Whether to show progress bars.
-
-    Raises:
-        ConfigError: If `count` is out of range, or the model needs a head for the task and has none.
-        UnknownNameError: If `by` is unknown, or the task lacks a split.
 
     Source:
         Block influence: Men et al. 2024, "ShortGPT", arXiv:2403.03853.
@@ -430,14 +428,13 @@ class EditPlan(Strict):
     ) -> list[LeastBlocks]:
         """Apply the edits to a model, in place; return a report of what the model lost for each `drop_least`.
 
+        Raises LaminaError if an edit cannot be applied. Earlier edits stay applied.
+
         Args:
             model: The model.
             processor: Its processor, for `drop_least`.
             data: Folder of the task's data.
             progress: Whether to show progress bars while blocks are chosen and measured.
-
-        Raises:
-            LaminaError: If an edit cannot be applied. Earlier edits stay applied.
         """
         task: Task | None = None
         reports: list[LeastBlocks] = []
@@ -463,10 +460,9 @@ class EditPlan(Strict):
 def read_plan(path: Path) -> EditPlan:
     """Read the plan in a YAML file.
 
-    Raises:
-        DataError: If the file cannot be read or is not valid YAML.
-        ConfigError: If a value is not allowed; the message names the line and the key.
-        UnknownNameError: If a key or name does not exist; the message names the line and the key.
+    Raises DataError if the file cannot be read or is not valid YAML; ConfigError if a value is not allowed; the message
+    names the line and the key; UnknownNameError if a key or name does not exist; the message names the line and the
+    key.
     """
     file = read_yaml(path)
     return parse_plan(file.fields, op=f"plan {path}", file=file)

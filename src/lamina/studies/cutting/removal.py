@@ -68,15 +68,10 @@ _PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured
 
 
 class BlockRange(NamedTuple):
-    """A range of consecutive blocks that are removed together.
+    """A range of consecutive blocks that are removed together."""
 
-    Attributes:
-        first: Number of the first block, from 1. 0 with length 0 stands for the whole model.
-        length: Number of blocks.
-    """
-
-    first: int
-    length: int
+    first: int  # number of the first block, from 1. 0 with length 0 stands for the whole model
+    length: int  # number of blocks
 
 
 def removal(  # noqa: D417, PLR0913 the options of a public entry point
@@ -190,21 +185,13 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """State that all cells of the study share.
+    """State that all cells of the study share."""
 
-    Attributes:
-        source: A model, which the cell copies, or the name or folder to load it from.
-        processor: The processor. None: the one saved with the model.
-        stack: Name of the stack. None: the only one, or the encoder.
-        block_ranges: The ranges of blocks to remove, one at a time.
-        max_length: Maximum tokens per text. None: what the model allows.
-    """
-
-    source: PreTrainedModel | str | Path
-    processor: Processor | None
-    stack: str | None
-    block_ranges: Sequence[BlockRange]
-    max_length: int | None
+    source: PreTrainedModel | str | Path  # a model, which the cell copies, or the name or folder to load it from
+    processor: Processor | None  # the processor; None: the one saved with the model
+    stack: str | None  # name of the stack; None: the only one, or the encoder
+    block_ranges: Sequence[BlockRange]  # the ranges of blocks to remove, one at a time
+    max_length: int | None  # maximum tokens per text; None: what the model allows
 
 
 class _CellModel:

@@ -83,31 +83,18 @@ class ProbeSpec:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """The settings that all cells of a probing study share.
+    """The settings that all cells of a probing study share."""
 
-    Attributes:
-        layers: Layers to read.
-        stack: Name of the stack that the layers belong to.
-        probes: Kinds of probes to train on each layer.
-        split: Name of the split to score.
-        hidden: Size of the MLP's hidden layer.
-        rates: Kind of probe -> its peak learning rate.
-        controls: Whether to train a control beside each probe.
-        code_length: Whether to measure online codes.
-        training: Further options of `lamina.fit`, except the seed.
-        sites: Sites to read in each block.
-    """
-
-    layers: tuple[int, ...]
-    stack: str
-    probes: tuple[str, ...]
-    split: str
-    hidden: int
-    rates: Mapping[str, float]
-    controls: bool
-    code_length: bool
-    training: Mapping[str, Any]
-    sites: tuple[Site, ...] = ("output",)
+    layers: tuple[int, ...]  # layers to read
+    stack: str  # name of the stack that the layers belong to
+    probes: tuple[str, ...]  # kinds of probes to train on each layer
+    split: str  # name of the split to score
+    hidden: int  # size of the MLP's hidden layer
+    rates: Mapping[str, float]  # kind of probe -> its peak learning rate
+    controls: bool  # whether to train a control beside each probe
+    code_length: bool  # whether to measure online codes
+    training: Mapping[str, Any]  # further options of `lamina.fit`, except the seed
+    sites: tuple[Site, ...] = ("output",)  # sites to read in each block
 
     @property
     def places(self) -> list[Place]:
@@ -123,15 +110,14 @@ class ProbeSettings:
 class ProbeLayer(FusionConfig):
     """A fusion for probes. It returns the states of one layer, after a layer norm without parameters.
 
+    Raises ConfigError if `hidden` is below 1.
+
     Args:
         layer: Number of the layer.
         pooled: Whether to return the mean over a text's tokens, without padding, instead of each token's own state.
         hidden: Size of a hidden layer `gelu(W z + b)` before the head, which turns the probe into an MLP. None: no
             hidden layer; the probe is linear.
         site: "output" reads the layer's states; "attention" and "ffn" read what that part of its block adds to them.
-
-    Raises:
-        ConfigError: If `hidden` is below 1.
     """
 
     layer: int

@@ -25,15 +25,10 @@ _Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]]
 @final
 @dataclass(frozen=True)
 class _RowMetric:
-    """A metric in two steps: counts per row, and a function of the sums of these counts over any set of rows.
+    """A metric in two steps: counts per row, and a function of the sums of these counts over any set of rows."""
 
-    Attributes:
-        count: Returns `[rows, counts]` from predictions, true labels and class names.
-        score: Returns the metric `[...]` from sums of such counts, `[..., counts]`.
-    """
-
-    count: _Counter
-    score: Metric
+    count: _Counter  # returns `[rows, counts]` from predictions, true labels and class names
+    score: Metric  # returns the metric `[...]` from sums of such counts, `[..., counts]`
 
 
 def row_counts(
@@ -41,7 +36,8 @@ def row_counts(
 ) -> tuple[Array, Metric]:
     """Return counts per row for a metric, and a function that computes the metric from sums of these counts.
 
-    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows.
+    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises
+    UnknownNameError if the metric does not exist for this task, or cannot be computed from sums over rows.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -51,9 +47,6 @@ def row_counts(
 
     Returns:
         The numbers `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
-
-    Raises:
-        UnknownNameError: If the metric does not exist for this task, or cannot be computed from sums over rows.
     """
     if task.kind.tags_words:
         known = _WORD_METRICS

@@ -178,17 +178,15 @@ def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
 class _BlockWeights:
     """The linear weights of selected blocks (from 1) of a model, grouped by role; `roles` are names of roles, or "all".
 
+    Raises ConfigError if layer 0 is selected, or the model carries adapters; UnknownNameError if a role or the stack
+    does not exist; LayerIndexError if a layer does not exist; UnsupportedModelError if the model has no module per
+    block, or its blocks have no linear maps.
+
     Attributes:
         layers: Numbers of the selected blocks.
         maps: Layer -> role -> name of a weight -> the weight.
         roles: Names of the selected roles.
         largest: The largest length of a matrix's shorter side.
-
-    Raises:
-        ConfigError: If layer 0 is selected, or the model carries adapters.
-        UnknownNameError: If a role or the stack does not exist.
-        LayerIndexError: If a layer does not exist.
-        UnsupportedModelError: If the model has no module per block, or its blocks have no linear maps.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Selector, stack: str | None, roles: str | Sequence[str]) -> None:
@@ -226,8 +224,7 @@ def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
     """Return name -> checkpoint; checkpoints without a name are numbered from 1.
 
-    Raises:
-        ConfigError: If there is no checkpoint, or one is named "base".
+    Raises ConfigError if there is no checkpoint, or one is named "base".
     """
     if isinstance(others, Mapping):
         named = {str(name): checkpoint for name, checkpoint in others.items()}
@@ -243,8 +240,7 @@ def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint])
 def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
     """Check that two models have the same family, depth, width, and shapes of weights.
 
-    Raises:
-        ConfigError: If they do not; the message calls the other model `name` and lists up to three differences.
+    Raises ConfigError if they do not; the message calls the other model `name` and lists up to three differences.
     """
     facts: dict[str, tuple[object, object]] = {
         "family": (family_of(base.model), family_of(other.model)),

@@ -30,23 +30,14 @@ _STANDS_OUT = 1.25  # a layer stands out if its share is this many times the mea
 
 @dataclass(frozen=True)
 class _ReaderShares:
-    """One reader's shares of importance: how much it uses each of its layers.
+    """One reader's shares of importance: how much it uses each of its layers."""
 
-    Attributes:
-        run: Name of the reader's bank.
-        reader: Name of the reader.
-        series: Name of the reader without its seed: readers that differ only in the seed have the same series.
-        fusion: Class of the fusion's config.
-        seed: Seed of the reader.
-        shares: Layer -> its share; shares sum to 1.
-    """
-
-    run: str
-    reader: str
-    series: str
-    fusion: str
-    seed: int
-    shares: Mapping[int, float]
+    run: str  # name of the reader's bank
+    reader: str  # name of the reader
+    series: str  # name of the reader without its seed: readers that differ only in the seed have the same series
+    fusion: str  # class of the fusion's config
+    seed: int  # seed of the reader
+    shares: Mapping[int, float]  # layer -> its share; shares sum to 1
 
     def rows(self) -> Iterator[dict[str, JSON]]:
         """Yield this reader's table rows, one per layer."""
@@ -171,10 +162,8 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
 def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
     """Return one reader's shares of importance; they are empty if its fusion has no weights per layer.
 
-    `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts.
-
-    Raises:
-        ConfigError: If the fusion's weights depend on the token, and no texts were read.
+    `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts. Raises
+    ConfigError if the fusion's weights depend on the token, and no texts were read.
     """
     if isinstance(reader.fusion, InputWeighted) and not was_read:
         reason = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"

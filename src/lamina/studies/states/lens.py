@@ -49,7 +49,8 @@ class OutputHead:
     The model runs on one placeholder token. A hook replaces the output of its last block by the states, to which the
     model then applies its own final norm and head. (A few models must run on as many tokens as there are states.)
     Creating an instance checks on a small input that this reproduces the model's own logits. The model must be in eval
-    mode when logits are computed.
+    mode when logits are computed. Raises ConfigError if the model has no output over a vocabulary, and
+    UnsupportedModelError if the model has two stacks, has no module per block, or mixes tokens after its last block.
 
     Args:
         model: A causal or masked language model.
@@ -58,11 +59,6 @@ class OutputHead:
     Attributes:
         causal: Whether the logits of a token do not depend on the tokens after it.
         classes: Size of the vocabulary.
-
-    Raises:
-        ConfigError: If the model has no output over a vocabulary.
-        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
-            block.
     """
 
     def __init__(self, model: PreTrainedModel, *, op: str) -> None:
@@ -348,11 +344,7 @@ def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iter
 
 
 def _mask_token(processor: Processor) -> int:
-    """Return the id of a tokenizer's mask token.
-
-    Raises:
-        ConfigError: If the tokenizer has no mask token.
-    """
+    """Return the id of a tokenizer's mask token. Raises ConfigError if the tokenizer has no mask token."""
     token = tokenizer_of(processor).mask_token_id
     if token is None:
         raise ConfigError(f"{_OP}: the model is not causal, and its tokenizer has no mask token to hide tokens behind.")

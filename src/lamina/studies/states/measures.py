@@ -24,12 +24,9 @@ class LayerMeasure(ABC):
 
     Args:
         layers: Number of layers that are read.
-
-    Attributes:
-        names: Names of the measures that an instance computes together.
     """
 
-    names: ClassVar[tuple[str, ...]]
+    names: ClassVar[tuple[str, ...]]  # names of the measures that an instance computes together
 
     def __init__(self, layers: int) -> None:
         self._sums = torch.zeros(len(self.names), layers, dtype=torch.float64)
@@ -199,10 +196,8 @@ class MinibatchCKA:
         """Return the CKA of all pairs of layers, `[layers, layers]`: 1 on the diagonal, near 0 if independent.
 
         A value may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same
-        in all rows are NaN.
-
-        Raises:
-            ConfigError: If no minibatch was added, or every layer has the same state in all rows.
+        in all rows are NaN. Raises ConfigError if no minibatch was added, or every layer has the same state in all
+        rows.
         """
         if self._total is None:
             raise ConfigError("similarity: no minibatch was added; at least one is needed.")

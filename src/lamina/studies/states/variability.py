@@ -179,16 +179,13 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
     """Return the scores of a probing study: task -> layer -> mean score over seeds.
 
-    Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones.
+    Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones. Raises ConfigError if
+    another function made the study; UnknownNameError if the study does not have a task in `tasks`; StoreError if the
+    folder does not hold a study, or the study is damaged.
 
     Args:
         probed: The study that the function `probe` returned, or the folder that it is saved in.
         tasks: Names of the tasks whose scores are returned.
-
-    Raises:
-        ConfigError: If another function made the study.
-        UnknownNameError: If the study does not have a task in `tasks`.
-        StoreError: If the folder does not hold a study, or the study is damaged.
     """
     study = probed if isinstance(probed, Study) else Study.load(probed)
     if study.name != "probe":
@@ -242,10 +239,8 @@ def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
 def _classes(task: Task, name: str, split: str) -> list[int]:
     """Return the class of each row of a split. `name` is the task's name in error messages.
 
-    Raises:
-        UnknownNameError: If the split does not exist.
-        ConfigError: If the task does not have one class per row.
-        DataError: If the rows have fewer than two classes.
+    Raises UnknownNameError if the split does not exist; ConfigError if the task does not have one class per row;
+    DataError if the rows have fewer than two classes.
     """
     rows = task.split(split)
     if not task.kind.single_label(task.problem_type):
