@@ -26,7 +26,7 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
-from lamina.layers.preserve import is_compiled, uncompiled
+from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
 from lamina.layers.recorded import RecordedModel
 from lamina.layers.towers import tower_for
 from lamina.layers.types import tokenizer_of
@@ -154,7 +154,7 @@ class ReaderCollection(nn.Module):
 
         Afterwards it has its previous mode. A model that is trained with its readers keeps its mode throughout.
         """
-        return nullcontext() if self.train_base else self._guard.evaluating(self.model)
+        return nullcontext() if self.train_base else evaluating_if(self._guard.attributes, self.model)
 
     def change_of_base(self, names: Iterable[str] | None = None, *, full: bool = False) -> str | None:
         """Return how a frozen model has changed since the bank was made, as a phrase for a message.
@@ -181,7 +181,7 @@ class ReaderCollection(nn.Module):
                 guard.modules[name].look_again()
             if full and weights.is_rewritten():
                 return f"the weights of the stack '{name}' have other values"
-            if change := guard.changed_modules(self.model, name):
+            if not guard.modules[name].is_same() and (change := guard.changed_modules(self.model, name)):
                 return change
         return None
 

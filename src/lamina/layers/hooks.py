@@ -40,14 +40,14 @@ class ContextHooks(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._closed = False
+        self.closed = False
         _open.set(_open.get() | {self})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  it never swallows an error
         # set first: torch may still call a hook that this thread is removing, and then without its keyword arguments
-        self._closed = True
+        self.closed = True
         _open.set(_open.get() - {self})
         super().__exit__(kind, error, traceback)
 
@@ -64,11 +64,6 @@ class ContextHooks(ExitStack):
         """
         owner = cast("MethodType", register).__self__
         self.enter_context(register(_ContextHook(owner, self, hook), **options))
-
-    @property
-    def is_acting(self) -> bool:
-        """Whether the hooks act on passes of the caller: whether its context entered the context manager."""
-        return self in _open.get() and not self._closed
 
 
 @final
@@ -92,9 +87,12 @@ class _ContextHook:
         self.owner, self._hooks, self._hook = owner, hooks, hook
 
     def __call__(self, *args: object) -> None:
-        """Call the hook if the called module is its owner and the context is right; otherwise do nothing."""
-        if args[0] is self.owner and self._hooks is not None and self._hooks.is_acting and self._hook is not None:
-            self._hook(*args)
+        """Call the hook if the called module is its owner, in the context that entered `hooks`; else do nothing."""
+        hooks, hook = self._hooks, self._hook
+        if hooks is None or hook is None or args[0] is not self.owner:
+            return
+        if hooks in _open.get() and not hooks.closed:
+            hook(*args)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _ContextHook, ()
@@ -139,7 +137,6 @@ def watch_selected(
 ) -> Generator[None]:
     """Call `on_state` with each layer's state, like `watch`, for `layers` that are already checked and ascending."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
-    cuts = any(point.form is not None and point.form.cuts for point in stack.points)
     for layer in layers:
         point = stack.points[layer]
         watched = watches.setdefault((point.module, point.side), _Watch(on_state))
@@ -147,7 +144,7 @@ def watch_selected(
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         thread = get_ident()
-        tokens = count_tokens(arguments(stack.scope, args, kwargs)) if cuts else None
+        tokens = count_tokens(arguments(stack.scope, args, kwargs)) if stack.cuts else None
         for watched in watches.values():
             watched.counts[thread], watched.tokens[thread] = 0, tokens
         if on_start is not None:
@@ -257,8 +254,10 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
         ConfigError: If the batch has no input for one of the towers.
     """
     if not stacks or stacks[0].tower is None:
-        inputs = _decoder_inputs(model, batch) if "decoder" in [stack.name for stack in stacks] else {}
-        return run_until_stopped(model, {**inputs, **batch}, stop)
+        for stack in stacks:
+            if stack.name == "decoder":
+                batch = {**_decoder_inputs(model, batch), **batch}
+        return run_until_stopped(model, batch, stop)
     for stack in stacks:
         name = str(getattr(stack.tower, "main_input_name", "input_ids"))
         if batch.get(name) is None and batch.get("inputs_embeds") is None:

@@ -6,8 +6,7 @@ import ctypes
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, Protocol, cast, final
 
@@ -22,13 +21,15 @@ from lamina.layers.base_facts import StackSettings
 from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
 from lamina.layers.module_guard import ModuleGuard
-from lamina.layers.preserve import evaluating_if, is_compiled
+from lamina.layers.preserve import is_compiled
 from lamina.layers.stack import LayerStack, by_path, children_of
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
+_ADAPTERS = "peft_config"  # attribute in which PEFT keeps the adapters of a model
 _HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as it was, up to rounding
 _Weights = dict[str, nn.Parameter | None]  # a module's own weights by name; None where a module goes without a bias
 _values = cast("Callable[[dict[str, Any]], Iterable[Any]]", dict.values)  # pyright: ignore[reportUnknownMemberType]
+_get = cast("Callable[[dict[str, object], str], object]", dict.get)  # pyright: ignore[reportUnknownMemberType]
 _version: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor was changed in place
 
 
@@ -47,6 +48,7 @@ class LayerGuard:
         by_name: Its stacks, from `stacks(model)`.
 
     Attributes:
+        attributes: `vars(module)` of all modules of the model.
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
         modules: Stack name -> guard of everything else that the stack computes with.
@@ -81,31 +83,29 @@ class LayerGuard:
     def _remember_modules(self, model: nn.Module) -> None:
         """Record the dicts that hold the attributes and children of all modules; comparing these is quick."""
         modules = list(model.modules())
-        self._attributes = [vars(module) for module in modules]
+        self.attributes = [vars(module) for module in modules]
         self._holders = [children for module in modules if (children := vars(module)["_modules"])]
         self._modules: list[nn.Module | None] = list(chain.from_iterable(map(_values, self._holders)))
+        self._owners = [vars(owner) for owner in self._edits]
+        self._marks, self._has_adapters = _marks(self._owners), any(_ADAPTERS in own for own in self._owners)
 
     def __getstate__(self) -> dict[str, object]:
         # a copied module has other dicts than the module it was copied from: `check` finds them anew
-        return {**vars(self), "_attributes": [], "_holders": [], "_modules": [None]}
+        return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
         """Return the edits of a model since its layers were recorded; None if the model has another record of edits."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 
-    def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which the model is in eval mode; afterwards every module has its former mode again."""
-        return evaluating_if(self._attributes, model)
-
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
         Edits that do not change the model's outputs (freezing, merging) are allowed.
         """
-        same_edits = all(getattr(owner, EDITS, ()) is known for owner, known in self._edits.items())
         same_modules = list(chain.from_iterable(map(_values, self._holders))) == self._modules
-        if same_edits and same_modules and self._active_adapters(model) == self._active:
+        same_owners = _marks(self._owners) == self._marks
+        if same_modules and same_owners and not (self._has_adapters and self._active_adapters(model) != self._active):
             return
         change = self._change(model)
         if change is not None:
@@ -125,16 +125,13 @@ class LayerGuard:
 
     def changed_modules(self, model: nn.Module, name: str) -> str | None:
         """Return how the modules of a stack have changed, besides their weights, as a phrase; None if they have not."""
-        guard = self.modules[name]
-        if guard.is_same():
-            return None
-        if (change := guard.find_change()) is None:
+        if (change := self.modules[name].find_change()) is None:
             self.compiled = any(map(is_compiled, model.modules()))
         return change
 
     def accept(self, model: nn.Module, stack: LayerStack, fingerprint: str) -> None:
         """Record a stack as it is now, with the fingerprint of its weights; earlier changes then no longer count."""
-        if self.changed_modules(model, stack.name) is not None:
+        if not self.modules[stack.name].is_same() and self.changed_modules(model, stack.name) is not None:
             self.modules[stack.name] = ModuleGuard(model, stack)
             self.facts[stack.name] = StackSettings.of(model, stack)
         self.weights[stack.name].accept(model, fingerprint)
@@ -166,7 +163,7 @@ class LayerGuard:
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of a model's active adapters. One layer is asked, because PEFT switches all together."""
         for owner in self._edits:
-            if "peft_config" in vars(owner):
+            if _ADAPTERS in vars(owner):
                 break
         else:
             return ()
@@ -180,6 +177,11 @@ class LayerGuard:
             self._adapted = next(inside, None)
         layer = self._adapted and children_of(self._adapted[0]).get(self._adapted[1])
         return active_adapters(layer) if layer is not None and has_adapters(layer) else ()
+
+
+def _marks(owners: Sequence[dict[str, object]]) -> list[object]:
+    """Return the records of edits and of adapters among the attributes of a model and its parts."""
+    return [*map(_get, owners, repeat(EDITS)), *map(_get, owners, repeat(_ADAPTERS))]
 
 
 @final
@@ -241,19 +243,15 @@ class WeightGuard:
 
     def _is_same(self) -> bool:
         """Return whether no change of the weights is seen. It must be fast, because every pass of a bank calls it."""
+        self._turn = turn = (self._turn + 1) % len(_PLACES)
         plain = self._plain.values()
         return (
             sum(map(_version, plain)) == self._total
             and list(map(Tensor.data_ptr, plain)) == self._pointers
             and list(map(id, chain.from_iterable(map(_values, self._owners)))) == self._ids
             # last, because the samples are read from memory that the weights must still have
-            and self._has_samples()
+            and _read(self._samples[turn]) == self._sampled[turn]
         )
-
-    def _has_samples(self) -> bool:
-        """Return whether the numbers of one sample are unchanged; each call takes the next sample."""
-        self._turn = turn = (self._turn + 1) % len(_PLACES)
-        return _read(self._samples[turn]) == self._sampled[turn]
 
     def _find_change(self) -> str | None:
         """Return the first change of the weights, as a phrase for a message; None if there is none.

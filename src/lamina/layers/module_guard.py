@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter, itemgetter
+from itertools import filterfalse
+from operator import attrgetter, call, getitem, itemgetter
 from typing import TYPE_CHECKING, cast, final
 
 import torch
@@ -23,6 +24,7 @@ _FORWARD = "forward"
 # Attributes of torch's modules that repeat the shapes of their weights.
 _SHAPES = frozenset({"in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"})
 _version: Callable[[Tensor], int] = attrgetter("_version")
+_call = cast("Callable[[Callable[[dict[str, object]], object], dict[str, object]], object]", call)
 _forward: Callable[[type], object] = attrgetter(_FORWARD)
 
 
@@ -68,10 +70,12 @@ class ModuleGuard:
         self._sizes = list(map(len, self._attributes))
         named = zip(self._settings.values(), self._attributes, strict=True)
         present = ((vars_, [name for name in own if name in vars_]) for own, vars_ in named)
-        self._getters = [(itemgetter(*names), vars_) for vars_, names in present if names]
-        self._values = [get(vars_) for get, vars_ in self._getters]
+        getters = [(itemgetter(*names), vars_) for vars_, names in present if names]
+        self._getters, self._read = [get for get, _ in getters], [vars_ for _, vars_ in getters]
+        self._values: list[object] = list(map(_call, self._getters, self._read))
         self._options = dict(vars(self._owner.config))
-        self._places = [(buffers_of(self._modules[path]), name) for path, name in self._digests]
+        self._holders = [buffers_of(self._modules[path]) for path, _ in self._digests]
+        self._buffers = [name for _, name in self._digests]
         self._marks = self._present_marks()
         self._is_ready = True
 
@@ -103,7 +107,7 @@ class ModuleGuard:
             return (
                 self._is_ready
                 and list(map(len, self._attributes)) == self._sizes
-                and [get(vars_) for get, vars_ in self._getters] == self._values
+                and list(map(_call, self._getters, self._read)) == self._values
                 and list(map(type, self._modules.values())) == self._kinds
                 and list(map(_forward, self._classes)) == self._forwards
                 and vars(self._owner.config) == self._options
@@ -112,10 +116,11 @@ class ModuleGuard:
         except (KeyError, RuntimeError, ValueError):  # an attribute or a buffer was deleted, or is a tensor now
             return False
 
-    def _present_marks(self) -> list[tuple[int, int, int]]:
-        """Return identity, version and memory address of each buffer."""
-        tensors = [cast("Tensor", buffers[name]) for buffers, name in self._places]
-        return [(id(t), 0 if t.is_inference() else _version(t), t.data_ptr()) for t in tensors]
+    def _present_marks(self) -> list[int]:
+        """Return the identities of the buffers, then their addresses and versions."""
+        tensors = cast("list[Tensor]", list(map(getitem, self._holders, self._buffers)))
+        versions = map(_version, filterfalse(Tensor.is_inference, tensors))  # others have none
+        return [*map(id, tensors), *map(Tensor.data_ptr, tensors), *versions]
 
     def _first_change(self) -> str | None:
         """Return the first change that counts, as a phrase. Modules that the model has replaced are looked up again."""
@@ -169,9 +174,9 @@ class ModuleGuard:
 
     def _changed_buffer(self) -> str | None:
         """Return which buffer has other values, as a phrase; None if none has."""
-        marks = dict(zip(self._digests, self._marks, strict=False))
+        ids = dict(zip(self._digests, self._marks, strict=False))
         for (path, name), tensor in self._tensors():
-            is_replaced = (path, name) in marks and marks[path, name][0] != id(tensor)
+            is_replaced = (path, name) in ids and ids[path, name] != id(tensor)
             if is_replaced and name in vars(self._modules[path])["_non_persistent_buffers_set"]:
                 continue
             if (old := self._digests.get((path, name))) is not None and old != _digest(tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
@@ -45,6 +45,11 @@ class LayerStack:
     # backbone alone and inside a model with a head.
     run: tuple[nn.Module, ...]
     tower: nn.Module | None = None  # the part of the model that runs this stack alone, in models like CLIP
+
+    cuts: bool = field(init=False)  # whether states are cut to the tokens of the input; see `Form`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cuts", any(point.form is not None and point.form.cuts for point in self.points))
 
     def __repr__(self) -> str:
         return (

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -17,12 +17,12 @@ from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.types import tokenizer_of
+from lamina.layers.wrappers import checked_model
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, TaskOutline
 from lamina.tasks.split import as_examples
 from lamina.train.bank_runner import BankRunner
-from lamina.train.base import checked_target
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from lamina.bank import ReaderModule
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
@@ -50,7 +51,7 @@ ResultT = TypeVar("ResultT")
 
 Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
-_TRAINED = ("max_length", "stride", "add_prefix_space")  # options of training that decide how examples are read
+_TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts about its training that a plan depends on
 
 
 def predict(  # noqa: PLR0913
@@ -144,25 +145,14 @@ class Prepared:
     count: int
     splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
     groups: Sequence[Group]  # the same examples as inputs; each group is run by itself
-
-    @property
-    def cut(self) -> int:
-        """Number of examples that are too long to be read whole."""
-        cut = 0
-        for group in self.groups:
-            cut = max(cut, *map(group.truncated, group.tasks))
-        return cut
+    tokens: int = 0  # of all examples together, without padding
+    cut: int = 0  # number of examples that are too long to be read whole
 
     def warn(self, op: str) -> None:
         """Log a warning if an example lost its end; `op` is the operation, for the message."""
-        if cut := self.cut:
+        if self.cut:
             what = "examples are longer than what is read of them; the rest was left out or cut off"
-            logger.warning("%s: %d %s", op, cut, what)
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all examples together, without padding."""
-        return sum(int(sum(group.inputs.lengths)) for group in self.groups)
+            logger.warning("%s: %d %s", op, self.cut, what)
 
 
 @dataclass(frozen=True)
@@ -175,8 +165,16 @@ class Reading:
     apart: tuple[Reading, ...] = ()  # one per length that readers read of a long example; empty: one length
 
 
+class _Plan(NamedTuple):
+    """What follows from the readers (or a whole model), their training, the processor and the options."""
+
+    tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
+    readings: tuple[Reading, ...]
+    paired: tuple[str, ...]  # readers that know whether they were trained on pairs of texts
+
+
 # Bank or model -> what its plan depends on, and the plan. Plans hold no module, so the weak keys can be collected.
-_plans: WeakKeyDictionary[nn.Module, tuple[object, tuple[Reading, ...]]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[nn.Module, tuple[object, _Plan]] = WeakKeyDictionary()
 
 
 class Predictor:
@@ -208,30 +206,26 @@ class Predictor:
     ) -> None:
         self._backend: Backend = checked_backend(backend)
         self._tokens = tokens
-        target = checked_target("predict", target)
         self.options = options
-        self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
-        self._tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
-        if kind is not None and isinstance(target, ReaderBank):
-            raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
-        if readers is not None and not isinstance(target, ReaderBank):
-            raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
+        self._readers: dict[str, ReaderModule] = {}
+        self._whole: TaskOutline | None = None
         self._runner: Runner
         if isinstance(target, ReaderBank):
-            chosen = target.select([readers] if isinstance(readers, str) else readers, "bank")
-            self._tasks = {name: TaskOutline.of_head(reader.config.head) for name, reader in chosen.items()}
+            if kind is not None:
+                raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
+            self._readers = target.select([readers] if isinstance(readers, str) else readers, "bank")
             self._runner = BankRunner(target, "predict", processor)
         else:
-            task = task_of(target, kind)
-            self._tasks = {task.kind.name: task}
-            self._runner = ModelRunner(target, task, "predict", processor, options)
-        if not self._tasks:
+            model = checked_model(target, "predict", "a bank or a transformers model")
+            if readers is not None:
+                raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
+            self._whole = task_of(model, kind)
+            self._runner = ModelRunner(model, self._whole, "predict", processor, options)
+        plan = self._plan()
+        if not plan.tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
-        kinds = {task.kind for task in self._tasks.values()}
-        if not isinstance(target, ReaderBank) and any(kind.keeps_end for kind in kinds):  # it continues texts
-            options = options.model_copy(update=GenerationOptions().__dict__)
-        options.check_kinds("predict", kinds)
-        self.names = tuple(self._tasks)
+        self.names, self._tasks = tuple(plan.tasks), plan.tasks
+        self._paired = plan.paired  # readers that `warn_about_pairs` has not checked
 
     def digest(self) -> str:
         """Return a digest of the weights of the model and its readers. Any change of a weight changes it.
@@ -271,10 +265,12 @@ class Predictor:
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as a call does, but for examples that `prepare` has encoded; `budget`: see `answer_by_pass`."""
         prepared.warn("predict")
-        if prepared.count and not self._warned.issuperset(self.names):
-            self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
-            self._warned.update(self.names)
         if prepared.count:
+            if self._paired:
+                self._runner.warn_about_pairs(
+                    {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
+                )
+                self._paired = ()
             self.choose_engine(prepared.tokens)
         return self.answer(prepared, budget=budget)
 
@@ -322,16 +318,20 @@ class Predictor:
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
         """Encode examples for each kind of task. `splits` is kind -> the examples in that kind's form."""
-        count = min(map(len, splits.values()))
+        count, tokens, cut = min(map(len, splits.values())), 0, 0
         groups: list[Group] = []
-        for reading in self._readings() if count else ():
+        for reading in self._plan().readings if count else ():
             group = self._encode(reading, splits)
             # Long examples are encoded again if the readers read different lengths of them.
             if reading.apart and max(group.inputs.lengths) >= min(part.options.max_length for part in reading.apart):
                 groups += [self._encode(part, splits) for part in reading.apart]
             else:
                 groups.append(group)
-        return Prepared(count, splits, groups)
+        for group in groups:
+            tokens += int(sum(group.inputs.lengths))
+            for task in group.tasks.values():
+                cut = max(cut, task.kind.truncated(group.inputs))
+        return Prepared(count, splits, groups, tokens, cut)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return the readers of `reading` as a group, with the examples of `splits` encoded for them."""
@@ -378,10 +378,10 @@ class Predictor:
         for number, group in enumerate(prepared.groups):
             if number:
                 yield
-            results = {
-                name: task.kind.answers(task, prepared.splits[task.kind.name], group.inputs, self._runner.processor)
-                for name, task in group.tasks.items()
-            }
+            results: dict[str, Results] = {}
+            for name, task in group.tasks.items():
+                split = prepared.splits[task.kind.name]
+                results[name] = task.kind.answers(task, split, group.inputs, self._runner.processor)
             progress = self.options.progress
             yield from self._runner.passes(group, results, self.options, progress=progress, budget=budget)
             collected |= results
@@ -389,61 +389,75 @@ class Predictor:
 
     def max_length(self, names: Sequence[str]) -> int:
         """Return how many tokens these readers read of an example, or of each window of it."""
-        tasks = {name: self._tasks[name] for name in names}
-        return max_length(self._runner, tasks, self._runner.trained_with(names, "max_length"))
+        return self._max_length({name: self._tasks[name] for name in names})
 
-    def _readings(self) -> tuple[Reading, ...]:
-        """Return how examples are encoded. The result of the last call is reused if nothing has changed since."""
-        runner, target = self._runner, self._runner.modules[0]
-        limit = getattr(tokenizer_of(runner.processor), "model_max_length", None)
-        trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]
+    def _max_length(self, tasks: Mapping[str, KindedTask]) -> int:
+        """Return how many tokens the readers of these tasks read, as `max_length` does."""
+        return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
+
+    def _plan(self) -> _Plan:
+        """Return the plan for the readers. The plan of the last call is reused if nothing has changed since."""
+        runner, options = self._runner, self.options
         depends = (
-            self._tasks,
-            trained,
-            (self.options.add_prefix_space, self.options.prefix),
-            (id(runner.processor), limit),
+            [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self._readers.items()],
+            self._whole,
+            (options.add_prefix_space, options.prefix),
+            (options.max_target_length, options.num_beams, options.length_penalty),
+            (id(runner.processor), getattr(tokenizer_of(runner.processor), "model_max_length", None)),
         )
-        before, readings = _plans.get(target, (None, ()))
-        if before != depends:
-            readings = self._derive_readings()
-            _plans[target] = depends, readings
-        return readings
+        before, plan = _plans.get(runner.modules[0], (None, None))
+        if plan is None or before != depends:
+            plan = self._derive_plan()
+            _plans[runner.modules[0]] = depends, plan
+        return plan
 
-    def _derive_readings(self) -> tuple[Reading, ...]:
-        """Return one `Reading` for each set of readers with the same kind of input and the same `add_prefix_space`."""
-        together: dict[tuple[str, bool], list[str]] = defaultdict(list)
-        for name, task in self._tasks.items():
-            space = self.options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
-            together[task.kind.predict_inputs, space].append(name)
-        readings: list[Reading] = []
-        for (_, space), names in together.items():
-            strides = {
-                name: self._runner.trained_with([name], "stride") for name in names if self._tasks[name].kind.per_token
-            }
-            apart: dict[tuple[int, int | None], list[str]] = defaultdict(list)
-            for name in names:
-                stride = strides.get(name, next(iter(strides.values()), None))
-                apart[self.max_length([name]), stride].append(name)
-            parts = [self._reading(part, space) for part in apart.values()] if len(apart) > 1 else []
-            readings.append(replace(self._reading(names, space), apart=tuple(parts)))
-        return tuple(readings)
+    def _derive_plan(self) -> _Plan:
+        """Return a plan, with one `Reading` for each set of readers with the same kind of input and `add_prefix_space`.
 
-    def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
-        """Return the `Reading` of some readers: how examples are encoded once for all of them.
-
-        `names` are the names of the readers. With `add_prefix_space`, each text gets a space in front.
+        Raises ConfigError if an option has no effect on the readers' kinds of tasks.
         """
-        encoder = self._tasks[encoder_of(self._tasks, names)].kind
-        per_token = [name for name in names if self._tasks[name].kind.per_token]
+        tasks: dict[str, KindedTask] = {n: TaskOutline.of_head(r.config.head) for n, r in self._readers.items()}
+        options = self.options
+        if self._whole is not None:
+            tasks = {self._whole.kind.name: self._whole}
+            if self._whole.kind.keeps_end:  # it continues texts
+                options = options.model_copy(update=GenerationOptions().__dict__)
+        options.check_kinds("predict", {task.kind for task in tasks.values()})
+        together: dict[tuple[str, bool], dict[str, KindedTask]] = defaultdict(dict)
+        for name, task in tasks.items():
+            space = options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
+            together[task.kind.predict_inputs, space][name] = task
+        readings: list[Reading] = []
+        for (_, space), members in together.items():
+            strides = {
+                n: self._runner.trained_with([n], "stride") for n, task in members.items() if task.kind.per_token
+            }
+            apart: dict[tuple[int, int | None], dict[str, KindedTask]] = defaultdict(dict)
+            for name, task in members.items():
+                stride = strides.get(name, next(iter(strides.values()), None))
+                apart[self._max_length({name: task}), stride][name] = task
+            parts = [self._reading(part, space) for part in apart.values()] if len(apart) > 1 else []
+            readings.append(replace(self._reading(members, space), apart=tuple(parts)))
+        paired = [name for name in tasks if self._runner.trained_with([name], "pair") is not None]
+        return _Plan(tasks, tuple(readings), tuple(paired))
+
+    def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
+        """Return the `Reading` of the readers of `tasks`: how examples are encoded once for all of them.
+
+        With `add_prefix_space`, each text gets a space in front.
+        """
+        names = list(tasks)
+        encoder = tasks[encoder_of(tasks, names)].kind
+        per_token = [name for name in names if tasks[name].kind.per_token]
         options = EncodeOptions(
             part="predict",
-            max_length=self.max_length(names),
+            max_length=self._max_length(tasks),
             stride=self._runner.trained_with(per_token or names, "stride"),
             windows=encoder.per_token,
             add_prefix_space=add_prefix_space,
             prefix=self.options.prefix if encoder.takes_prefix else "",
         )
-        return Reading({name: self._tasks[name] for name in names}, encoder, options)
+        return Reading(tasks, encoder, options)
 
 
 def _finish(steps: Generator[None, None, ResultT]) -> ResultT:

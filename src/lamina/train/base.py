@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -312,7 +313,8 @@ class Runner(ABC):
                 results[name].set_learnt(self.info(name))
         size = self.rows_per_pass(group, names, options)
         order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
-        loader = batches([(group.batched, rows, 0) for rows in order], options.num_workers)
+        source = inputs if group.states is None else group.batched
+        loader = batches(list(product([source], order, [0])), options.num_workers)
         bar = progress_bar(order, show=True, unit="batch", leave=False) if progress else order
         for number, (rows, batch) in enumerate(zip(bar, loader, strict=True)):
             if number:

@@ -474,8 +474,8 @@ def test_readers_that_learnt_from_pairs_say_so_where_single_texts_come(caplog: p
 
 
 def test_how_examples_are_read_is_derived_once_for_a_bank_until_something_changes(monkeypatch: pytest.MonkeyPatch):
-    bank, derived, derive = tiny_bank({"a": reader(yes_no()), "b": reader(yes_no())}), [], Predictor._derive_readings
-    monkeypatch.setattr(Predictor, "_derive_readings", lambda self: derived.append(self) or derive(self))
+    bank, derived, derive = tiny_bank({"a": reader(yes_no()), "b": reader(yes_no())}), [], Predictor._derive_plan
+    monkeypatch.setattr(Predictor, "_derive_plan", lambda self: derived.append(self) or derive(self))
     whole = predict(bank, ["good " * 6])
     assert predict(bank, ["good " * 6]) == whole
     assert len(derived) == 1
