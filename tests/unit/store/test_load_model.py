@@ -214,6 +214,12 @@ class TestHub:
             load("no/such")
         assert "\n" not in str(caught.value)
 
+    def test_a_folder_with_a_close_name_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        (tmp_path / "out" / "probe").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ModelNotFoundError, match=r"no model 'out/prob'; .*\. Did you mean 'out/probe'\?$"):
+            load("out/prob")
+
     @pytest.mark.parametrize("name", ["minilmm", "MiniLM", "mini-lm"])
     def test_a_name_close_to_that_of_a_packaged_model_is_told_without_the_hub(self, name: str, no_hub: None):
         with pytest.raises(ModelNotFoundError, match=f"no model '{name}'; .*no such folder. Did you mean 'minilm'"):

@@ -25,6 +25,7 @@ from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
 from lamina.studies.runner import (
     Cell,
+    Training,
     cell_settings,
     edited_stack,
     encode_rows,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Batch, Processor
     from lamina.studies.passes import Text
-    from lamina.studies.runner import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
@@ -151,12 +151,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     if not named or not seeds:
         raise ConfigError(f"{_OP}: there is no {'seed' if named else 'task'}; at least one is needed.")
     edited = edited_stack(model, processor, stack, _OP)
-    training: Training = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "max_length": max_length,
-    }
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}
     options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
     settings = cell_settings(model, named, edited, training, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lamina.errors import check_known
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
-from lamina.studies.runner import Cell, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
+from lamina.studies.runner import Cell, Training, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure
 from lamina.utils import JSON, pluralize
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
-    from lamina.studies.cutting.finetuned import Edits, FinetunedRow
-    from lamina.studies.runner import Training
+    from lamina.studies.cutting.finetuned import Edits
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
@@ -100,18 +99,14 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     named = named_tasks(tasks)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth, seeds)
-    training: Training = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "max_length": max_length,
-    }
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
     insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]
+    score = partial(finetuned_rows, model, processor, training=training, score_start=True)
     cells = [
         Cell(
             {"task": name, **inserted._asdict(), "seed": seed},
-            partial(_cell, model, processor, task, _edits(edited, inserted, position), seed, training),
+            partial(score, task, _edits(edited, inserted, position), seed),
         )
         for name, task in named.items()
         for inserted in insertions
@@ -141,18 +136,6 @@ def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
     first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
     layers = list(range(first, first + inserted.inserted))
     return [("insert", {"position": position, "layers": layers, "stack": stack.name, **_STARTS[inserted.start]})]
-
-
-def _cell(
-    model: PreTrainedModel | str | Path,
-    processor: Processor | None,
-    task: Task,
-    edits: Edits,
-    seed: int,
-    training: Training,
-) -> list[FinetunedRow]:
-    """Run one cell: insert layers into a newly loaded or copied model, and score it before and after fine-tuning."""
-    return finetuned_rows(model, processor, task, edits, seed, training, score_start=True)
 
 
 def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
-from lamina.studies.runner import Cell, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
+from lamina.studies.runner import Cell, Training, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure, rows_where
 from lamina.utils import JSON, check_range, pluralize
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.cutting.finetuned import Edits, FinetunedRow
-    from lamina.studies.runner import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
@@ -87,12 +86,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     chosen = block_counts(_OP, counts, edited.depth, seeds)
     for fraction in fractions:
         check_range(_OP, "fractions", fraction, 0, 1)
-    training: Training = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "max_length": max_length,
-    }
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     cells = [
         Cell(
             {"task": name, "fraction": fraction, "reinitialised": count, "seed": seed},

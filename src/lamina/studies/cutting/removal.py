@@ -27,6 +27,7 @@ from lamina.studies.cutting.greedy_decoding import continuations, prompt_ids, sa
 from lamina.studies.passes import row_groups, text_inputs
 from lamina.studies.runner import (
     Cell,
+    Training,
     cell_settings,
     edited_stack,
     encode_rows,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.passes import Text
-    from lamina.studies.runner import Training
     from lamina.studies.states.lens import BlockOutput
     from lamina.studies.study import Study
     from lamina.tasks.base import Inputs
@@ -151,12 +151,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
-    training: Training = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "max_length": max_length,
-    }
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     start = _Start(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
