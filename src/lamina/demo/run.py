@@ -108,17 +108,11 @@ class Demo:
 
 @dataclass(frozen=True)
 class DemoReader:
-    """A reader that the demo trains.
+    """A reader that the demo trains."""
 
-    Args:
-        task: Name of its task.
-        method: "default", "last" (a linear head on the last layer) or "single" (one layer).
-        layer: The layer, for the method "single".
-    """
-
-    task: str
-    method: str
-    layer: int | None = None
+    task: str  # name of its task
+    method: str  # "default", "last" (a linear head on the last layer) or "single" (one layer)
+    layer: int | None = None  # the layer, for the method "single"
 
     @property
     def name(self) -> str:

@@ -218,8 +218,7 @@ def shares(sizes: list[int], total: int) -> list[int]:
 class SampleSize:
     """The size of a subsample; exactly one of the three fields is set.
 
-    Raises:
-        ConfigError: If none or several are set, or a value is out of range.
+    Raises ConfigError if none or several are set, or a value is out of range.
     """
 
     per_class: int | None = None  # number of rows per class
