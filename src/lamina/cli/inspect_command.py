@@ -184,13 +184,10 @@ def _show(name: str, facts: StackFacts) -> None:
 
 
 def describe(name: str, *, weights: bool = False) -> ModelFacts:
-    """Return a model's class, size and layers.
+    """Return the class, size and layers of a model, by its folder or hub id.
 
-    Raises ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot be found.
-
-    Args:
-        name: Folder or hub id of the model.
-        weights: Whether to load the weights and add a fingerprint of each stack. False: read only the config.
+    With `weights`, they are loaded, and each stack gets a fingerprint; else only the config is read. Raises
+    ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot be found.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits

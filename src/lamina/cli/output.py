@@ -76,11 +76,10 @@ def with_known_signs(text: str, encoding: str | None) -> str:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print a value as JSON. Characters outside ASCII are escaped unless standard output is UTF-8.
+    """Print nested dicts, lists, numbers, strings, paths and dataclasses as JSON; NaN and infinities become null.
 
-    Args:
-        value: Nested dicts, lists, numbers, strings, paths and dataclasses. NaN and infinities become null.
-        indent: Spaces per level. None: everything on one line.
+    `indent` is spaces per level; None: everything on one line. Characters outside ASCII are escaped unless standard
+    output is UTF-8.
     """
     from pydantic_core import to_jsonable_python
 

@@ -195,14 +195,10 @@ class Column(Sequence[Cell]):
 def columns_of(
     rows: datasets.Dataset, decoders: Mapping[str, Callable[[Cell], Cell] | None] | None = None
 ) -> dict[str, Column]:
-    """Return name -> column, for every column of a dataset.
+    """Return name -> column, for every column of a dataset without a format.
 
-    This takes time linear in the number of columns. `Dataset.select_columns` would copy the description of all columns
-    for each column.
-
-    Args:
-        rows: The dataset, without a format.
-        decoders: Column name -> function from a cell to an item. None, or a name that is missing: items are cells.
+    `decoders` is column name -> function from a cell to an item; without one, items are cells. This takes time linear
+    in the number of columns. `Dataset.select_columns` would copy the description of all columns for each column.
     """
     import datasets
 

@@ -169,11 +169,8 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
     """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
 
-    Raises LaminaError if an example cannot be read, for example a damaged image.
-
-    Args:
-        jobs: The batches to prepare.
-        num_workers: Number of processes that prepare batches. 0: this process.
+    They are prepared by `num_workers` processes; 0: this one. Raises LaminaError if an example cannot be read, for
+    example a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:

@@ -172,14 +172,10 @@ def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
 
 
 def clear(folder: Path, which: str) -> list[Entry]:
-    """Remove entries from the cache folder, and the unfinished entries of processes that died.
+    """Remove entries from the cache folder, and the unfinished entries of processes that died; return removed entries.
 
-    Raises UnknownNameError if no key begins with `which`; ConfigError if several keys begin with `which`; CacheError if
-    the folder cannot be read or written.
-
-    Args:
-        folder: The cache folder.
-        which: The key of an entry, the beginning of a single key, or "all".
+    `which` is the key of an entry, the beginning of a single key, or "all". Raises UnknownNameError if no key begins
+    with `which`; ConfigError if several keys do; CacheError if the folder cannot be read or written.
 
     Returns:
         The entries that were removed.

@@ -125,11 +125,9 @@ class Encoded:
         return int(self._tokens["input_ids"][window][position])
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return windows as the arguments of a model: tensors (int64) `[batch, tokens]`, padded on the right.
+        """Return windows, by index, as a model's arguments: tensors (int64) `[batch, tokens]`, padded on the right.
 
-        Args:
-            rows: Indices of the windows, at least one.
-            fill: Padding value of each argument; an argument that is missing here is padded with 0.
+        `fill` is the padding value of each argument; an argument that is missing there is padded with 0.
         """
         return {key: pad(tokens.read_rows(rows), fill.get(key, 0)) for key, tokens in self._tokens.items()}
 

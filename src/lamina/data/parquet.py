@@ -125,13 +125,9 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
     """Read a Parquet file as a dataset.
 
-    Raises DataError if the file is missing or is not a Parquet file.
-
-    Args:
-        path: The file.
-        column: A column of images or audio clips. If its cells are objects with "bytes" or "path", the column gets the
-            type `feature`, so that cells are decoded when they are read.
-        feature: Name of a type of `datasets`: "Image" or "Audio".
+    If the cells of `column` are objects with "bytes" or "path", it gets the type `feature` of `datasets` ("Image" or
+    "Audio"), so that cells are decoded when they are read. Raises DataError if the file is missing or is not a Parquet
+    file.
     """
     import datasets
 

@@ -401,13 +401,9 @@ def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two text files with corresponding lines as a table of two columns; blank lines are rows too.
+    """Read two text files with corresponding lines as a table with the two `columns`; blank lines are rows too.
 
     Raises DataError if there are not two files, a file is missing, or they have different numbers of lines.
-
-    Args:
-        paths: The source file and the target file.
-        columns: Names of the columns for the lines of the two files.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")

@@ -398,14 +398,10 @@ _ROWS = 256  # rows that are unpacked at a time
 def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], tuple[int, ...]]:
     """Return a temporary file with the numbers of a column as float32, and the shape of the column.
 
+    The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists.
     Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
     is collected, or the process ends. Raises DataError if there is no such column, or a cell has another shape;
     StoreError if the disk for temporary files is too small.
-
-    Args:
-        path: The Parquet file.
-        column: A column whose cells are nested lists of numbers.
-        shape: The shape of the column, the rows first, then the lists.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
     file = NamedTemporaryFile(prefix="lamina-states-", suffix=".bin")  # noqa: SIM115  it lives as long as its states

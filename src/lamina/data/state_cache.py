@@ -180,10 +180,7 @@ def open_states(
 def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | None = None) -> str | None:
     """Return why readers cannot use cached hidden states, as a phrase for a message; None if they can.
 
-    Args:
-        bank: The bank.
-        names: Names of the readers.
-        inputs: The encoded examples. None: only the readers are checked.
+    Without `inputs`, the encoded examples, only the readers are checked.
     """
     if bank.train_base:
         return "the model is trained too, so its states change"

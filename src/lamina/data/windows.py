@@ -95,13 +95,10 @@ def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> I
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
     """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
 
-    A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
+    `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
+    token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
     the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a different number of
     texts, or there are no offsets.
-
-    Args:
-        encoded: The texts, tokenised with offsets.
-        words: The characters (start, end) of each word of each text, from left to right.
     """
     words = list(words)
     begun = bytearray(sum(map(len, words)))  # word -> whether its first token was yielded

@@ -212,12 +212,8 @@ def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], n
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
-    Raises DataError if y is None, has another length, or holds anything but finite numbers.
-
-    Args:
-        y: One finite number per text.
-        texts: The texts; y must have as many rows.
-        op: Name of the calling method, which begins the error messages.
+    Raises DataError, which names the method `op`, if y is None, has another length than the texts, or holds anything
+    but finite numbers.
     """
     check_given(y, op)
     with data_errors(op):

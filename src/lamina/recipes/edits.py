@@ -123,15 +123,11 @@ def is_applied(edit: str, arguments: Arguments) -> bool:
 
 
 def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], *, seed: int, where: str) -> None:
-    """Apply edits to a model, in place and in order.
+    """Apply edits, each a name with its arguments, to a model, in place and in order.
 
-    Raises LaminaError if an edit cannot be applied to the model. Earlier edits stay applied.
-
-    Args:
-        model: The model.
-        edits: The name and the arguments of each edit.
-        seed: Seed of the edits' random weights; each edit has its own random numbers.
-        where: Source of the edits, for messages, such as "recipe, methods.new".
+    The seed decides random weights; each edit has its own random numbers. `where` is the source of the edits for
+    messages, such as "recipe, methods.new". Raises LaminaError if an edit cannot be applied to the model. Earlier edits
+    stay applied.
     """
     for number, (name, arguments) in enumerate(edits):
         random = {}

@@ -158,12 +158,8 @@ def grid_of(spec: RunSpec) -> dict[str, object]:
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
     """Return a copy of a recipe with a sweep's values in the grid of every reader or method that has the key.
 
-    Raises UnknownNameError if no reader or method has a key, and ConfigError if a value is not allowed.
-
-    Args:
-        recipe: The recipe, which is not changed.
-        sweeps: Key -> values, which replace the grid's values for the key. A key may be short, such as "alpha" for
-            "fusion.alpha".
+    A key of `sweeps` may be short, such as "alpha" for "fusion.alpha". Raises UnknownNameError if no reader or method
+    has a key, and ConfigError if a value is not allowed.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have
@@ -184,15 +180,10 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
 def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None = None) -> Recipe:
     """Return a copy of a recipe that runs only some of its runs.
 
-    Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
-    Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches all keys, or a grid
-    of the recipe sets the seeds.
-
-    Args:
-        recipe: The recipe, which is not changed.
-        only: "task", "method" or a key of a grid -> patterns, as `read_only` returns them. Empty: the recipe's
-            patterns.
-        seeds: Number of seeds, from 0. None: the recipe's.
+    `only` has patterns, as `read_only` returns them (empty: the recipe's); `seeds` is the number of seeds, from 0
+    (None: the recipe's). Runs keep the names that they have in the whole recipe, so that several parts can be run into
+    one output folder. Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches
+    all keys, or a grid of the recipe sets the seeds.
     """
     changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
     if seeds is not None:

@@ -56,13 +56,8 @@ def fit_batches(
 ) -> list[FittedBatch]:
     """Return the largest batches that fit a GPU, with as many rows per optimizer step as the recipe says.
 
+    `planned` are all runs, `tasks` has the copies of the tasks whose data was read, and each GPU has `memory_bytes`.
     Raises ConfigError if not even one row fits; the message says how much it needs.
-
-    Args:
-        recipe: The recipe.
-        planned: All of its runs.
-        tasks: Task name -> copies of the task, for the tasks whose data was read.
-        memory_bytes: Memory of each GPU.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 
@@ -156,18 +151,11 @@ def fitted_batches(
     memory_bytes: int,
     folder: Path | None = None,
 ) -> dict[str, Batches]:
-    """Return run name -> batches that fit; the rows of an optimizer step stay the same.
+    """Return run name -> batches that fit into `memory_bytes` of a GPU; the rows of an optimizer step stay the same.
 
     Batches of runs that are resumed are those that their output folder already has: the free memory may have changed,
     and a run goes on with the batches that it began with. Raises ConfigError if not even one row fits, and StoreError
     if the batches in the output folder cannot be read.
-
-    Args:
-        recipe: The recipe.
-        specs: All of its runs by name.
-        outlines: Task name -> its number of rows and tokens.
-        memory_bytes: Memory of each GPU.
-        folder: The output folder. None: there is none.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

@@ -67,13 +67,9 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
-    Raises DataError if the data cannot be read, or does not fit the task; ConfigError if a limit or another value is
-    not allowed; UnknownNameError if the task does not have the metric that the recipe names.
-
-    Args:
-        name: Name of the task.
-        recipe: The task in the recipe.
-        data: Folder of the data, as for `load_tasks`.
+    `data` is the folder of the data, as for `load_tasks`. Raises DataError if the data cannot be read, or does not fit
+    the task; ConfigError if a limit or another value is not allowed; UnknownNameError if the task does not have the
+    metric that the recipe names.
     """
     options = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens", "image_size"})
     # rows that are held out below are limited afterwards, not the rows of the original validation split

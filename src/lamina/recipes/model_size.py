@@ -110,10 +110,8 @@ class ModelSize:
     def row(self, tokens: int, target: int) -> int:
         """Return parameters x tokens for a pass over one row, summed over all parts of the model except embeddings.
 
-        Args:
-            tokens: Tokens of the row, which the first stack reads.
-            target: Tokens of the text to generate, which all parts after the first stack read. 0: these parts read the
-                tokens of the row.
+        The first stack reads `tokens` tokens. All parts after it read `target` tokens, those of the text to generate;
+        0: they read the tokens of the row.
         """
         first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
@@ -130,13 +128,9 @@ class ModelSize:
         return sum(sum(self.blocks[name]) for name in before) + sum(self.blocks[last][: deepest[last]])
 
     def edited(self, edits: Sequence[tuple[str, Arguments]], *, where: str) -> EditSize:
-        """Return how edits change the model's size, found by applying them to a copy of the model.
+        """Return how edits (names and arguments) change the model's size, found by applying them to a copy.
 
-        Raises LaminaError if an edit cannot be applied.
-
-        Args:
-            edits: The name and the arguments of each edit.
-            where: Source of the edits, for error messages.
+        Raises LaminaError, which tells `where` the edits come from, if an edit cannot be applied.
         """
         # models that differ in their heads share results, unless a list of parts to train may name parts of the head
         names_parts = any(isinstance(arguments.get("train"), list) for _, arguments in edits)
@@ -187,13 +181,10 @@ class ModelSize:
         return self._kept[key]
 
     def activations(self, edits: Sequence[tuple[str, Arguments]], shape: RowShape) -> BatchBytes:
-        """Return the memory for the gradients of a batch, when the edited model itself is trained.
+        """Return the memory for the gradients of a batch, when the model with these edits is trained itself.
 
-        It counts what autograd saves in float32, attention without fused kernels, and is an upper limit.
-
-        Args:
-            edits: The name and the arguments of each edit.
-            shape: Tokens, or size of an image, of each row.
+        `shape` is the tokens, or the size of an image, of each row. It counts what autograd saves in float32, attention
+        without fused kernels, and is an upper limit.
         """
         key = (json.dumps([edits]), shape)
         if key not in self._kept:
@@ -221,11 +212,9 @@ class Sizes:
         self.config, self._key = config, config.to_json_string(use_diff=False)
 
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-        """Return the sizes of the model with the head of an auto class of transformers.
+        """Return the sizes of the model with the head of an auto class of transformers, named by the class.
 
-        Args:
-            auto_class: Name of the auto class, such as "AutoModelForSequenceClassification".
-            labels: Class names of the head. Empty: the class names in the config.
+        `labels` are the class names of the head; empty: those in the config.
         """
         built = _models.setdefault((self._key, auto_class), {})
         if len(labels) not in built:
@@ -331,14 +320,7 @@ class SizedRun:
 def sized_runs(
     recipe: Recipe, specs: Mapping[str, RunSpec], outlines: Mapping[str, TaskOutline], sizes: Sizes
 ) -> list[SizedRun]:
-    """Return the runs of a recipe with their sizes.
-
-    Args:
-        recipe: The recipe.
-        specs: Its runs by name.
-        outlines: Task name -> its number of rows and tokens.
-        sizes: Sizes of the recipe's model.
-    """
+    """Return the runs of a recipe with their sizes; `outlines` is task name -> its number of rows and tokens."""
     heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
     base_class = next((head for head in heads if head != "AutoModel"), "AutoModel")  # of the model that readers share
     return [SizedRun(recipe, spec, outlines[spec.task], sizes, base_class) for spec in specs.values()]

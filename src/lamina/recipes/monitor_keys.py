@@ -54,15 +54,10 @@ class MonitorRecipe(Strict):
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
-    """Check that a monitor's task and reader exist and are in one bank.
+    """Check that a monitor's task and reader exist (`readers`: task name -> reader names) and are `shared` in one bank.
 
     Raises ConfigError if each reader or method is trained on its own model, or the reader is missing; ValidationError
     if the task or the reader does not exist; it says where.
-
-    Args:
-        monitor: The keys of the monitor.
-        readers: Task name -> names of its readers.
-        shared: Whether all readers share one bank.
     """
     if not shared:
         raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")
@@ -84,15 +79,9 @@ def add_monitors(
 ) -> list[TableRow]:
     """Calibrate a recipe's monitors on a trained bank, store them in it, and return a row of rates for each.
 
-    Raises ConfigError if a monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError
-    if the reader does not have a flagged label, or the task no such split.
-
-    Args:
-        bank: The bank.
-        monitors: Monitor name -> keys.
-        specs: Run name -> run, for every reader.
-        tasks: Task name -> task.
-        rows: Rows of results. If a reader has several runs, the one with the best validation score is watched.
+    If a reader has several runs, the one with the best validation score in the rows of results is watched. Raises
+    ConfigError if a monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError if the
+    reader does not have a flagged label, or the task no such split.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():

@@ -41,15 +41,11 @@ _MEASURED = 2000  # number of texts of each task whose length is measured, about
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Check that the runs of a recipe can write to the output folder and use the cache.
+    """Check that the runs of a recipe can write to the output folder (None: no output) and use the cache.
 
-    Raises StoreError if the output folder cannot be written, or holds something that would be overwritten; CacheError
-    if `cache` is "on" and states cannot be cached: the model is trained too, or the cache folder cannot be read.
-
-    Args:
-        recipe: The recipe.
-        specs: All of its runs by name.
-        folder: The output folder, in which nothing is changed. None: nothing will be written.
+    Nothing in the folder is changed. Raises StoreError if the output folder cannot be written, or holds something that
+    would be overwritten; CacheError if `cache` is "on" and states cannot be cached: the model is trained too, or the
+    cache folder cannot be read.
     """
     is_separate = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if is_separate else claimed_output(dict(specs), folder):
@@ -73,13 +69,9 @@ def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
     """Apply the edits of every run to a model without weights, to check that they can be applied.
 
-    Nothing is checked if the recipe's model was edited before it was saved, because such a model cannot be built from
-    its config alone. Raises LaminaError if an edit cannot be applied.
-
-    Args:
-        recipe: The recipe.
-        specs: All of its runs by name.
-        tasks: Task name -> copies of the task; the first copy gives the labels of the model's head.
+    The first copy of a task gives the labels of the model's head. Nothing is checked if the recipe's model was edited
+    before it was saved, because such a model cannot be built from its config alone. Raises LaminaError if an edit
+    cannot be applied.
     """
     edited = [spec for spec in specs.values() if spec.edits]
     if not edited or read_record(recipe.model, recipe.revision)[1]:
@@ -107,15 +99,9 @@ def check_model(
 ) -> None:
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    Per run, the parameter names in its options are looked up in the model, and the first rows of its task are encoded.
-    Raises LaminaError if weights or the processor are missing, or an option or row does not fit. A note of the error
-    names the run.
-
-    Args:
-        recipe: The recipe.
-        specs: All of its runs by name.
-        models: Run name -> the run's model, without weights.
-        tasks: Task name -> copies of the task. Tasks that are missing here are not encoded.
+    `models` is run name -> the run's model, without weights. Per run, the parameter names in its options are looked up
+    in the model, and the first rows of its task are encoded, if `tasks` has it. Raises LaminaError if weights or the
+    processor are missing, or an option or row does not fit. A note of the error names the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)
@@ -141,12 +127,9 @@ def check_model(
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
     """Return task name -> `TaskOutline` with sizes, and task name -> task for the tasks whose data was read.
 
-    Raises DataError if data cannot be read or used, and ConfigError if the recipe evaluates on a split that a task does
-    not have.
-
-    Args:
-        recipe: The recipe.
-        data: Folder of the data, as for `load_tasks`. None: presets are not read; their published sizes are used.
+    `data` is the folder of the data, as for `load_tasks`; None: presets are not read, and their published sizes are
+    used. Raises DataError if data cannot be read or used, and ConfigError if the recipe evaluates on a split that a
+    task does not have.
     """
     chosen = recipe.chosen_tasks
     local = {name: body for name, body in chosen.items() if data is not None or body.preset is None}

@@ -520,12 +520,9 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = Fa
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Check that everything that a recipe's tables and figures refer to exists in the recipe.
 
-    Raises ValidationError if something does not exist, or scores of several tasks would be mixed; it says where.
-
-    Args:
-        recipe: The recipe.
-        whole: True: also check the values that axes rename, and the rows and columns of published numbers. False for a
-            recipe in which a sweep has replaced values.
+    `whole` also checks the values that axes rename, and the rows and columns of published numbers; it is False for a
+    recipe in which a sweep has replaced values. Raises ValidationError if something does not exist, or scores of
+    several tasks would be mixed; it says where.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):

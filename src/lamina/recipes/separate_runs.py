@@ -96,14 +96,10 @@ class SeparateRuns:
         return done
 
     def end(self, cell: Cell, state: State) -> None:
-        """Save the results of a finished run, keep its model if the recipe says so, and remove its checkpoints.
+        """Save a finished run's results, from `_Session.train_one`, and its model if it is kept; remove checkpoints.
 
-        Args:
-            cell: The cell of the run.
-            state: The results, from `_Session.train_one`.
-
-        Raises:
-            StoreError: If the run's model is missing (its worker wrote it elsewhere), or the folder cannot be written.
+        Raises StoreError if the run's model is missing (its worker wrote it elsewhere), or the folder cannot be
+        written.
         """
         self._note_score(cell.name, state)
         if rank() == 0:
@@ -177,14 +173,8 @@ class SeparateRuns:
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
         """Save the model of a run that was just trained, if all models are kept or this one may be the best.
 
-        It is called in the process that trained the model, which may not know the scores of all other runs. `end`
-        decides later.
-
-        Args:
-            name: The name of the run.
-            model: The trained model.
-            processor: The model's processor, which is saved too.
-            row: The run's row of results, with "metric" and "score".
+        `row` is the run's row of results, with "metric" and "score". This is called in the process that trained the
+        model, which may not know the scores of all other runs. `end` decides later.
         """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):

@@ -300,15 +300,11 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
 
 def draw_curves(figure: Curves, path: Path | str) -> Path:
-    """Draw a figure of a run's report as a chart of curves, and return the path of the file.
+    """Draw a figure of a run's report as a chart of curves in a `.png`, `.svg` or `.html` file, and return its path.
 
     Each point is drawn with its 95 % interval or, if it averages two runs, with both scores. A method without a value
     on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix; DataError if
     there are no points; MissingExtraError if the packages of `lamina[report]` are not installed.
-
-    Args:
-        figure: A figure of a run's report.
-        path: File to write; ends in `.png`, `.svg` or `.html`.
     """
     rows = curve_rows(figure)
     path = checked_path("figure", path, rows, ("facet", "series", "x", "mean"))

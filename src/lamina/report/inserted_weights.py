@@ -51,14 +51,10 @@ class InsertedWeight:
 
 
 def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = None) -> list[InsertedWeight]:
-    """Return the weights of a model's inserted layers before and after training, in the order of the model.
+    """Return the weights of a trained model's inserted layers before and after training, in the order of the model.
 
-    Raises ConfigError if the model has no inserted layers, or `start` has others.
-
-    Args:
-        model: The model after training.
-        start: The model before training. None: the initial weights are computed again, from the seeds in the model's
-            record of edits.
+    `start` is the model before training; None: the initial weights are computed again, from the seeds in the model's
+    record of edits. Raises ConfigError if the model has no inserted layers, or `start` has others.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):
@@ -145,15 +141,10 @@ def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
 def chosen_weight(
     weights: Sequence[InsertedWeight], layer: int | None = None, projection: str | None = None, stack: str | None = None
 ) -> InsertedWeight:
-    """Return the first inserted weight with the given stack, layer and projection.
+    """Return the first inserted weight with the given stack, layer (from 1) and projection; None: any.
 
-    Raises UnknownNameError if no weight fits; the message lists the stacks, layers or projections that exist.
-
-    Args:
-        weights: The weights, from `inserted_weights`.
-        layer: Number of the block, from 1. None: any.
-        projection: Path of the projection within the block, or the end of that path, such as "query". None: any.
-        stack: Name of the stack. None: any.
+    The projection is its path within the block, or the end of that path, such as "query". Raises UnknownNameError if no
+    weight fits; the message lists the stacks, layers or projections that exist.
     """
     for field, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
         fitting = [weight for weight in weights if wanted is None or _fits(getattr(weight, field), wanted)]

@@ -337,17 +337,9 @@ async def _predictions(
 ) -> list[Prediction]:
     """Return the answers about the examples of a request, in their order.
 
-    Single texts and pairs of texts are queued separately, because they cannot share a batch.
-
-    Args:
-        scheduler: Has the time limit, in its settings.
-        ask: Called with examples of one kind, which it queues; returns a future of their answers.
-        examples: Texts and pairs, or files.
-        request: The client's request.
-
-    Raises:
-        HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.
-        LaminaError: If the request fails.
+    `ask` queues examples of one kind, and returns a future of their answers: single texts and pairs of texts are queued
+    separately, because they cannot share a batch. Raises LaminaError if the request fails, and HTTPException with
+    status 499 if the client disconnects, 503 after `request_timeout` seconds.
     """
     is_pair = [isinstance(example, tuple) for example in examples]
     parts = [[row for row, pair in enumerate(is_pair) if pair == kind] for kind in sorted(set(is_pair))]

@@ -151,13 +151,7 @@ def _strings(data: bytes, size: int) -> list[str]:
 
 
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
-    """Return a response: JSON, followed by the bytes of the outputs that are named in `binary`.
-
-    Args:
-        found: The response without its outputs.
-        outputs: The outputs, with their data.
-        binary: Names of outputs.
-    """
+    """Return a response: `found` and the outputs as JSON, then the bytes of the outputs named in `binary`."""
     if not binary:
         return {**found, "outputs": outputs}
     data: list[bytes] = []
@@ -183,14 +177,7 @@ def packed(output: OutputTensor) -> bytes:
 
 
 def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
-    """Return KServe's description of a model: its inputs and outputs.
-
-    Args:
-        bank: The readers.
-        model: Name of the model.
-        tasks: Names of the readers that are the model's outputs. None: all.
-        version: The model's version.
-    """
+    """Return KServe's description of a model: its version, its inputs, and the readers `tasks` (None: all)."""
     outputs: list[OutputMetadata] = []
     for task in tasks or [*bank]:
         head = bank[task].config.head
@@ -232,12 +219,7 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 
 
 def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task, with the answers about several texts.
-
-    Args:
-        bank: The readers, whose labels are the columns.
-        answers: For each text task -> prediction; at least one text.
-    """
+    """Return one tensor per task, with the answers (task -> prediction) about texts; labels are the columns."""
     return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
 
 
@@ -255,13 +237,7 @@ def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> 
 
 
 def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
-    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model too.
-
-    Args:
-        app: The application.
-        scheduler: Answers the requests.
-        name: Name of the bank.
-    """
+    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model too."""
 
     def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
         """Return what is served, the names of the readers of a model (None: all), and the model's version.

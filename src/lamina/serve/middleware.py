@@ -51,11 +51,7 @@ class Refusal(NamedTuple):
 
 @final
 class HeadAsGet:
-    """ASGI middleware that answers HEAD as GET, without the body.
-
-    Args:
-        app: The application behind it.
-    """
+    """ASGI middleware that answers HEAD as GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -76,9 +72,7 @@ class HeadAsGet:
 class RootPath:
     """ASGI middleware for POST at `/`, the default address of clients of Hugging Face's servers.
 
-    Args:
-        app: The application behind it.
-        target: Returns the path that answers in place of `/`.
+    `target` returns the path that answers in place of `/`.
     """
 
     def __init__(self, app: ASGIApp, target: Callable[[], str]) -> None:
@@ -97,10 +91,6 @@ class RequestGuard:
     """ASGI middleware that refuses requests by their key, size or depth. Others are passed on with the whole body.
 
     It also adds headers to every response that forbid caching the response and guessing its type.
-
-    Args:
-        app: The application to which requests are passed on.
-        settings: Keys and limits.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -179,13 +169,10 @@ class RequestGuard:
         return b"".join(parts)
 
     def _checked(self, body: bytes, json_bytes: int | None) -> bytes | Refusal:
-        """Return a body with "\ufffd" in place of lone surrogates, which no response can repeat; or a refusal.
+        """Return a body with "�" in place of lone surrogates, which no response can repeat; or a refusal.
 
-        A body is refused if its JSON is not in UTF-8, is nested too deeply, or has an object with a key twice.
-
-        Args:
-            body: The body.
-            json_bytes: Size of the JSON at the start, if binary data follow it. None: the whole body is JSON.
+        `json_bytes` is the size of the JSON at the start, if binary data follow it. A body is refused if its JSON is
+        not in UTF-8, is nested too deeply, or has an object with a key twice.
         """
         part, data = body[:json_bytes], b"" if json_bytes is None else body[json_bytes:]
         if not json.detect_encoding(part).startswith("utf-8"):

@@ -70,13 +70,9 @@ def _told(error: Mapping[str, Any]) -> str:
 
 
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
-    """Return the body of an error response.
+    """Return the body of an error response for a path within the application, with the error's text and fixed type.
 
-    Args:
-        path: The path of the request, within the application.
-        error: The error as text.
-        error_type: A fixed name for this kind of error.
-        param: The key of the request that is wrong. None: no single key is.
+    `param` is the key of the request that is wrong, if a single one is.
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}
@@ -87,14 +83,8 @@ def problem_body(path: str, error: str, error_type: str, param: str | None = Non
 async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], timeout_s: float | None = None) -> AnswerT:
     """Wait for `answer` and return its result; cancel `answer` if the client disconnects or the time is up.
 
-    Args:
-        request: The request of the client. Its body must have been read, so that only a disconnect is left to receive.
-        answer: A future or coroutine.
-        timeout_s: Maximum seconds to wait. None: no limit.
-
-    Raises:
-        HTTPException: With status 499 if the client disconnects, 503 if the time is up.
-        Exception: An error that `answer` raises.
+    The body of the request must have been read, so that only a disconnect is left to receive. Raises HTTPException with
+    status 499 if the client disconnects, 503 after `timeout_s` seconds, and any error that `answer` raises.
     """
     waiting = asyncio.ensure_future(answer)
     disconnect = asyncio.ensure_future(_disconnected(request))

@@ -145,13 +145,7 @@ class Reloader:
 
 
 def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:
-    """Add the routes under `/readers` that change the readers. `RequestGuard` requires the admin key for all of them.
-
-    Args:
-        app: The application.
-        reloader: Carries out the changes.
-        scheduler: The scheduler whose readers are listed.
-    """
+    """Add the routes under `/readers` that list and change readers. `RequestGuard` requires the admin key for all."""
 
     def response(served: ServedBank) -> ReadersChanged:
         return ReadersChanged(bank_version=served.number, readers={n: served.versions[n] for n in served.bank})

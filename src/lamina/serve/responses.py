@@ -55,11 +55,8 @@ class Moderation(TypedDict):
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
     """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
 
-    Raises ConfigError if the examples are not all texts, or all files of one kind, or a file is not Base64.
-
-    Args:
-        inputs: A text, a file, or a list.
-        pairs: Called if `inputs` is a flat list of two texts; returns whether these are a pair.
+    `pairs` is called if `inputs` is a flat list of two texts; it returns whether these are a pair. Raises ConfigError
+    if the examples are not all texts, or all files of one kind, or a file is not Base64.
     """
     if isinstance(inputs, str | FileInput):
         return [_example(inputs)], True
@@ -72,14 +69,10 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 
 
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
-    """Return whether readers treat two texts as a pair: they do if they were trained on pairs.
+    """Return whether readers (None: all that read text) treat two texts as a pair: if they were trained on pairs.
 
     Raises UnknownNameError if a reader does not exist, and ConfigError if some of the readers were trained on pairs,
     and others were not.
-
-    Args:
-        bank: The readers.
-        tasks: Names of the readers that are asked. None: all that read text.
     """
     names = readers_of(bank, tasks, ["", ""])
     learnt = [name for name in names if learnt_pairs(bank[name])]
@@ -100,12 +93,9 @@ def _example(part: str | Sequence[str] | FileInput) -> Example:
 
 
 def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON | list[LabelScore]:
-    """Return the answer about one text in the shape of text-embeddings-inference.
+    """Return the answer about one text in the shape of text-embeddings-inference, at most `top_k` labels per task.
 
-    Args:
-        answer: Task -> prediction.
-        only_task: Name of the task whose prediction is returned alone. None: return a mapping of all tasks.
-        top_k: Maximum number of labels per task. None: all.
+    The prediction of `only_task` is returned alone; None: a mapping of all tasks.
     """
     if only_task is not None:
         return _ranked(answer[only_task], top_k)
@@ -168,11 +158,9 @@ def scores_whole_texts(head: HeadConfig) -> bool:
 
 
 def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return category -> score of one text. A multi-label task has a category "task/label" for each of its labels.
+    """Return category -> score of one text, for the result of `categories_of`.
 
-    Args:
-        answer: Task -> prediction, with probabilities.
-        categories: The result of `categories_of`.
+    A multi-label task has a category "task/label" for each of its labels.
     """
     scores: dict[str, float] = {}
     for task, labels in categories.items():
@@ -183,11 +171,9 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
 
 def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
-    """Return the response of OpenAI's moderation endpoint; a score of at least 0.5 flags a text in a category.
+    """Return the response of OpenAI's moderation endpoint for texts, each given as category -> score.
 
-    Args:
-        scored: For each text, category -> score.
-        model: Name of the model in the response.
+    A score of at least 0.5 flags a text in a category.
     """
     results: list[ModerationResult] = []
     for scores in scored:

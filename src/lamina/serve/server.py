@@ -28,11 +28,7 @@ _TOO_SLOW = (
 def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
     """Return a uvicorn server for an application; it is not started yet, `run` starts it.
 
-    Args:
-        app: The application that `create_app` returned.
-        settings: The settings of the application; its time limits apply to the server too.
-        host: Address to listen on.
-        port: Port to listen on. 0: any free one.
+    The time limits of the application's settings apply to the server too. Port 0 is any free one.
     """
     config = uvicorn.Config(
         app,

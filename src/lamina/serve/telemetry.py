@@ -58,9 +58,6 @@ class RequestSpans:
 
     A span has the method, the route, the status and the names of the readers that answer. Texts, files and error
     messages, which may repeat a text, are not recorded. If the process has no tracer provider, nothing is recorded.
-
-    Args:
-        app: The application to which requests are passed on.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -181,13 +178,7 @@ class ServerMetrics:
             self._answers.labels(task).inc(timing.texts)
 
     def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
-        """Record a generated text.
-
-        Args:
-            first_s: Seconds from the request to the first token.
-            next_s: Mean seconds per further token; not recorded if there is none.
-            tokens: Number of tokens.
-        """
+        """Record a generated text: seconds until the first token, and mean seconds per further token, if any."""
         self._first.observe(first_s)
         if tokens > 1:
             self._next.observe(next_s)
@@ -211,12 +202,7 @@ class ServerMetrics:
 
 @final
 class RequestMetrics:
-    """ASGI middleware that counts and times requests by path and status, including refused requests.
-
-    Args:
-        app: The application to which requests are passed on.
-        metrics: Where requests are recorded.
-    """
+    """ASGI middleware that counts and times requests by path and status, including refused requests."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app, self._metrics = app, metrics

@@ -61,15 +61,11 @@ def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
 
 
 def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Example]) -> tuple[str, ...]:
-    """Return the names of the readers that answer about `examples`, in the order of the bank.
+    """Return the names of the readers that answer about `examples`, all of one kind, in the order of the bank.
 
-    Raises UnknownNameError if a name in `tasks` is not a reader of the bank, and ConfigError if `tasks` is empty, a
-    named reader does not read such examples, or no reader does.
-
-    Args:
-        bank: The readers.
-        tasks: Names of readers; None: all readers that read this kind of example (text, image or audio).
-        examples: At least one example; all are of one kind.
+    Without `tasks`, they are all readers that read this kind (text, image or audio). Raises UnknownNameError if a name
+    in `tasks` is not a reader of the bank, and ConfigError if `tasks` is empty, a named reader does not read such
+    examples, or no reader does.
     """
     check_known("serve", tasks or (), bank, "task")
     medium = examples[0].medium if isinstance(examples[0], Upload) else TEXT
@@ -86,14 +82,9 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
 def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -> Sequence[Example]:
     """Return the examples with `Upload.size` filled in from the files' headers; texts are returned unchanged.
 
-    Only headers are read, so a small file that would decode to gigabytes is refused before it is decoded. Raises
-    DataError if a file is not an image or an audio file of a known format, and TooLargeError if all files together have
-    more than 2**26 pixels or audio samples.
-
-    Args:
-        bank: The readers.
-        names: The readers that will answer, as `readers_of` returned them.
-        examples: The examples of a request.
+    `names` are the readers that will answer, as `readers_of` returned them. Only headers are read, so a small file that
+    would decode to gigabytes is refused before it is decoded. Raises DataError if a file is not an image or an audio
+    file of a known format, and TooLargeError if all files together have more than 2**26 pixels or audio samples.
     """
     file = _file_class(bank, names[0])
     if file is None:

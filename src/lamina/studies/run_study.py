@@ -145,12 +145,8 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
 def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
     """Load the tasks of a recipe with their rows, and return task name -> task.
 
-    If a task is subsampled with repeats, only the first repeat is returned.
-
-    Args:
-        recipe: The recipe.
-        data: Folder that files and presets are relative to. None: files are relative to the current folder, and presets
-            come from the hub.
+    Files and presets are relative to the folder `data`; None: files are relative to the current folder, and presets
+    come from the hub. If a task is subsampled with repeats, only the first repeat is returned.
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
@@ -175,9 +171,7 @@ def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path 
 def source_of(name: str, data: str | Path | None) -> str:
     """Return where to load a model from: the absolute path of a folder, or else `name` itself as a hub id.
 
-    Args:
-        name: Name that the recipe gives.
-        data: Data folder; a folder `name` is looked for there first, then in the current folder.
+    A folder `name` is looked for in the data folder first, then in the current folder.
     """
     # absolute, so that workers with another current folder find it too
     places = [Path(name)] if data is None else [Path(data) / name, Path(name)]

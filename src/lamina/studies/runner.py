@@ -111,16 +111,10 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
 def encode_rows(
     task: Task, split: Split, model: PreTrainedModel, processor: Processor | None, max_length: int | None
 ) -> Inputs:
-    """Encode the rows of a split for a model, as for prediction: without augmentation.
+    """Encode the rows of a split for a model, as the task's kind does for prediction: without augmentation.
 
-    Raises ConfigError if there is no processor or it does not fit the task, or `max_length` is not possible.
-
-    Args:
-        task: The task, whose kind encodes the rows.
-        split: The rows.
-        model: The model that will read the encoded rows.
-        processor: The model's processor.
-        max_length: Maximum tokens per text. None: what the model allows.
+    `max_length` is the maximum tokens per text; None: what the model allows. Raises ConfigError if there is no
+    processor or it does not fit the task, or `max_length` is not possible.
     """
     # without a processor there is no limit to find, and `encode` says that one is missing
     limit = task.kind.length_limit(model, cast("Processor", processor), max_length)
@@ -148,12 +142,8 @@ def cell_settings(
 ) -> dict[str, JSON]:
     """Return the settings that the rows of all cells of a study depend on, JSON-ready.
 
-    Args:
-        model: The model that the cells start from.
-        tasks: Task name -> task.
-        stack: The stack that the study reads or edits; its name is recorded.
-        training: The training options.
-        **study_options: Options of this study alone, such as `seeds`.
+    They are facts of the model that cells start from and of the tasks, the stack's name, the training options, and
+    `study_options`, those of this study alone.
     """
     facts: dict[str, JSON] = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
     return {**facts, **study_options, **cast("dict[str, JSON]", training), "stack": stack.name}
@@ -162,15 +152,10 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return a stack of a model, and check that its blocks can be edited.
+    """Return a stack of a model (or of the model with this name or folder), and check that its blocks can be edited.
 
-    Raises LaminaError if the stack does not exist, or its blocks cannot be edited.
-
-    Args:
-        model: A model, or the name or folder to load it from. It is not changed.
-        processor: The processor of the model.
-        stack: Name of the stack. None: the only one, or the encoder.
-        op: Name of the study, for error messages.
+    Without `stack`, it is the only one or the encoder. The model is not changed. Raises LaminaError, which names the
+    study `op`, if the stack does not exist, or its blocks cannot be edited.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 

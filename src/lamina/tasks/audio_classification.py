@@ -70,15 +70,12 @@ class LazyAudio(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a clip made from an array or list of samples; None if `entry` is neither.
+        """Return a clip of samples at the feature extractor's rate, or of a mapping with "array" and "sampling_rate".
 
-        Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
-        scale. If there are several channels, the longer axis is time. Raises DataError if a mapping has no
-        "sampling_rate" or one out of range, or the samples have another type.
-
-        Args:
-            name: Name of the clip in error messages.
-            entry: The samples, at the rate of the feature extractor; or a mapping with "array" and "sampling_rate".
+        None if `entry` is neither. Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits
+        are divided by their full scale. If there are several channels, the longer axis is time. Raises DataError,
+        naming the clip `name`, if a mapping has no "sampling_rate" or one out of range, or the samples have another
+        type.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,14 +104,11 @@ class LazyAudio(LazyFile):
         return info.frames * info.channels
 
     def open(self, rate: int, samples: int) -> Samples:
-        """Decode the clip, and return its first samples: float32 between -1 and 1, averaged over the channels.
+        """Decode the clip, and return its first `samples` samples: float32 between -1 and 1, averaged over channels.
 
-        Raises DataError if the clip cannot be decoded, has no samples, or has samples that are NaN or infinite.
-
-        Args:
-            rate: Samples per second of the result. A clip of another rate is resampled by a polyphase filter
-                (`scipy.signal.resample_poly`).
-            samples: Maximum number of samples.
+        A clip whose rate is not `rate` samples per second is resampled by a polyphase filter
+        (`scipy.signal.resample_poly`). Raises DataError if the clip cannot be decoded, has no samples, or has samples
+        that are NaN or infinite.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -253,11 +247,8 @@ def feature_extractor(processor: object) -> Any:
 def sample_limit(processor: object, asked: int | None) -> int:
     """Return the maximum number of samples that are read of each clip.
 
-    Raises ConfigError if `asked` is below 1, or more than the feature extractor reads.
-
-    Args:
-        processor: The feature extractor, or a processor that contains one.
-        asked: The user's limit, in samples. None: 30 seconds, or less if the feature extractor reads less.
+    `asked` is the user's limit; None: 30 seconds, or less if the feature extractor reads less. Raises ConfigError if
+    `asked` is below 1, or more than the feature extractor reads.
     """
     extractor = feature_extractor(processor)
     allowed = _window(extractor)
@@ -406,14 +397,10 @@ class AudioInputs:
         return self._shortest
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return a batch of clips as `input_values` `[batch, samples]` or `input_features`.
+        """Return the clips with the indices `rows` as `input_values` `[batch, samples]` or `input_features`.
 
-        Their mask is included if the model reads one. Raises DataError if a clip cannot be decoded, or the feature
-        extractor fails.
-
-        Args:
-            rows: Indices of the clips.
-            epoch: Not used; clips are the same in every epoch.
+        Their mask is included if the model reads one. Clips are the same in every epoch. Raises DataError if a clip
+        cannot be decoded, or the feature extractor fails.
         """
         clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]

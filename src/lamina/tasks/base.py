@@ -179,11 +179,10 @@ class Inputs(CacheableInputs, Protocol):
     """
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return a batch as the model's arguments: name -> tensor `[batch, ...]`.
+        """Return rows, by their indices, as the model's arguments: name -> tensor `[batch, ...]`.
 
-        Args:
-            rows: Indices of the rows.
-            epoch: Number of the epoch. It seeds masking and augmentation.
+        The number of the epoch seeds masking and augmentation. The arguments include "labels" only if labels are made
+        from the inputs: masked tokens, next tokens, target texts.
 
         Returns:
             The arguments. They include "labels" only if labels are made from the inputs: masked tokens, next tokens,

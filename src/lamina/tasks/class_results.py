@@ -208,16 +208,10 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
 
 
 def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[object], count: int) -> list[WrongAnswer]:
-    """Return the `count` most confident wrong predictions with their texts.
+    """Return at most `count` wrong predictions with their texts, the most confident first; `texts` are all examples.
 
-    In a regression, the predictions with the largest errors come first.
-
-    Equally confident predictions stay in the order of their examples.
-
-    Args:
-        wrong: The wrong predictions, without texts. Only `count` of them are in memory at a time.
-        texts: The texts of all examples.
-        count: Maximum number of rows.
+    In a regression, the predictions with the largest errors come first. Equally confident predictions stay in the order
+    of their examples. Only `count` of the predictions in `wrong` are in memory at a time.
     """
     worst = nlargest(count, wrong, key=lambda answer: (_confidence(answer), -answer["row"]))
     return [_with_text(answer, texts[answer["row"]]) for answer in worst]
@@ -332,13 +326,8 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Sequence[str]) -> Comparison:
     """Compare predicted tags with giving every word the most frequent tag. The bootstrap draws texts.
 
-    Only "span_f1" and "accuracy" are compared, because they can be summed over texts.
-
-    Args:
-        metrics: The metrics of the task.
-        guesses: For each text, the id of the predicted tag of every word.
-        truths: For each text, the id of the true tag of every word.
-        labels: Names of the tags.
+    `guesses` and `truths` hold, for each text, the id of every word's tag. Only "span_f1" and "accuracy" are compared,
+    because they can be summed over texts.
     """
     metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
     always, constant = most_frequent_tag(truths, labels)

@@ -95,16 +95,10 @@ def _has_files(feature: object) -> bool:
 def object_files(
     name: str, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
 ) -> Column:
-    """Return the files in a column of Python objects, without opening them.
+    """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
 
-    Raises DataError if a cell has none of the accepted forms. The message names the row.
-
-    Args:
-        name: Name of the table in messages.
-        cells: The cells, in any form that `LazyFile.of` accepts.
-        column: Name of the column.
-        file_class: Class of the files.
-        folder: The folder from which relative paths start. None: the working directory.
+    Relative paths start from `folder`; None: the working directory. Raises DataError if a cell has none of the accepted
+    forms. The message names the table `name` and the row.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):

@@ -264,13 +264,9 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     """Return the place of a random crop in an image, as (left, top, right, bottom).
 
-    Its area, its aspect ratio (3/4 to 4/3, log-uniform) and its place are random. If ten draws do not fit into the
-    image, the result is the largest crop around the middle with an allowed aspect ratio.
-
-    Args:
-        size: Width and height of the image.
-        rng: Source of random numbers.
-        scale: Smallest and largest fraction of the image's area.
+    Its area, a fraction of the image's between the two of `scale`, its aspect ratio (3/4 to 4/3, log-uniform) and its
+    place are random. If ten draws do not fit into the image, the result is the largest crop around the middle with an
+    allowed aspect ratio.
 
     Source:
         Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
@@ -287,13 +283,9 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
 
 
 def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return the largest crop around the middle of an image with an allowed aspect ratio.
+    """Return the largest crop around the middle of an image with a ratio (width / height) in the range `aspect`.
 
-    The result is (left, top, right, bottom).
-
-    Args:
-        size: Width and height of the image.
-        aspect: Smallest and largest aspect ratio, width divided by height.
+    `size` is the image's width and height; the result is (left, top, right, bottom).
     """
     width, height = size
     wide, high = width, height

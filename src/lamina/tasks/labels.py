@@ -482,13 +482,8 @@ def multi_hot(
 ) -> Iterator[tuple[int, ...]]:
     """Yield each list of a column as 0 and 1 per class. The column's lists hold class names, ids, or 0 and 1 per class.
 
-    Ids follow the rules and errors of `class_ids`.
-
-    Args:
-        table: The table.
-        column: The column of lists.
-        labels: Class names.
-        is_hot: Whether the lists are 0 and 1 per class. None: `hot_width` decides it from this table.
+    `is_hot` says whether they are 0 and 1 per class; None: `hot_width` decides it from this table. Ids follow the rules
+    and errors of `class_ids`.
     """
     if is_hot is None:
         is_hot = hot_width([table], column, labels) is not None
@@ -504,14 +499,9 @@ def multi_hot(
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """Return the column to read: the user's choice, or else `default` or `usual`.
+    """Return the column to read: the user's choice `column`, which equals the argument's `default` if there is none.
 
-    Args:
-        column: The column in the task's arguments. It equals `default` if the user named none.
-        default: Default value of the argument, such as "sentence".
-        usual: Another column name. It is returned if some table has a column `usual` and no table has a column
-            `default`.
-        tables: Split name -> table.
+    In that case `usual` is returned if some table has a column of that name, and no table has a column `default`.
     """
     absent = column == default and not any(default in table.columns for table in tables.values())
     return usual if absent and any(usual in table.columns for table in tables.values()) else column

@@ -119,12 +119,9 @@ def has_nan(best: Sequence[Sequence[float]]) -> bool:
 
 
 def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
-    """Return the tokens found by `best_tokens` as texts with their probabilities.
+    """Return the pairs of id and probability from `best_tokens` as texts with their probabilities.
 
-    Args:
-        best: Pairs of id and probability.
-        processor: The tokenizer, or a processor that has one.
-        strip: Whether to remove the space that many tokens begin with.
+    `strip` removes the space that many tokens begin with.
     """
     tokenizer = tokenizer_of(processor)
     texts: list[str] = [tokenizer.decode([int(number)]) for number, _ in best]

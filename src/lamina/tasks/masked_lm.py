@@ -76,11 +76,9 @@ class Masking:
         return cls(cast("int", tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
-        """Mask tokens of one row.
+        """Mask tokens of one row, chosen by the seed; return the ids for the model to read, and the labels.
 
-        Args:
-            ids: Token ids of the row.
-            seed: Seed of the choice.
+        A label is the original id at each chosen token, and -100 elsewhere.
 
         Returns:
             The ids for the model to read; and the labels: the original id at each chosen token, -100 elsewhere.

@@ -233,14 +233,8 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
 def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
     """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
 
-    Raises DataError if a text has not one prediction per word, there are no words, or "span_f1" is requested and the
-    tags mark no spans (see `marks_spans`).
-
-    Args:
-        metrics: Names of the metrics.
-        predictions: For each text the id of the predicted tag of every word.
-        targets: For each text the id of the true tag of every word.
-        labels: Names of the tags.
+    `predictions` and `targets` hold, for each text, the id of every word's tag. Raises DataError if a text has not one
+    prediction per word, there are no words, or "span_f1" is requested and the tags mark no spans (see `marks_spans`).
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))

@@ -49,14 +49,10 @@ def _has_labels(rows: object, label: str) -> bool:
 
 
 def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
-    """Return the rows of a split as a dataset; or, if they are dicts, as a mapping of columns.
+    """Return the rows of the split `part` as a dataset; or, if they are dicts, as a mapping of columns.
 
-    Raises ConfigError if `source` is neither a dataset nor an iterable of dicts, and DataError if there are no rows.
-
-    Args:
-        part: Name of the split, for messages.
-        source: A dataset, or an iterable of dicts.
-        label: Column of the labels. Arrays in it become lists.
+    Arrays in the column `label` become lists. Raises ConfigError if `source` is neither a dataset nor an iterable of
+    dicts, and DataError if there are no rows.
     """
     import datasets
 

@@ -194,13 +194,8 @@ def utf16_units(text: str) -> list[int]:
 def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
     """Return the (start, end) characters of a span in its text. A span without edges gives every place of its text.
 
-    Raises UnplacedSpanError if the span is not in the text, or the characters there differ from the text that the span
-    states.
-
-    Args:
-        mark: The span.
-        text: The text.
-        units: The list of `utf16_units`, if edges count UTF-16 units. None: edges count characters.
+    `units` is the list of `utf16_units`, if edges count UTF-16 units. Raises UnplacedSpanError if the span is not in
+    the text, or the characters there differ from the text that the span states.
     """
     if mark.edges is None:
         wanted = (mark.text or "").strip()

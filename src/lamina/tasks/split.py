@@ -256,15 +256,9 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows, drawn uniformly without replacement; they keep their order.
+    """Return a split of at most `limit` rows (None: all), drawn uniformly without replacement; they keep their order.
 
-    Raises ConfigError if `limit` is not an int of at least 1.
-
-    Args:
-        split: The split.
-        limit: Maximum number of rows. None: all.
-        seed: Seed of the choice.
-        option: Name of the option in messages.
+    Raises ConfigError, which calls the limit `option`, if it is not an int of at least 1.
     """
     if limit is not None and type(limit) is not int:
         raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
@@ -332,13 +326,9 @@ def as_examples(examples: object) -> list[object]:
 
 
 def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tuple[str, str]]:
-    """Check that a user's examples are all texts, or all pairs of texts, and return them.
+    """Check that a user's examples are all texts, or all pairs (tuples or lists of two texts), and return them.
 
-    Raises ConfigError if an example has another type, or pairs are not allowed.
-
-    Args:
-        raw: The examples; either all of them are texts, or all are pairs (tuples or lists of two texts).
-        pairs: Whether pairs are allowed.
+    Raises ConfigError if an example has another type, or there are pairs and `pairs` does not allow them.
     """
     if len(raw) == 0 or isinstance(raw[0], str):
         for row, text in enumerate(raw):

@@ -241,13 +241,9 @@ class SampleSize:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
-        """Return the number of rows of the subsample.
+        """Return the number of rows of the subsample, given the numbers of classes and of rows to draw from.
 
         Raises ConfigError if the result is below 1 or above `total`, or `per_class` is set and there are no classes.
-
-        Args:
-            classes: Number of classes.
-            total: Number of rows to draw from.
         """
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")

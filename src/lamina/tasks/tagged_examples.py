@@ -190,15 +190,10 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 
 
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
-    """Return the words of each row with their tags.
+    """Return the words of each row with their tags; `default` is the label of spans without a label.
 
     Edges of spans count characters. If some span does not fit that way, and all of them fit as UTF-16 units, they are
     read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
-
-    Args:
-        table: The table of a split.
-        spec: Which columns to read.
-        default: Label of spans without a label.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
@@ -234,10 +229,8 @@ def _placed(
 ) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
     """Return the words and tags of each text, the errors of rows without tags, and the rows whose spans cut words.
 
-    Args:
-        texts: The texts.
-        marks: The spans of each text, or the error that says why they cannot be read.
-        utf16: Whether edges of spans count UTF-16 units.
+    `marks` has the spans of each text, or the error that says why they cannot be read. With `utf16`, edges of spans
+    count UTF-16 units.
     """
     rows: list[_TaggedText] = []
     problems: dict[int, SpanError] = {}

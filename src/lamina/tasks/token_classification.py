@@ -78,14 +78,7 @@ class Pieces:
     def learnt(
         cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
     ) -> Pieces:
-        """Count the tags of words that share a token in texts with labels.
-
-        Args:
-            encoded: The texts as tokens.
-            words: The characters of each word of each text.
-            labels: The label of each word.
-            names: The class names.
-        """
+        """Count the tags of words that share a token, in texts with a label per word; `names` are the class names."""
         flat, further = list(chain.from_iterable(labels)), continued(names)
         counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
         for group in decided_words(encoded, words):
@@ -441,14 +434,10 @@ def _tagged(text: Text) -> str:
 def spans_of_tags(
     tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
 ) -> list[SpanAnswer]:
-    """Return the spans that the tags of a text mark. If tags mark no spans, every word is a span.
+    """Return the spans that the tags of a text's words mark. If tags mark no spans, every word is a span.
 
-    Args:
-        tags: Id of each word's tag.
-        scores: Probability of each word's tag; the score of a span is their mean.
-        labels: The tags' names.
-        text: The text.
-        words: Character range of each word.
+    `tags` are the ids and `scores` the probabilities of the words' tags; the score of a span is the mean. `labels` are
+    the tags' names, and `words` the words' ranges of characters.
     """
     joins, before = marks_spans(labels), ""
     spans: list[SpanAnswer] = []

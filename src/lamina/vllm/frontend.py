@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def install(engine: Frontend, layout: Layout) -> None:
-    """Make a frontend of vLLM check which readers a request chooses, and give its outputs an attribute `lamina`.
-
-    Args:
-        engine: The frontend.
-        layout: The engine's readers.
-    """
+    """Make a frontend of vLLM check which readers a request chooses, and give its outputs an attribute `lamina`."""
     processor = engine.output_processor
     process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
     process_outputs = processor.process_outputs

@@ -183,10 +183,7 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
 async def _remember(results: Results, latest: Latest, choices: int = 1) -> Results:
     """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
-    Args:
-        results: The results, each with the tokens since the one before.
-        latest: Filled with the choices.
-        choices: Number of choices per prompt.
+    Each result has the tokens since the one before. `choices` is the number of choices per prompt.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)

@@ -178,11 +178,7 @@ def _reader_names(what: str, names: object) -> list[str]:
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Raise ConfigError if an engine runs its model in a way that readers do not support.
-
-    Args:
-        config: The config of the engine.
-    """
+    """Raise ConfigError if an engine runs its model in a way that readers do not support."""
     model, parallel = config.model_config, config.parallel_config
     shards = max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size)
     pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)
@@ -201,13 +197,7 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def warn_untried(layout: Layout, version: str, dtype: str) -> None:
-    """Log a warning for a vLLM version that was never tried, or if states have another data type than the bank's.
-
-    Args:
-        layout: The engine's readers.
-        version: Version of vLLM.
-        dtype: Data type in which the engine computes, such as "bfloat16".
-    """
+    """Log a warning for a vLLM version that was never tried, or if states have another data type than the bank's."""
     if version not in TRIED:
         logger.warning("lamina: vLLM %s was not tried with readers; versions that were: %s.", version, ", ".join(TRIED))
     trained = layout.manifest.base.dtype

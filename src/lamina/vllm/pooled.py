@@ -38,12 +38,7 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
-        """Divide tokens into segments.
-
-        Args:
-            slots: Cache slot of each token. Tokens of one block stand together, in the order of their slots.
-            block_size: Number of slots in a block.
-        """
+        """Divide tokens into segments. `slots` are their cache slots; those of one block stand together, in order."""
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
         lengths = np.diff(starts, append=len(slots))
@@ -63,24 +58,16 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens with states that wait to be added to the partial results; adding many at once is faster.
-
-    Args:
-        layers: Layers whose states are needed.
-        block_size: Number of slots in a cache block.
-    """
+    """Tokens with states of some layers that wait to be added to the partial results; adding many at once is faster."""
 
     def __init__(self, layers: Sequence[int], block_size: int) -> None:
         self._layers, self._block_size = layers, block_size
         self._parts: list[tuple[dict[int, Tensor], np.ndarray]] = []
 
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Add tokens of a step. They are copied, because the engine reuses the memory of states and slots.
+        """Add tokens of a step, or those with the indices `rows`, by their states (per layer) and cache slots.
 
-        Args:
-            states: Layer -> states `[tokens, width]`.
-            slots: Cache slot of each token.
-            rows: Indices of the tokens to add, ascending. None: all.
+        They are copied, because the engine reuses the memory of states and slots.
         """
         if rows is None or len(rows) == len(slots):
             self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 @final
 class TextReaders:
-    """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed.
-
-    Args:
-        layout: The readers to run.
-        runner: The model runner.
-    """
+    """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed."""
 
     method: ClassVar[str] = "_pool"
 
@@ -49,9 +44,8 @@ class TextReaders:
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
         """Return request id -> scores, for the texts that end in the step that the model has just computed.
 
-        Args:
-            hidden: The model's output: states of the last layer, of all requests one after the other, then padding.
-            tokens: Number of tokens without padding.
+        `hidden` has the last layer's states of all requests one after the other, `tokens` without the padding at the
+        end.
         """
         batch = self._runner.input_batch
         states = [*self._taps.states(range(self._depth), tokens), hidden[:tokens]]

@@ -50,11 +50,7 @@ class Taps:
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
         """Return copies of layers' states `[tokens, width]` in the last pass. The last layer cannot be read.
 
-        Raises RuntimeError if the last pass did not write every buffer.
-
-        Args:
-            layers: The layers. Layer i is the input of block i.
-            tokens: Number of tokens of the pass.
+        Layer i is the input of block i. Raises RuntimeError if the last pass did not write every buffer.
         """
         states = [self._buffers[layer][:tokens].clone() for layer in layers]
         self.check()

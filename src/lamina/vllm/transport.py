@@ -50,12 +50,10 @@ class _Sender:
         self._monitors: dict[str, RequestMonitors] = {}
 
     def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: Sequence[TokenOutput]) -> None:
-        """Attach scores and verdicts to the outputs of a step.
+        """Attach scores and verdicts to the `EngineCoreOutput`s of a step.
 
-        Args:
-            scores: Request id -> its scores in this step.
-            prompts: Request id -> number of tokens of its prompt, for requests that had not ended before.
-            outputs: The `EngineCoreOutput`s of the step.
+        `scores` are those of each request in this step, and `prompts` the numbers of tokens of the prompts, for
+        requests that had not ended before.
         """
         flagged: dict[str, str] = {}
         for request, prompt in prompts.items():

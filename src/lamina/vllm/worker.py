@@ -105,10 +105,6 @@ class EngineReaders:
     A token that the prefix cache provides is not computed again. Its scores are therefore stored under the number of
     its cache slot, and are read from there when a later request shares the token. Readers of whole prompts store sums
     per cache block instead; see `pooled`.
-
-    Args:
-        layout: Which readers to run, and the order of their scores.
-        runner: vLLM's model runner.
     """
 
     method: ClassVar[str] = "sample_tokens"
@@ -184,11 +180,8 @@ class EngineReaders:
     def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
         """Return which tokens of a step the readers of whole prompts need; None: all of them.
 
-        They answer about prompts. An output can become the start of a later prompt only with a prefix cache.
-
-        Args:
-            scheduled: Number of tokens of each request in the step.
-            ends: Index of the token after the last one of each request.
+        `scheduled` is each request's number of tokens, and `ends` the index after its last one. Readers answer about
+        prompts. An output can become the start of a later prompt only with a prefix cache.
         """
         if self._runner.vllm_config.cache_config.enable_prefix_caching:
             return None
@@ -209,13 +202,9 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
-        """Return the logits of readers that pool whole prompts, if this step ends the prompt; else None.
+        """Return the logits of readers that pool whole prompts, if this step ends the prompt of a request; else None.
 
-        Args:
-            request: Id of the request.
-            table: Its cache blocks.
-            row: Row of the request in the batch.
-            last: Number of tokens of the text that the engine has read.
+        `table` and `row` are its cache blocks, and `last` the number of its tokens that the engine has read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
         if not self._whole or self._buffers is None or request in self._answered or last < prompt:

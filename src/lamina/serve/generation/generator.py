@@ -156,12 +156,9 @@ class TextGenerator:
     def begin(self, request: GenerationRequest, put: Put) -> Generation:
         """Start generating a text in a new thread, and return the `Generation` that controls it.
 
+        `put` is called in that thread with an event for each token, and finally with the end of the text or an error.
         Raises ConfigError if the bank's model does not generate text; OverloadedError if `max_concurrent_generations`
         texts are already being generated, or no thread can be started; ClosedError if the server is shutting down.
-
-        Args:
-            request: What to generate.
-            put: Called in that thread with an event for each token, and finally with the end of the text or an error.
         """
         bank, limit = self._scheduler.bank, self._scheduler.settings.max_concurrent_generations
         check_generates(bank)

@@ -67,12 +67,8 @@ class EndDetails(TypedDict):
 class Items:
     """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
-    Raises LaminaError if the text cannot begin, in the cases of `TextGenerator.begin`.
-
-    Args:
-        generator: Generates the text, beginning at once.
-        request: What to generate.
-        timeout_s: Maximum seconds to wait for each token.
+    The text begins at once; at most `timeout_s` seconds are waited for each token. Raises LaminaError if the text
+    cannot begin, in the cases of `TextGenerator.begin`.
     """
 
     def __init__(self, generator: TextGenerator, request: GenerationRequest, timeout_s: float) -> None:
@@ -116,12 +112,9 @@ class Items:
 class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
-    Args:
-        items: The tokens of the text.
-        first: The first token, which was already received from `items`.
-        shape: Converts a token or the end to the data of events.
-        nested: Whether an error is sent in OpenAI's shape.
-        timeout_s: Seconds after which a client that reads nothing is disconnected.
+    It was already given the first token of `items`. `shape` converts a token or the end to the data of events, `nested`
+    says whether an error is sent in OpenAI's shape, and after `timeout_s` seconds a client that reads nothing is
+    disconnected.
     """
 
     media_type = "text/event-stream"
@@ -225,13 +218,9 @@ def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
 def generate_body(
     tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = ""
 ) -> dict[str, JSON]:
-    """Return the response of text-generation-inference for a whole text.
+    """Return the response of text-generation-inference for a whole text, `before` (the prompt, or "") in front of it.
 
-    Args:
-        tokens: The tokens of the text.
-        ending: How it ended.
-        details: Whether to add details of its tokens.
-        before: Text to put in front of the text: the prompt, or "".
+    With `details`, it has those of the tokens too.
     """
     body: dict[str, JSON] = {"generated_text": before + ending.text}
     if details:
@@ -243,9 +232,7 @@ def generate_body(
 class ChatShape:
     """Converts one text to OpenAI's chat completions, with the readers' scores beside the choices.
 
-    Args:
-        request: The client's request.
-        model: Name of the model in the response, if the request names none.
+    `model` is the model's name in the response, if the request names none.
     """
 
     def __init__(self, request: ChatRequest, model: str) -> None:
@@ -298,14 +285,7 @@ def _usage(ending: GenerationEnd) -> dict[str, int]:
 
 
 def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator, name: str) -> None:
-    """Add the routes that generate text: `/generate` and `/v1/chat/completions`.
-
-    Args:
-        app: The application.
-        scheduler: The scheduler, for the time limit in its settings.
-        generator: Generates the texts.
-        name: Name of the bank, for responses.
-    """
+    """Add the routes that generate text: `/generate` and `/v1/chat/completions`; responses give the bank's `name`."""
     timeout_s = scheduler.settings.request_timeout
     event_stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 

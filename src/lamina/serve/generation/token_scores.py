@@ -140,12 +140,9 @@ class TokenScores:
         return [name for name in self.saved if bool(step.flagged[name][0])]
 
     def answers(self, outputs: BankOutput) -> dict[str, JSON]:
-        """Return task -> answer for the readers that answer at the end.
+        """Return task -> answer for the readers in `late`, from what `bank.listen` yielded for them.
 
         An answer is None if the reader's stack did not run, for instance an image tower while text was generated.
-
-        Args:
-            outputs: What `bank.listen` yielded for the readers in `late`.
         """
         return {name: _answer(self._bank, name, outputs[name]) if name in outputs else None for name in self.late}
 

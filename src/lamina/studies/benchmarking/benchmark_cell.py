@@ -98,15 +98,10 @@ class CellSettings:
 
 
 def cell_portion(folder: Path, name: str, point: float | None, settings: CellSettings) -> Portion:
-    """Read a data set, and draw the rows to train on and to score.
+    """Read the data set `name`, and draw the rows to train on and to score.
 
-    Raises DataError if the set is missing, damaged or too small.
-
-    Args:
-        folder: The folder of the data files.
-        name: Name of the data set.
-        point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
-        settings: Settings of the benchmark.
+    `point` is the number of training rows in the setting "scarce", the share of the positive class in "imbalance", else
+    None. Raises DataError if the set is missing, damaged or too small.
     """
     data = read_set(folder, name)
     data = data.without_repeats() if settings.unique else data

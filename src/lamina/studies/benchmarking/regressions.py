@@ -92,13 +92,9 @@ def _quietly() -> Iterator[None]:
 
 
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression with an L2 penalty; its strength is chosen on held-out rows.
+    """Fit a logistic regression with an L2 penalty; its strength is chosen on held-out rows, in folds by the seed.
 
-    Args:
-        train: Features of the training rows, `[rows, features]`.
-        classes: Their classes, 0 or 1.
-        test: Features of the rows to score.
-        seed: Seed of the folds.
+    `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row.
     """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)

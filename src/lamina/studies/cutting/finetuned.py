@@ -86,13 +86,8 @@ def finetuned_rows(
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
     """Return the numbers of edited blocks that a study compares, one per fine-tuned model.
 
-    Raises ConfigError if a number is below 0 or above `depth`, or there is no seed.
-
-    Args:
-        op: Name of the study, for error messages.
-        counts: The numbers; "all" stands for every number from 0 to `depth`.
-        depth: Number of blocks of the model.
-        seeds: Seeds of the study; there must be at least one.
+    "all" stands for every number from 0 to `depth`, the number of blocks. Raises ConfigError, which names the study
+    `op`, if a number is below 0 or above `depth`, or there is no seed.
     """
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:
@@ -103,13 +98,9 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, se
 
 
 def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
-    """Return seed -> score after the last epoch, for one task and metric.
+    """Return seed -> score after the last epoch, for one task and metric, from a study's table.
 
-    Args:
-        table: The study's table.
-        task: Name of the task.
-        metric: Name of the metric.
-        **columns: Further conditions, column -> value: only table rows that meet all of them are used.
+    `columns` are further conditions, column -> value: only table rows that meet all of them are used.
     """
     rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}

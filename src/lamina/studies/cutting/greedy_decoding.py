@@ -29,14 +29,8 @@ def prompt_ids(
 ) -> list[Tensor]:
     """Tokenise prompts, and return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
-    Raises DataError if no text has a token.
-
-    Args:
-        model: The model that will continue the prompts.
-        texts: The prompts. A text without any token is left out of the result.
-        processor: The tokenizer.
-        tokens: Maximum tokens per prompt; longer texts are truncated. None: what the model allows.
-        op: Name of the study, for error messages.
+    Texts longer than `tokens` (None: what the model allows) are truncated, and those without a token left out. Raises
+    DataError, which names the study `op`, if no text has a token.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
@@ -54,18 +48,11 @@ def prompt_ids(
 def continuations(
     model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
 ) -> list[list[int]]:
-    """Continue each prompt by greedy decoding, and return the generated token ids of each, in the order of the prompts.
+    """Continue each prompt, given as token ids `[tokens]`, by greedy decoding; return each one's generated token ids.
 
-    Prompts of the same length are continued together, so that no prompt is padded. Raises ConfigError if the longest
-    prompt plus `new_tokens` is longer than what the model allows.
-
-    Args:
-        model: The model.
-        prompts: Token ids `[tokens]` of each prompt.
-        processor: The tokenizer, which may limit the length.
-        new_tokens: Maximum number of generated tokens. Generation stops after an end token, which is part of the
-            result.
-        op: Name of the study, for error messages.
+    Generation stops after `new_tokens` tokens, or after an end token, which is part of the result. Prompts of the same
+    length are continued together, so that no prompt is padded. Raises ConfigError, which names the study `op`, if the
+    longest prompt plus `new_tokens` is longer than what the model allows.
     """
     longest = max(map(len, prompts))
     check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)

@@ -428,13 +428,8 @@ class EditPlan(Strict):
     ) -> list[LeastBlocks]:
         """Apply the edits to a model, in place; return a report of what the model lost for each `drop_least`.
 
-        Raises LaminaError if an edit cannot be applied. Earlier edits stay applied.
-
-        Args:
-            model: The model.
-            processor: Its processor, for `drop_least`.
-            data: Folder of the task's data.
-            progress: Whether to show progress bars while blocks are chosen and measured.
+        `processor` and `data`, the folder of the task's data, are for `drop_least`, which shows progress bars with
+        `progress`. Raises LaminaError if an edit cannot be applied. Earlier edits stay applied.
         """
         task: Task | None = None
         reports: list[LeastBlocks] = []

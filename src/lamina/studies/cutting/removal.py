@@ -487,20 +487,12 @@ def without_warnings() -> Generator[None]:
 
 @contextmanager
 def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int], *, op: str) -> Generator[None]:
-    """Make some blocks return their input, in forward passes of this thread inside the `with` block.
+    """Make blocks (from 1) return their input, in forward passes of this thread inside the `with` block.
 
     The blocks are still computed, so that their other outputs (a cache, position biases) exist for the blocks after
     them. If blocks share weights, block i is the i-th call of their module. A norm after the last block is still
-    applied.
-
-    Args:
-        model: The model.
-        stack: The stack that the blocks belong to.
-        layers: Numbers of the blocks, from 1.
-        op: Name of the study, for error messages.
-
-    Raises:
-        UnsupportedModelError: In a forward pass, if no input of a block has the shape and dtype of its output.
+    applied. A forward pass raises UnsupportedModelError, which names the study `op`, if no input of a block has the
+    shape and dtype of its output.
     """
     skipped_calls: dict[nn.Module, set[int]] = {}  # module of a block -> numbers of its calls that are skipped
     for layer in layers:

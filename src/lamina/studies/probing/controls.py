@@ -93,9 +93,7 @@ def code_portions(rows: int, seed: int) -> list[list[int]]:
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
     """Return the "train" split of a task with labels on some rows only.
 
-    Args:
-        task: The task.
-        rows: Numbers of the rows that keep their labels. All other labels become the index that losses ignore.
+    All other labels become the index that losses ignore.
     """
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [

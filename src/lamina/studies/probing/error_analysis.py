@@ -148,11 +148,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 class _ErrorAnalysis:
     """Runs the trained probes of one task over a split, and computes the study's table rows from their outputs.
 
-    Args:
-        task: The task.
-        split: Name of the split to analyse.
-        layers: Layers that have a probe.
-        trained: The trained probes; the probe of layer i is named "layer<i>".
+    `layers` are the layers that have a probe; the probe of layer i is named "layer<i>".
     """
 
     def __init__(self, task: Task, split: str, layers: Sequence[int], trained: TrainedProbes) -> None:
@@ -303,16 +299,11 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 
 
 def without_span(task: Task, part: str, share: float, seed: int) -> Split:
-    """Return a split of a task with one span of words, at a random place, removed from each text.
+    """Return the split `part` of a task with one span of words, at a random place, removed from each text.
 
-    In word tagging tasks, the words are the tagged ones, and their tags are removed with them. In other tasks, words
-    are separated by spaces; both texts of a pair lose a span.
-
-    Args:
-        task: The task.
-        part: Name of the split.
-        share: Share of the words to remove, rounded to whole words; at least one word stays.
-        seed: Seed of the places.
+    `share` is the share of the words to remove, rounded to whole words; at least one word stays. In word tagging tasks,
+    the words are the tagged ones, and their tags are removed with them. In other tasks, words are separated by spaces;
+    both texts of a pair lose a span.
     """
     split = task.split(part)
     if task.kind.tags_words:

@@ -413,12 +413,9 @@ class ProbeComparison:
 
 
 def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:
-    """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
+    """Compare the probes of one task with the best baseline and with the embeddings, on the same rows of a split.
 
-    Args:
-        rows: The task's table rows; only those of measure "score" are used.
-        task: The task.
-        split: Name of the split that was scored.
+    `rows` are the task's table rows; only those of measure "score" are used.
     """
     truths: list[Label] = list(task.split(split).labels)
     scored = [row for row in rows if row["measure"] == "score"]
@@ -470,11 +467,9 @@ def _site_of(site: Site) -> str:
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return the conclusions about one task, one sentence each, the most important first; [] if there is no score.
+    """Return the conclusions about one task, the most important first; [] if there is no score.
 
-    Args:
-        task: Name of the task; each sentence begins with it.
-        comparison: The task's probes, compared with the baselines.
+    Each is a sentence that begins with the task's name.
     """
     if not comparison.scores:
         return []

@@ -247,13 +247,8 @@ def probe_bank(
 class TrainedProbes:
     """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    The probes keep the weights of their last epoch; no score selects an epoch.
-
-    Args:
-        bank: Bank with one probe per task.
-        tasks: Reader name -> the task that it learns.
-        options: Options of the training.
-        split: Name of the split that is scored later.
+    `tasks` is reader name -> the task that it learns, and `split` will be scored later. The probes keep the weights of
+    their last epoch; no score selects an epoch.
     """
 
     def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
@@ -264,16 +259,9 @@ class TrainedProbes:
     def run(
         self, tasks: Mapping[str, Task], part: str, new_results: Callable[[str, Group], Collected]
     ) -> dict[str, Collected]:
-        """Run probes over one split of their tasks, and collect their outputs.
+        """Run probes over the split `part` of their tasks, if any; return reader name -> its collected outputs.
 
-        Args:
-            tasks: Reader name -> task. May be empty.
-            part: Name of the split.
-            new_results: Called with a reader's name and its group of tasks; returns an empty collection for its
-                outputs.
-
-        Returns:
-            Reader name -> the collection, filled with the outputs.
+        `new_results` is called with a reader's name and its group of tasks, and returns an empty collection.
         """
         results: dict[str, Collected] = {}
         if tasks:

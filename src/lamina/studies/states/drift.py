@@ -307,14 +307,7 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
 def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield each role in a block with its linear weights: weight name within the block -> weight.
-
-    Args:
-        model: The model.
-        stack: The stack that the block belongs to.
-        layer: Number of the block, from 1.
-        op: Name of the operation, for error messages.
-    """
+    """Yield each role in a block (from 1) of a stack with its linear weights: name within the block -> weight."""
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}
     for role, role_paths in paths.items():

@@ -177,15 +177,11 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 
 
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return the scores of a probing study: task -> layer -> mean score over seeds.
+    """Return the scores of a probing study, or of the folder that has one: task -> layer -> mean score over seeds.
 
     Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones. Raises ConfigError if
     another function made the study; UnknownNameError if the study does not have a task in `tasks`; StoreError if the
     folder does not hold a study, or the study is damaged.
-
-    Args:
-        probed: The study that the function `probe` returned, or the folder that it is saved in.
-        tasks: Names of the tasks whose scores are returned.
     """
     study = probed if isinstance(probed, Study) else Study.load(probed)
     if study.name != "probe":
@@ -301,8 +297,7 @@ def _read(
 class ClassScatter:
     """Accumulates the vectors of one layer class by class, so that nu can be computed without storing them.
 
-    Args:
-        counts: Class -> its number of rows.
+    `counts` is class -> its number of rows.
     """
 
     def __init__(self, counts: Mapping[int, int]) -> None:

@@ -45,14 +45,9 @@ class RowVectors:
         self.tokens = 0
 
     def read(self, group: Group) -> list[Tensor]:
-        """Run the model over a group of batches.
+        """Run the model over batches, with the numbers of their texts; return the vectors `[rows, width]` per layer.
 
-        Args:
-            group: The batches, each with the numbers of its texts.
-
-        Returns:
-            The vectors `[rows, width]` of each layer. Texts are in the order of their numbers; the order of tokens is
-            arbitrary, but the same for all layers.
+        Texts are in the order of their numbers; the order of tokens is arbitrary, but the same for all layers.
         """
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []
@@ -92,17 +87,10 @@ def mean_state(
 
 
 def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
-    """Draw at most `MOST_TOKENS` tokens of each text at random.
+    """Draw at most `MOST_TOKENS` tokens of each text; return row and position of each, as two index tensors `[drawn]`.
 
-    The draw does not depend on the other texts of the batch.
-
-    Args:
-        real: True at tokens that are not padding.
-        numbers: Number of each text; together with `seed` it decides which of its tokens are drawn.
-        seed: Seed of the draw.
-
-    Returns:
-        Row number and position of each drawn token, as two index tensors `[drawn]`.
+    `real` is True at tokens that are not padding. The draw depends on the seed and a text's number alone, not on the
+    other texts of the batch.
     """
     rows: list[int] = []
     positions: list[int] = []
@@ -115,13 +103,9 @@ def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed
 
 
 def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
-    """Return a mask `[batch, tokens]` that is False at special tokens, such as padding and separators, and else True.
+    """Return a mask `[batch, tokens]` that is False at special token ids, such as padding, and else True.
 
     Tokens for an unknown or a masked word are not special here.
-
-    Args:
-        ids: Token ids `[batch, tokens]`.
-        processor: The tokenizer, or a processor that holds one.
     """
     tokenizer = tokenizer_of(processor)
     in_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
