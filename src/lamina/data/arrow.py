@@ -242,10 +242,6 @@ class Ragged:
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
 
-    def read_rows(self, rows: Sequence[int]) -> list[np.ndarray]:
-        """Return the rows with these indices, in this order."""
-        return list(map(self.__getitem__, rows))
-
     def digest(self) -> bytes:
         """Return a hash of all rows. It does not depend on how Arrow divides the column into chunks."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)

@@ -117,7 +117,9 @@ def length_batches(
     for start in range(0, len(rows), chunk):
         ordered = sorted(rows[start : start + chunk], key=lengths.__getitem__, reverse=True)
         parts = [list(group) for _, group in groupby(ordered, key=lengths.__getitem__)] if equal else [ordered]
-        batches += [part[i : i + batch_size] for part in parts for i in range(0, len(part), batch_size)]
+        for part in parts:
+            for at in range(0, len(part), batch_size):
+                batches.append(part[at : at + batch_size])
     if rng is not None:
         rng.shuffle(batches)
     return batches

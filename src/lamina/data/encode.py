@@ -6,11 +6,13 @@ import hashlib
 import itertools
 import json
 import re
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
+import numpy as np
 import pyarrow as pa
 from torch import nn
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     Text = str | tuple[str, str]
 
 TokenizerOutput: TypeAlias = Any  # a `BatchEncoding` of transformers, whose stubs do not tell the types of its entries
+_FEW = 64  # windows that stay in lists, where batches are made from them at once
 _UNLIMITED = 10**9  # larger than any real limit; a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512  # length of a window if neither model nor tokenizer has a limit
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
@@ -38,8 +41,8 @@ _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 _BYTES, _INTS = pa.list_(pa.int8()), pa.list_(pa.int32())
 TOKEN_KEYS = {"input_ids": _INTS, "attention_mask": _BYTES, "token_type_ids": _BYTES}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
-# A window as a row of `window_table`: column -> number, or list of numbers.
-WindowRow: TypeAlias = "Mapping[str, int | Sequence[int]]"
+# Windows as columns of a `window_table`: column -> a number, or a list of numbers, of each window.
+WindowColumns: TypeAlias = "dict[str, list[Any]]"
 
 
 class TokenRange(NamedTuple):
@@ -50,15 +53,16 @@ class TokenRange(NamedTuple):
     number: int  # index of the first token among all tokens of the text, from 0
 
 
-def window_table(rows: Sequence[WindowRow]) -> pa.Table:
-    """Return windows as an Arrow table, one row per window.
+def window_table(columns: WindowColumns) -> pa.Table:
+    """Return windows as an Arrow table with one row per window.
 
     Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
     text), "window" (index of the window within its text) and the fields of `TokenRange`.
     """
-    present = rows[0] if rows else ("input_ids",)
+    present = columns or ("input_ids",)
     tokens = {key: kind for key, kind in TOKEN_KEYS.items() if key in present}
-    return pa.Table.from_pylist(rows, schema=pa.schema({**tokens, "offsets": _INTS, **_PLACES}))
+    kinds = {**tokens, "offsets": _INTS, **_PLACES}
+    return pa.table({name: pa.array(columns.get(name, ()), kind) for name, kind in kinds.items()})
 
 
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
@@ -71,7 +75,8 @@ class Encoded:
     """Tokenised texts as windows of tokens, in the order of the texts; `encode` and `blocks` return it.
 
     Args:
-        rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk.
+        rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk. A dict of
+            columns is for a few windows, for which a conversion to Arrow would take longer than the tokenizer.
         truncated: Number of texts that lost tokens.
 
     Attributes:
@@ -82,19 +87,33 @@ class Encoded:
         window: Index of each window within its text, as an array.
     """
 
-    def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
+    def __init__(self, rows: WindowColumns | pa.Table | datasets.Dataset, truncated: int = 0) -> None:
         self._rows, self.truncated = rows, truncated
-        self._table: pa.Table = rows if isinstance(rows, pa.Table) else rows.data.table
-        self._tokens = {key: Ragged(self._table.column(key)) for key in TOKEN_KEYS if key in rows.column_names}
+        self._tokens: dict[str, Sequence[Any] | Ragged] = {}
+        if isinstance(rows, dict):
+            for key in filter(rows.__contains__, TOKEN_KEYS):
+                self._tokens[key] = rows[key]
+            self.lengths = np.array(list(map(len, rows["input_ids"])))
+            self.text, self.window = np.array(rows["text"]), np.array(rows["window"])
+        else:
+            column = self._table.column
+            self._tokens |= {key: Ragged(column(key)) for key in TOKEN_KEYS if key in rows.column_names}
+            self.lengths = cast("Ragged", self._tokens["input_ids"]).lengths
+            self.text, self.window = column("text").to_numpy(), column("window").to_numpy()
         self.keys = tuple(self._tokens)
-        self.lengths = self._tokens["input_ids"].lengths
-        self.text, self.window = self._table.column("text").to_numpy(), self._table.column("window").to_numpy()
 
-    def __reduce__(self) -> tuple[type[Encoded], tuple[pa.Table | datasets.Dataset, int]]:
+    @cached_property
+    def _table(self) -> pa.Table:
+        """The windows as an Arrow table."""
+        if isinstance(self._rows, dict):
+            return window_table(self._rows)
+        return self._rows if isinstance(self._rows, pa.Table) else self._rows.data.table
+
+    def __reduce__(self) -> tuple[type[Encoded], tuple[WindowColumns | pa.Table | datasets.Dataset, int]]:
         return Encoded, (self._rows, self.truncated)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.lengths)
 
     @property
     def texts(self) -> int:
@@ -107,7 +126,8 @@ class Encoded:
 
         The list of a window is empty if the texts were tokenised without offsets.
         """
-        rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
+        in_memory = isinstance(self._rows, dict | pa.Table)
+        rows = dataset_of([self._table.select(["offsets"])]) if in_memory else cast("datasets.Dataset", self._rows)
         return Column(rows, ["offsets"], pairs_of)
 
     @cached_property
@@ -118,7 +138,8 @@ class Encoded:
     @cached_property
     def digest(self) -> str:
         """A hash of all tokens and of their division into windows."""
-        return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
+        tokens = b"".join(Ragged(self._table.column(key)).digest() for key in self.keys)
+        return hashlib.blake2b(tokens, digest_size=16).hexdigest()
 
     def token(self, window: int, position: int) -> int:
         """Return the token id at a position of a window."""
@@ -129,7 +150,7 @@ class Encoded:
 
         `fill` is the padding value of each argument; an argument that is missing there is padded with 0.
         """
-        return {key: pad(tokens.read_rows(rows), fill.get(key, 0)) for key, tokens in self._tokens.items()}
+        return {key: pad(list(map(tokens.__getitem__, rows)), fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
 @dataclass(frozen=True)
@@ -275,7 +296,7 @@ def encode(
     is_second = windows and pairs  # whether the second text of a pair is cut into windows
     space = add_prefix_space and _needs_prefix_space(tokenizer)
 
-    def tables() -> Iterator[pa.Table]:
+    def by_chunk() -> Iterator[WindowColumns]:
         for number, part in enumerate(chunks(texts)):
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
@@ -289,7 +310,11 @@ def encode(
             yield _windows(tokenizer, output, start=number * CHUNK, shared=shared, is_second=is_second)
 
     with _unchanged(tokenizer, windows=windows):
-        return Encoded(join_tables(tables()), sum(truncated))
+        chunked = by_chunk()
+        first = next(chunked)
+        if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # so there is no other chunk
+            return Encoded(first, sum(truncated))
+        return Encoded(join_tables(map(window_table, itertools.chain([first], chunked))), sum(truncated))
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
@@ -384,15 +409,14 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
                 joined.setdefault(key, []).extend(itertools.chain.from_iterable(numbers))
         length = len(joined["input_ids"])
         whole = length if part is None else length - length % max_length
-        rows: list[WindowRow] = []
-        for number, at in enumerate(range(0, whole, max_length), start=count):
-            tokens = {key: row[at : at + max_length] for key, row in joined.items()}
-            token_range = TokenRange(0, len(tokens["input_ids"]), 0)
-            rows.append({**tokens, **token_range._asdict(), "text": number, "window": 0, "offsets": []})
+        starts = range(0, whole, max_length)
+        columns: WindowColumns = {key: [row[at : at + max_length] for at in starts] for key, row in joined.items()}
+        columns |= {"text": list(range(count, count + len(starts))), "stop": list(map(len, columns["input_ids"]))}
+        columns |= {"offsets": [[]] * len(starts), **dict.fromkeys(("window", "start", "number"), [0] * len(starts))}
         joined = {key: row[whole:] for key, row in joined.items()}
-        if rows or (part is None and not count):
-            yield window_table(rows)
-        count += len(rows)
+        if starts or (part is None and not count):
+            yield window_table(columns)
+        count += len(starts)
 
 
 @contextmanager
@@ -448,33 +472,38 @@ class _Window(NamedTuple):
     tokens: TokenRange
 
 
-def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool) -> pa.Table:
-    """Return the windows in one `output` of a tokenizer as an Arrow table; see `window_table`.
+def _windows(
+    tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool
+) -> WindowColumns:
+    """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
     `start` is the index of its first text among all texts, and `shared` the number of tokens that neighbouring windows
     share. With `is_second`, offsets and token ranges belong to the second texts of pairs.
     """
-    keys = [key for key in TOKEN_KEYS if key in output]
-    rows: list[WindowRow] = []
+    columns: WindowColumns = defaultdict(list)
     before: _Window | None = None
     for i, text in enumerate(output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))):
-        row = {key: output[key][i] for key in keys}
+        ids = output["input_ids"][i]
         spans = output["offset_mapping"][i] if "offset_mapping" in output else []
         window = _Window(start + text, 0, _text_tokens(output, i, is_second=is_second))
         if before is not None and before.text == window.text:
             first = before.tokens.number + before.tokens.stop - before.tokens.start - shared
             window = _Window(window.text, before.number + 1, window.tokens._replace(number=first))
-        if len(row["input_ids"]) == 0:
+        if len(ids) == 0:
             candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-            start_token = next(token for token in candidates if token is not None)
-            row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
+            ids = [next(token for token in candidates if token is not None)]
             spans = [(0, 0)] * ("offset_mapping" in output)
+        for key in filter(output.__contains__, TOKEN_KEYS):
+            columns[key].append(output[key][i] or [int(key == "attention_mask")])
+        columns["input_ids"][-1] = ids
         tokens, edges = window.tokens, list[int]()
         for at, span in enumerate(spans):
             edges += span if tokens.start <= at < tokens.stop else (0, 0)
-        rows.append({**row, **tokens._asdict(), "text": window.text, "window": window.number, "offsets": edges})
+        cells = {"offsets": edges, "text": window.text, "window": window.number, **tokens._asdict()}
+        for name, cell in cells.items():
+            columns[name].append(cell)
         before = window
-    return window_table(rows)
+    return columns
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:

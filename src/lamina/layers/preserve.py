@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import chain
 from operator import attrgetter, itemgetter
 from threading import Lock
 from typing import cast
@@ -122,7 +123,7 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     Such `with` blocks may overlap, in one thread or several. Each module gets its original mode back when the last of
     them ends.
     """
-    every = [part for module in modules for part in module.modules()]
+    every = list(chain.from_iterable(map(nn.Module.modules, modules)))
     is_training = attrgetter("training")
     with _switching:
         # already in eval mode, and no other block is open that would restore a mode: there is nothing to remember

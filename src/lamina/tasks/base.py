@@ -428,12 +428,12 @@ class Kind(ABC, Generic[InputsT]):
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return the number of rows in a batch for scoring.
+        """Return the number of rows in a batch for scoring. It is called for kinds without classes only.
 
         Args:
             asked: The number that the user asks for. The result is at most this.
             inputs: The encoded examples.
-            outputs: Number of scores per position that a model returns: one per class, or per entry of the vocabulary.
+            outputs: Number of scores per position that a model returns: one per entry of the vocabulary.
         """
         return asked
 

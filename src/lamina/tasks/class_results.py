@@ -14,7 +14,7 @@ from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.tasks import metrics as score
 from lamina.tasks.metrics import LOWER, Tags, spans_of
-from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
+from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer
 from lamina.tasks.split import Split
 from lamina.tasks.targets import Array, label_array
 from lamina.utils import JSON
@@ -156,6 +156,15 @@ class ClassResults(Results[Tensor, Answer]):
         if self._task.problem_type == "regression":
             return self.predictions()
         return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+
+
+def first_invalid_row(logits: Tensor) -> int | None:
+    """Return the index of the first row of `logits` `[rows, classes]` with a NaN in its softmax; None if there is none.
+
+    A -inf beside finite numbers is valid: its probability is 0.
+    """
+    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
+    return int(bad[0]) if len(bad) else None
 
 
 def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:

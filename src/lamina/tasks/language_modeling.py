@@ -18,8 +18,9 @@ from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind
+from lamina.tasks.class_results import first_invalid_row
 from lamina.tasks.metrics import named_scores
-from lamina.tasks.outputs import Results, first_invalid_row
+from lamina.tasks.outputs import Results
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:

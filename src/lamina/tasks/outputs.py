@@ -98,12 +98,3 @@ class Results(Protocol[OutputsT, AnswerT]):
     def guesses(self) -> list[Label]:
         """Return the predicted label of each example, in the same form as `Split.labels`."""
         return []
-
-
-def first_invalid_row(logits: Tensor) -> int | None:
-    """Return the index of the first row of `logits` `[rows, classes]` with a NaN in its softmax; None if there is none.
-
-    A -inf beside finite numbers is valid: its probability is 0.
-    """
-    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
-    return int(bad[0]) if len(bad) else None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lamina.data.arrow import derived
-from lamina.data.encode import Encoded, TokenRange, window_table
+from lamina.data.encode import Encoded, WindowColumns, window_table
 from lamina.data.read import Table, read_table
 from lamina.data.recorded_states import RecordedStates
 from lamina.errors import ConfigError, DataError, check_known
@@ -107,13 +107,12 @@ class StatesInputs:
     @cached_property
     def encoded(self) -> Encoded:
         """The rows as windows without token ids: each row is one window, in which each token counts as a word."""
-        rows = []
-        for number, row in enumerate(self._rows.tolist()):
-            count = self.recorded.tokens(row)
-            offsets = [] if self._words is None else [edge for span in self._words[number] for edge in span]
-            where = TokenRange(0, count, 0)._asdict()
-            rows.append({"input_ids": [0] * count, "offsets": offsets, "text": number, "window": 0, **where})
-        return Encoded(window_table(rows))
+        counts, zeros = list(map(self.recorded.tokens, self._rows.tolist())), [0] * len(self._rows)
+        words = [()] * len(counts) if self._words is None else self._words
+        columns: WindowColumns = {"input_ids": [[0] * count for count in counts], "stop": counts}
+        columns |= {"offsets": [[edge for span in row for edge in span] for row in words]}
+        columns |= {"text": list(range(len(counts))), "window": zeros, "start": zeros, "number": zeros}
+        return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the mask of a batch of rows, under the argument names that models use for it."""

@@ -340,7 +340,7 @@ class BankRunner(Runner):
         return {name: output.logits for name, output in out.readers.items()}
 
     def outputs_per_position(self, name: str) -> int:
-        """Return the number of logits that the head of reader `name` has for each text or token: one per class."""
+        """Return the number of logits that the head of reader `name` has for each token."""
         return self.bank[name].head.outputs
 
     def info(self, name: str) -> dict[str, JSON]:

@@ -205,7 +205,7 @@ class Runner(ABC):
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """Return the number of outputs of the learner `name` for each text or token: its classes, or the vocabulary."""
+        """Return the number of outputs of the learner `name` for each token, for a kind of task without classes."""
 
     # Passes without gradients
 
@@ -270,7 +270,8 @@ class Runner(ABC):
         """
         size = options.scoring_batch_size
         for name in names:
-            size = group.tasks[name].kind.batch_size(size, group.inputs, self.outputs_per_position(name))
+            if not (kind := group.tasks[name].kind).has_classes:
+                size = kind.batch_size(size, group.inputs, self.outputs_per_position(name))
         return max(1, size)
 
     def collect(

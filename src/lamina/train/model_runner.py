@@ -264,9 +264,7 @@ class ModelRunner(Runner):
             raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
-        """Return the number of outputs of the model for each text or token: its classes, or the vocabulary's size."""
-        if self.kind.has_classes:
-            return len(self.task.labels)
+        """Return the number of outputs of the model for each token: the vocabulary's size."""
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
 
 

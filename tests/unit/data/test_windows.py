@@ -41,7 +41,9 @@ def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
 
 def encoded_of(windows: list[dict[str, Any]]) -> Encoded:
     """The windows of one text."""
-    return Encoded(dataset_of([window_table([{"text": 0, "offsets": [], **window} for window in windows])]))
+    rows = [{"text": 0, "offsets": [], **window} for window in windows]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return Encoded(dataset_of([window_table(columns)]))
 
 
 def test_the_first_sub_token_is_labelled(tokenizer):
