@@ -47,12 +47,12 @@ class ConfigError(LaminaError, ValueError):
 class UnknownNameError(LaminaError, LookupError):
     """Raised when a name does not exist. The message lists the names that exist, and suggests the closest.
 
-    The parameter `hint`, if given, ends the message in place of the suggestion, and says what to do.
+    The parameter `hint`, if given, says what to do; it ends the message in place of the suggestion.
 
     Attributes:
         op: The operation that was called.
         got: The unknown name.
-        known: The names that exist. The message has the closest of them if there are many, see `listed`.
+        known: The names that exist. If there are many, the message has only the closest of them, see `listed`.
         what: What the name should refer to, in the singular, such as "fusion" or "column".
         see: Where all names can be read, for long lists, such as "help(lamina.fit)"; "" if nowhere else.
     """
@@ -69,8 +69,8 @@ class UnknownNameError(LaminaError, LookupError):
 def listed(got: str, known: Sequence[str], see: str = "") -> str:
     """Return the names that exist, for a message about the unknown name `got`.
 
-    A list of more than 16 names would hide the one that was meant, so only those like `got` are named, or else the
-    first. Then come the number of the others and `see`, where all can be read.
+    If there are more than 16 names, only those that resemble `got` are returned, or else the first ones, with the
+    number of the others and `see`, where all can be read.
     """
     if len(known) <= _MOST:
         return ", ".join(known) or "none"
@@ -85,7 +85,8 @@ _MOST, _FEW = 16, 5  # names in a message: the longest list that is given whole,
 def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name", see: str = "") -> None:
     """Raise UnknownNameError for the first name in `got` that is not in `known`; return None if all are.
 
-    `op` is the operation, `what` what the names refer to, and `see` where all can be read; they are for the message.
+    For the message, `op` is the operation, `what` the thing that the names refer to, and `see` the place where all
+    names can be read.
     """
     known = tuple(known)
     for name in got:
@@ -211,7 +212,7 @@ class OutOfMemoryError(MemoryError, LaminaError):  # MemoryError first: CPython 
 
     Attributes:
         op: The operation that was called.
-        reason: The allocator's own message; the size that it asked for, if named there, is part of this message.
+        reason: The allocator's own message. It may contain the size that was asked for.
     """
 
     def __init__(self, *, op: str, reason: str) -> None:
@@ -251,7 +252,7 @@ def memory_errors(op: str) -> Generator[None]:
 
 @contextmanager
 def error_context(note: str, op: str = "") -> Generator[None]:
-    """Add `note` to every LaminaError that the `with` block raises, as `BaseException.add_note` does.
+    """Add `note` to every LaminaError that the `with` block raises, by `BaseException.add_note`.
 
     If `op` is given, a TypeError or ValueError becomes a ConfigError whose message consists of `op`, `note` and the
     original text.
@@ -271,8 +272,8 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
     """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
-    `reason` is the first line of the original message. A LaminaError passes through unchanged. Code that reads, writes
-    or loads files uses this, because the libraries it calls raise too many types of errors to list.
+    `reason` is the first line of the original message. A LaminaError passes through unchanged. It is for code that
+    reads, writes or loads files, because libraries raise too many types of errors there to list.
     """
     try:
         yield

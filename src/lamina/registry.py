@@ -19,12 +19,12 @@ _providers: dict[str, str] = {}  # role -> module; `lamina/__init__.py` fills it
 
 
 def set_provider(role: str, module: str) -> None:
-    """Name the module whose functions play a role, such as "storage", for modules that may not import it."""
+    """Register the module that provides the functions for a role, such as "storage", so that lower modules find it."""
     _providers[role] = module
 
 
 def provider(role: str) -> ModuleType:
-    """Return the module that plays a role; it is imported on the first call."""
+    """Return the module that is registered for a role; it is imported on the first call."""
     return import_module(_providers[role])
 
 
@@ -35,7 +35,7 @@ class Registry(Generic[T]):
     Third parties add entries with `add`, or by an entry point of their package in the group `lamina.<what>`.
 
     Args:
-        what: What the entries are, in the singular ("fusion"); error messages begin with it.
+        what: Word for one entry, such as "fusion"; error messages begin with it.
         rows: Lamina's own entries.
     """
 
@@ -59,7 +59,7 @@ class Registry(Generic[T]):
         return tuple(self._rows)
 
     def target(self, name: str) -> str:
-        """Return the "package.module:Name" that `name` is registered as, without importing it.
+        """Return the target "package.module:Name" that is registered under `name`, without importing it.
 
         Raises:
             UnknownNameError: If `name` is not registered.
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         return self._rows[name]
 
     def get(self, name: str) -> type[T]:
-        """Import and return the class or function that `name` is registered as.
+        """Import and return the class or function that is registered under `name`.
 
         Raises:
             UnknownNameError: If `name` is not registered.

@@ -61,7 +61,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 class RepeatedKeyError(ValueError):
-    """Raised when an object in a text has a key twice; Python's own parsers would take the last value.
+    """Raised when a JSON object in a text has a key twice. Python's own parsers would use the last value.
 
     The message is such as "the key 'label' comes twice".
     """
@@ -136,8 +136,8 @@ def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path
 
     Args:
         path: The file.
-        kind: Errors of the `with` block that mean that the file cannot be written. Give OSError if the block does more
-            than write, such as run a model: other errors then pass through.
+        kind: Type of the errors of the `with` block that mean that the file cannot be written. Pass OSError if the
+            block does more than write a file, for example runs a model; other errors then pass through.
 
     Raises:
         StoreError: If the file cannot be written.
@@ -210,8 +210,8 @@ def usable_cores() -> int:
 def rank() -> int:
     """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process.
 
-    The processes of `torchrun` know their rank from the start, before they join a process group: only the first of them
-    may reserve the output.
+    Processes of `torchrun` know their rank even before they join a process group. That is needed because only the first
+    of them may reserve the output.
     """
     if group := _group():
         return group.get_rank()

@@ -126,9 +126,9 @@ class ReaderBank(ReaderCollection):
 
         A reader reads one pass: the first over its stack or, with `over="output"` or "both", all of the first call of
         `generate` if its stack is a decoder. Call `outputs.clear()` before the next pass or text. Passes that a bank
-        runs itself are ignored. Passes are read if they run in the thread or asyncio task that entered the `with`
-        block, or in tasks and `asyncio.to_thread` calls that it starts. Start other threads with
-        `contextvars.copy_context().run` as their target. The readers are in eval mode inside the `with` block.
+        runs itself are ignored. Passes are read in the thread or asyncio task that entered the `with` block, and in
+        tasks and `asyncio.to_thread` calls that it starts. Start other threads with `contextvars.copy_context().run` as
+        their target. The readers are in eval mode inside the `with` block.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once

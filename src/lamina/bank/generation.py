@@ -85,8 +85,8 @@ class GenerateCall:
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
         prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
-        prompt_ids: Length of the prompt in the returned sequences, in tokens; 0 for a prompt of embeddings, which they
-            do not contain.
+        prompt_ids: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
+            embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
     """
 

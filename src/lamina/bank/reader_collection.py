@@ -476,7 +476,7 @@ class ReaderCollection(nn.Module):
 
     @property
     def _grad(self) -> bool:
-        """Whether readers record gradients: they do in training mode, unless gradients are disabled in torch."""
+        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:

@@ -250,9 +250,10 @@ class _WatchedText(GenerationObserver):
     def _add_step(
         self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"], is_last: Bool[Tensor, " rows"]
     ) -> None:
-        """Append a step with the latest scores and flags. `tokens`, `real` and `is_last` have one entry per sequence.
+        """Append a step with the latest scores and flags.
 
-        They are the new token ids, whether the sequence had not ended before, and whether the token is its last.
+        Per sequence, `tokens` has the new token id, `real` whether the sequence had not ended before, and `is_last`
+        whether the token is its last.
         """
         shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores

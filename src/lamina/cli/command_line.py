@@ -56,7 +56,7 @@ _QUIET = {
 
 
 class Warnings(logging.Handler):
-    """A logging handler that prints each record on standard error, wherever that points at the time."""
+    """A logging handler that prints each record on the present `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on one line; warnings and errors begin with "warning: "."""
@@ -116,10 +116,10 @@ class Group(TyperGroup):
 
 
 def system_error(error: BaseException) -> StoreError | None:
-    """Return what the system refused (a full disk, a missing right, too many open files) as a StoreError.
+    """Return an error of the system (a full disk, a missing permission, too many open files) as a StoreError.
 
-    Libraries raise such errors in types of their own, so an error that was raised because of one counts too. None: the
-    error has another cause, or is a `LaminaError`.
+    Libraries wrap such errors in types of their own, so the causes of `error` are searched too. Returns None if the
+    error has no such cause, or is a `LaminaError`.
     """
     if isinstance(error, LaminaError):
         return None

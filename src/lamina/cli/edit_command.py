@@ -198,11 +198,11 @@ class LeastOptions(NamedTuple):
     progress: bool
 
     def data_options(self) -> dict[str, bool]:
-        """Return option of the task -> whether it was set."""
+        """Return, for each option about the task, whether it was set."""
         return {"--task": self.task is not None, "--data": self.data is not None}
 
     def choice_options(self) -> dict[str, bool]:
-        """Return option of the choice of blocks -> whether it was set."""
+        """Return, for each option about the choice of blocks, whether it was set."""
         return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
 
@@ -391,7 +391,7 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return name -> tensor of a model's outputs on a small random batch, computed in eval mode.
 
-    If the head cannot run on this batch, the outputs are those of the model without its head; {} if that cannot either.
+    If the head cannot run on this batch, the model runs without it. If that fails too, the result is {}.
     """
     from lamina.layers.preserve import preserve_model
     from lamina.layers.probe_input import NoInputError, probe_input

@@ -48,7 +48,7 @@ class Columns(TypedDict, total=False):
 
 
 class Span(TypedDict):
-    """A span of a text with a wrong label, in characters; `error` is "missed", "extra" or "wrong"."""
+    """A wrong span of a text; `start` and `end` count characters, and `error` is "missed", "extra" or "wrong"."""
 
     start: int
     end: int
@@ -145,7 +145,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
-    """Read a repeated option; return reader -> value, or one value for all readers, or None for no values.
+    """Return the values of a repeated option: reader -> value; or one value for all readers; or None if there is none.
 
     Raises ConfigError if some values name a reader and others do not, or a reader is named twice.
     """
@@ -190,7 +190,7 @@ def _sources(pairs: list[str]) -> dict[str, str]:
 def _check_used(
     sources: Mapping[str, str], *, for_files: Mapping[str, object], for_presets: Mapping[str, object]
 ) -> None:
-    """Raise ConfigError if an option was given that no task uses: `for_files` need a file, `for_presets` a preset.
+    """Raise ConfigError if an option was given that no task uses: `for_files` are for files, `for_presets` for presets.
 
     `sources` is reader -> preset or file; the others are option -> its value, or None if it was not given.
     """
@@ -262,7 +262,7 @@ def _row(metric: str, values: JSONObject) -> list[str]:
 
 
 def shown(value: float, rows: int) -> str:
-    """Return a score with as many digits as its number of rows can tell apart: two, or three from 2,500 rows on."""
+    """Return a score with as many digits as its number of rows supports: two, or three from 2,500 rows on."""
     return f"{value:.{3 if rows >= 2500 else 2}f}"
 
 

@@ -65,7 +65,7 @@ class ModelFacts(TypedDict):
 
 
 class Choice(TypedDict):
-    """The arguments of `chosen_weight` that select the inserted layer to draw. None: the first one."""
+    """The arguments of `chosen_weight` that select the inserted layer to draw. A None does not restrict the choice."""
 
     layer: int | None
     projection: str | None
@@ -121,7 +121,7 @@ def inspect(  # noqa: PLR0913
 
 
 def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: bool) -> None:
-    """Print the readers and the monitors of a saved bank; as JSON its monitors, or its readers if it has none.
+    """Print the readers and monitors of a saved bank; as JSON the monitors or, if there are no monitors, the readers.
 
     `readers` is reader name -> the settings that were saved with it.
     """

@@ -153,7 +153,7 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
 
 
 def _reader_names(target: ReaderBank | PreTrainedModel, values: Sequence[str] | None) -> list[str] | None:
-    """Return the names in the values of --readers, see `names_of`; None stands for all readers and stays None.
+    """Return the names in the values of --readers, see `names_of`; None if they stand for all readers.
 
     Raises ConfigError if the values contain no name and `target` is a bank.
     """

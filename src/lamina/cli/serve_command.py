@@ -239,8 +239,8 @@ def _reload_on_signal(reload: Callable[[], None]) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. Port 0: any free port.
 
-    It is opened before anything is loaded, so that a port in use is reported at once. Raises ConfigError if the address
-    cannot be used.
+    It is opened before anything is loaded, so that a port that is in use is reported at once. Raises ConfigError if the
+    address cannot be used.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -131,7 +131,7 @@ def check_output(
 def names_of(values: Sequence[str] | None) -> list[str] | None:
     """Return the names in the values of a list option, each once; None if the option was not given.
 
-    A list is written "a,b", as several options, or both: `--readers a,b` and `--readers a --readers b` are equal.
+    `--readers a,b` and `--readers a --readers b` give the same names.
     """
     if values is None:
         return None

@@ -240,7 +240,7 @@ def _show_parts(cost: Estimate, word: str) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Return a number of hours with at most two digits after the point, or all digits before it."""
+    """Return a number of hours as text, with at most two digits after the decimal point."""
     return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 

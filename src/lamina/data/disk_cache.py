@@ -220,7 +220,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 
     Yields:
         A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
-        None if another process has meanwhile written the entry, so that it can be used.
+        None if another process has written a usable entry in the meantime.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:

@@ -246,7 +246,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Cell]:
-        """Return the cells of a column, none of which may be None; `name` is as for `cells`.
+        """Return the cells of a column, none of which may be None; `name` is that of `cells`.
 
         Raises DataError if there is no such column, or a row has no value in it.
         """

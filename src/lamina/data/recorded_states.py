@@ -268,7 +268,7 @@ class RecordedStates:
         ]
 
     def _lengths(self) -> np.ndarray:
-        """Return the tokens of each row, from the manifest's file or from the arrays, which must agree.
+        """Return the number of tokens of each row, from the manifest's file or from the arrays, which must agree.
 
         Raises DataError if the lengths are missing, disagree, or are below 1.
         """

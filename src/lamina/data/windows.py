@@ -19,10 +19,10 @@ IGNORED = -100  # label of a token that is left out of the loss
 def read_flags(encoded: Encoded) -> list[list[bool]]:
     """Return for each window and token whether the token's answer is taken from this window.
 
-    Neighbouring windows share tokens. The answer for each token of a text is taken from exactly one window: the one
-    with the most context on both sides of the token, that is, with the largest minimum of the numbers of tokens to its
-    left and right. The start and the end of the text count as unlimited context. Answers for special tokens, and for
-    the first texts of pairs, are not used.
+    Neighbouring windows share tokens. The answer for each token of a text is taken from one window: the one with the
+    most context on both sides of the token (with the largest minimum of the numbers of tokens to its left and right).
+    The start and the end of the text count as unlimited context. Answers for special tokens, and for the first texts of
+    pairs, are not used.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges

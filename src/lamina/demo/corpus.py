@@ -221,7 +221,7 @@ def _write_lines(path: Path, rows: list[Sentence]) -> Path:
 
 
 def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts: set[str]) -> list[Sentence]:
-    """Add sentences from templates to the handwritten ones until a split has `size` rows, and shuffle them.
+    """Add sentences from templates to the handwritten ones until a split has `size` rows, and shuffle the rows.
 
     `texts` has every lower-case text used so far; the new texts are added to it.
     """
@@ -256,7 +256,7 @@ def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[To
 def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
     """Give a verb the wrong number: `the keys is here`.
 
-    Verbs after a company's name are skipped: both numbers are good English there.
+    Verbs after a company's name are skipped, because both numbers are correct English there.
     """
     flips = AGREEMENT | {plural: singular for singular, plural in AGREEMENT.items()}
     sentences = []

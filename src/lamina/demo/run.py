@@ -278,7 +278,7 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return one point of the picture for a task's score. A score that belongs to no layer is a horizontal line."""
+    """Return one point of the picture for a task's score. Without a layer, the score is a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 

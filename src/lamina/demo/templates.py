@@ -123,7 +123,7 @@ class Writer:
     def sentence(self, sentiment: str) -> list[Token]:
         """Return the tokens of an acceptable sentence with the given sentiment.
 
-        The set `used` then has only the words of this sentence.
+        Afterwards, the set `used` has only the words of this sentence.
         """
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))

@@ -91,7 +91,7 @@ def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op
 def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
     """Raise ConfigError if the new first block needs a result of an earlier block, which is now missing.
 
-    The arguments are as for `_check_attention`.
+    The arguments are those of `_check_attention`.
     """
     for part in parts:
         for name, kind in _BORROWING.items():
@@ -150,7 +150,7 @@ def _set_blocks(
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Update settings that count the lowest blocks of one kind, or name the last of these, if they stay the lowest.
+    """Update settings that count the blocks of one kind at the bottom, or name the last of these, if they stay there.
 
     `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
     """

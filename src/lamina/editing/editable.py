@@ -106,7 +106,7 @@ def select_convolutions(
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
     """Return the stack's name, the layers in ascending order, and path -> convolution, for an edit of convolutions.
 
-    Arguments and errors are as for `select_blocks`. A model without known convolutions is an UnsupportedModelError.
+    Arguments and errors are those of `select_blocks`. A model without known convolutions is an UnsupportedModelError.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):

@@ -166,9 +166,9 @@ class LaminaEstimator(BaseEstimator):
             return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _task(self, split: Split, targets: Targets, seed: int) -> Task:
-        """Return the task of all examples in `split`; `targets` are their labels, and `seed` decides held-out rows.
+        """Return a task of the examples in `split` with the labels `targets`; `seed` decides which rows are held out.
 
-        With `validation_fraction`, that share of the rows is a validation split.
+        With the parameter `validation_fraction`, that share of the rows becomes the validation split.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:
@@ -210,7 +210,7 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, object]:
-        """Return settings for the head that is added if the parameter `reader` is only a fusion."""
+        """Return settings for the head that a reader gets if the parameter `reader` is a fusion."""
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
@@ -248,7 +248,7 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
-        """Return reader name -> its logits for the examples of a split; all readers have heads for whole texts."""
+        """Return reader name -> logits for the examples of a split, for readers with heads for whole texts."""
         results = self._results(split, method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 
@@ -335,7 +335,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def _plain(value: object) -> object:
-    """Convert a NumPy scalar to a Python value, because searches pass these as parameters; return others unchanged."""
+    """Return a NumPy scalar as a Python value, since searches pass NumPy scalars; return other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -32,7 +32,7 @@ TargetsLike: TypeAlias = Any
 def data_errors(op: str) -> Iterator[None]:
     """Convert a TypeError or ValueError in the `with` block to a DataError with `op` and the same message.
 
-    scikit-learn's messages are familiar to its users, so they are not reworded. Errors of Lamina pass unchanged.
+    scikit-learn's messages are kept, because its users know them. Errors of Lamina pass unchanged.
     """
     try:
         yield

@@ -28,7 +28,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
-        reader: None, a fusion or a `lamina.Reader`, as for `LaminaClassifier`.
+        reader: None, a fusion or a `lamina.Reader`, as in `LaminaClassifier`.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.

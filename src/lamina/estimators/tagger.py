@@ -20,8 +20,8 @@ from lamina.tasks.words import join
 class LaminaTagger(LaminaEstimator):
     """Predict a tag for each word of sentences, with a reader on a frozen model.
 
-    X is a list of lists of words, y a list of lists of tags of any type; predicted tags have the same type. Sentences
-    that are longer than the model allows are read in overlapping windows.
+    X is a list of lists of words, and y a list of lists of tags. Tags may have any type; predicted tags have the same
+    type. Sentences that are longer than the model allows are read in overlapping windows.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.

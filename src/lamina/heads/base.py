@@ -66,8 +66,8 @@ class HeadConfig(ABC):
     Attributes:
         labels: Names of the classes.
         kind: Name of the kind of task that the head is for.
-        inputs: Names of the model's arguments that this head's tasks provide. In models with several towers, they
-            select the tower that a reader reads, if the reader names no stack.
+        inputs: Names of the model's arguments that this head's tasks provide. In models with several towers, these
+            names decide which tower a reader reads, if the reader names no stack.
         problem_type: "classification", "regression" (a number), or "multi_label" (several labels at once).
     """
 
@@ -93,7 +93,7 @@ class HeadConfig(ABC):
         """Return the default fusion and head for a task.
 
         Raises:
-            ConfigError: If this kind of task has no default; subclasses with a default override this method.
+            ConfigError: If this kind of task has no default. Subclasses override this method to return one.
         """
         problem = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {problem}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
@@ -103,7 +103,7 @@ class HeadConfig(ABC):
         """Return a fusion and a head for a monitor: their scores of a token do not depend on later tokens.
 
         Raises:
-            ConfigError: If this kind of task has none; subclasses with one override this method.
+            ConfigError: If this kind of task has none. Subclasses override this method to return one.
         """
         problem = f"tasks of kind {task.kind} have no reader that scores a text while it is written"
         raise ConfigError(f"reader: {problem}. Use a task of kind token_classification or sequence_classification.")

@@ -83,7 +83,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Return one of the stacks in `by_name`. `name` and the errors are as for `default_stack`."""
+    """Return one of the stacks in `by_name`. `name` and the errors are those of `default_stack`."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")

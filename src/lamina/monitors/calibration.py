@@ -211,7 +211,7 @@ def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95
 
 
 def allowed_positives(negatives: int, false_positive_rate: float, confidence: float | None) -> int:
-    """Return how many of the negative texts may be flagged; -1 if there are too few negative texts.
+    """Return the number of negative texts that may be flagged; -1 if there are too few negative texts.
 
     With a confidence level this is the exact conformal bound. If the threshold lies above all but k of n negatives, the
     false positive rate on other texts follows at most a Beta(k + 1, n - k) distribution. So it exceeds the wanted rate

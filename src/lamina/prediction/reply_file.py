@@ -122,7 +122,7 @@ def _usual(table: Table, what: str) -> str | None:
 
 
 def _column(table: Table, what: str, named: str | None) -> str:
-    """Return the column that holds `what`: `named` by the user, or else the only one with a usual name.
+    """Return the column that holds `what`: the user's choice `named`, or else the only column with a usual name.
 
     Raises DataError that lists the columns if this is not clear.
     """

@@ -83,7 +83,7 @@ class TrainedMonitor(Monitor):
         return str(self.name) in self.bank.monitors
 
     def sentences(self) -> str:
-        """Return sentences that say what the monitor reaches and how it compares."""
+        """Return the rates of the monitor, its guarantee and the recall of TF-IDF as sentences."""
         found = cast("Calibration", self.calibration)
         flags = f"flags {_percent(found.false_positive_rate, found.false_positive_interval)} of good replies"
         catches = f"catches {_percent(found.recall, found.recall_interval)} of bad ones"

@@ -34,8 +34,8 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 class Estimate:
     """The estimate of a recipe. It assumes no early stopping, so all numbers are upper limits.
 
-    A forward pass has 2 x parameters x tokens operations, and a pass with gradients three times as many. Embeddings are
-    not counted. In attention, the products of queries with keys, and of weights with values, are not counted either.
+    A forward pass counts as 2 x parameters x tokens operations, and a pass with gradients as three times as many. Not
+    counted are embeddings, and in attention the products of queries with keys and of weights with values.
     """
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
@@ -144,8 +144,7 @@ def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
 def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> TableRow:
     """Return one task's row in `Estimate.tasks`.
 
-    `runs` are all runs of the task. `passes` are the passes that readers share; there are none if whole models are
-    trained.
+    `runs` are all runs of the task. `passes` are the passes that readers share, if any; whole models share none.
     """
     first = runs[0]
     trained = [shared for shared in passes if shared.part == "train"]

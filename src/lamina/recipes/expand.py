@@ -30,12 +30,12 @@ def expand_recipe(
 ) -> dict[str, RunSpec]:
     """Return name -> `RunSpec` for every run of a recipe, in the recipe's order.
 
-    A run is one training of a reader or model. Its name is "<task>-<method>-<seed>"; with a grid the number of the
-    setting follows the method, and with a subsample the number of the repeat follows the seed. Its settings are
-    "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key `only` excludes
-    are left out. Raises ConfigError if an option or a combination of settings is not allowed, two runs get the same
-    name, there are more than 100,000 runs, or readers that train their base together have different numbers of epochs;
-    UnknownNameError if an option does not exist.
+    A run is one training of a reader or model. Its name is "<task>-<method>-<seed>". With a grid, the method is
+    followed by the number of the setting; with a subsample, the seed is followed by the number of the repeat. Its
+    settings are "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key
+    `only` excludes are left out. Raises ConfigError if an option or a combination of settings is not allowed, two runs
+    get the same name, there are more than 100,000 runs, or readers that train their base together have different
+    numbers of epochs; UnknownNameError if an option does not exist.
 
     Args:
         recipe: The recipe.
@@ -88,8 +88,8 @@ def expand_recipe(
 def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
     """Raise ConfigError if an option has no effect in any run.
 
-    In some runs it may have none: a grid can switch the option off, and tasks may be of several kinds. `idle` has for
-    each run option -> the reason.
+    One run with an effect is enough: a grid can switch an option off, and tasks may be of several kinds. `idle` has a
+    dict for each run: option without effect -> the reason.
     """
     for option, reason in idle[0].items() if idle else ():
         if all(option in others for others in idle):
@@ -100,7 +100,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
     """Yield a run for each setting, seed and repeat of a method.
 
     `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    seed of a run is seed x number of repeats + repeat, so that each repeat has its own.
+    run's own seed is seed x number of repeats + repeat, so that all runs have different seeds.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
@@ -156,7 +156,7 @@ def grid_of(spec: RunSpec) -> dict[str, object]:
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
-    """Return a copy of a recipe with a sweep's values in the grid of every reader or method that has the key.
+    """Return a copy of a recipe in which a sweep's values are in the grid of each reader or method that has the key.
 
     A key of `sweeps` may be short, such as "alpha" for "fusion.alpha". Raises UnknownNameError if no reader or method
     has a key, and ConfigError if a value is not allowed.

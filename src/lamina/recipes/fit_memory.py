@@ -39,7 +39,7 @@ LONGEST = 4  # the longest text of a task is taken to be so many times as long a
 
 @dataclass(frozen=True)
 class FittedBatch:
-    """The batch of one task's and method's runs, before and after it was fitted to a GPU's memory."""
+    """The batch size of the runs of one task and method, before and after it was fitted to a GPU's memory."""
 
     task: str
     method: str  # several methods whose readers share passes are joined by ", "
@@ -54,7 +54,7 @@ class FittedBatch:
 def fit_batches(
     recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]], memory_bytes: int
 ) -> list[FittedBatch]:
-    """Return the largest batches that fit a GPU, with as many rows per optimizer step as the recipe says.
+    """Return the largest batches that fit a GPU. The rows per optimizer step stay as in the recipe.
 
     `planned` are all runs, `tasks` has the copies of the tasks whose data was read, and each GPU has `memory_bytes`.
     Raises ConfigError if not even one row fits; the message says how much it needs.
@@ -195,9 +195,9 @@ _ADAPTER: TypeAdapter[dict[str, Batches]] = TypeAdapter(dict[str, Batches])
 
 
 def free_memory() -> int:
-    """Return the bytes that one process of this run may use: of its GPU, or its part of the RAM if there is none.
+    """Return the bytes that one process of this run may use: those of its GPU or, without a GPU, its part of the RAM.
 
-    Under `torchrun` all processes must call this; they get the same number, that of the process with the least.
+    Under `torchrun` all processes must call this; all of them get the smallest number of any process.
     """
     join_processes()  # gives each process its own GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

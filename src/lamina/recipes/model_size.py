@@ -55,7 +55,7 @@ REACHED = 0.4  # share of the peak that training reaches with long texts and ful
 
 
 class EditSize(NamedTuple):
-    """The changes that edits make to the size of a model."""
+    """How edits change the size of a model."""
 
     added: int  # number of parameters by which the model grows; negative if it shrinks
     frozen: int  # number of parameters that are not trained
@@ -108,7 +108,7 @@ class ModelSize:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return parameters x tokens for a pass over one row, summed over all parts of the model except embeddings.
+        """Return the sum of parameters x tokens over all parts of the model but embeddings, for one row.
 
         The first stack reads `tokens` tokens. All parts after it read `target` tokens, those of the text to generate;
         0: they read the tokens of the row.
@@ -117,7 +117,7 @@ class ModelSize:
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Return the number of parameters that a token passes until all layers that readers need are computed.
+        """Return the number of parameters that are used per token to compute all layers that readers need.
 
         `deepest` is stack name -> highest layer that is read. Stacks before the last one of them are computed
         completely.
@@ -149,7 +149,7 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules that layers consist of, each with a dot at its end.
+        """Paths of the modules that make up the layers, each with a dot at its end.
 
         Without stacks, the base model's path.
         """
@@ -307,7 +307,7 @@ class SizedRun:
     def flops(self) -> int:
         """Operations of the run, without the passes of a base model that several readers share.
 
-        A generated text counts once for each beam.
+        Each beam counts as one generated text.
         """
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
@@ -406,12 +406,12 @@ def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
 
 
 def training_weights(run: SizedRun) -> int:
-    """Return the bytes of a whole model's weights, gradients and optimizer moments in a run."""
+    """Return the bytes that the weights, gradients and optimizer moments of a whole model take in a run."""
     return WEIGHT_BYTES * (run.parameters + (1 + run.options.moments) * run.trained)
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for a number of operations, at `REACHED` of its peak rate."""
+    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches `REACHED` of its peak rate."""
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 

@@ -54,7 +54,7 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
 
 
 class _ScoreSummary(TypedDict):
-    """The mean, standard deviation, interval and number of several runs' scores, with the field names of `Cell`."""
+    """A summary of scores: their mean, standard deviation, interval and count, under the field names of `Cell`."""
 
     mean: float
     spread: float
@@ -101,7 +101,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
 
 
 def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> JSONObject:
-    """Return the `PivotTable` fields with a paper's own numbers, for the given rows and columns."""
+    """Return a paper's own numbers for the given rows and columns, as fields of `PivotTable`."""
     values, others = (
         {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}
         for numbers in ({row: line for row, line in paper.values.items() if row in rows}, paper.others)
@@ -184,7 +184,7 @@ def _epoch_summaries(
 
 
 def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
-    """Return the summary of the scores in a metric on a split (`part`), times `scale`, of the `best` rows' runs."""
+    """Return the summary of the scores of the `best` rows' runs in a metric, on the split `part`, times `scale`."""
     return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 

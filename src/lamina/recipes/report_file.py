@@ -30,7 +30,7 @@ TableRow: TypeAlias = JSONObject
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the mean score of the best setting's runs, times the table's scale."""
+    """A cell of a table: the mean score of the runs with the best setting, times the table's scale."""
 
     row: str
     column: str
@@ -46,8 +46,8 @@ class Cell:
 class Point:
     """A point of a curve, with the score fields of `Cell`.
 
-    `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method does not
-    have the setting of the x axis and is drawn as a horizontal line.
+    `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method lacks the
+    setting on the x axis, and is drawn as a horizontal line.
     """
 
     facet: str
@@ -112,7 +112,7 @@ def write_report_file(path: Path, report: Report) -> None:
 
 
 def with_drawn_files(report: Report, folder: Path) -> Report:
-    """Return the report with the drawn files that the report in `folder` lists, if there is one that can be read.
+    """Return the report with the list of drawn files from the report in `folder`, if that exists and can be read.
 
     The next `lamina report` then replaces or removes these files.
     """

@@ -117,8 +117,8 @@ def run_recipe(
             `models`, the fine-tuned models. None: nothing is written.
         ray: Address of a Ray cluster that trains separate runs as tasks; see `lamina.cells.run_cells`. None: they are
             trained one after the other in this process.
-        memory_bytes: Memory of each GPU. Larger batches are split so that they fit; a step still has as many rows as
-            the recipe says, with `gradient_accumulation_steps`. None: batches are as the recipe says.
+        memory_bytes: Memory of each GPU. Batches that do not fit are split; `gradient_accumulation_steps` then keeps
+            the rows per step as in the recipe. None: batches are as in the recipe.
         **options: Options of `lamina.fit` that replace those under `fit` of the recipe. Options that a task, reader,
             method or grid sets itself stay. With `resume=True`, finished runs are not repeated, and interrupted runs
             continue from their last checkpoint.
@@ -196,7 +196,7 @@ def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results, for each name in `TABLES`.
 
-    The new report lists the files that an earlier one in the output `folder` lists; see `with_drawn_files`.
+    The new report also lists the drawn files of an earlier report in the output `folder`; see `with_drawn_files`.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
     return dict(
@@ -273,8 +273,8 @@ class _Session:
         Args:
             specs: Name -> run: readers that share passes, or a single run.
             output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written.
-            separate: The files of separate runs, if this is one of them. The run then has its own checkpoints, resumes
-                from the last of them, and hands over its model to be saved. None: it is not a separate run.
+            separate: The files of separate runs, if this is one of them. If so, the run has its own checkpoints,
+                resumes from the last of them, and passes its model on to be saved. None: readers share the run.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
@@ -401,7 +401,8 @@ class _Session:
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
         """Load the recipe's model, and add the readers in `specs` to it.
 
-        If a method fine-tunes the model, `specs` has one run, and the method's edits are applied in place of readers.
+        If a method fine-tunes the model, `specs` has one run, and the method's edits are applied instead of adding
+        readers.
 
         Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
         run's seed. `tasks` is run name -> task. Raises LaminaError if the model cannot be loaded, an edit cannot be
@@ -443,8 +444,8 @@ def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], Separate
     """Open the session of a recipe in a worker process of Ray; return it with all runs, and the files of separate runs.
 
     `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory, and
-    options of `lamina.fit`. The process changes to that working directory, so that relative paths stay valid. The files
-    are None without an output folder.
+    options of `lamina.fit`. The process changes to that working directory, so that relative paths stay valid. Without
+    an output folder, None is returned in place of the files.
     """
     directory, recipe, data, folder, batches, options = pickle.loads(source)
     os.chdir(directory)

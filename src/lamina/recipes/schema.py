@@ -178,16 +178,17 @@ class SubsampleRecipe(Strict):
         return self
 
     def size(self) -> SampleSize:
-        """Return the size of the subsample; raise ConfigError unless exactly one is set, and its value is allowed."""
+        """Return the size of the subsample; raise ConfigError unless exactly one size is set, and is allowed."""
         return SampleSize(self.per_class, self.fraction, self.rows)
 
 
 class MethodRecipe(Strict):
     """A way to fine-tune the model. With a `grid`, it stands for one way per combination of the grid's values.
 
-    `edits` are applied to the model before training, in their order. Each is the name of a function without its
-    underscore ("insert" for `lamina.insert_`) with arguments of that function. Keys of the grid are arguments of edits,
-    such as "insert.layers", and options of `lamina.fit`. If the layers of an edit are null, the edit is left out.
+    `edits` are applied to the model before training, in their order. An edit is the name of a function, without its
+    final underscore ("insert" for `lamina.insert_`), with the function's arguments. Keys of the grid are arguments of
+    edits, such as "insert.layers", and options of `lamina.fit`. If the layers of an edit are null, the edit is left
+    out.
     """
 
     edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
@@ -237,7 +238,7 @@ def _masked_lm(value: object) -> object:
 class TaskRecipe(Strict):
     """A task, from a preset or from files with named columns, and the readers that learn it.
 
-    A task has no readers if the recipe has methods, or belongs to a study.
+    There are no readers if the recipe has methods, or is for a study.
     """
 
     preset: Annotated[str, checked(find_preset)] | None = None
@@ -312,7 +313,7 @@ class TaskRecipe(Strict):
 
     @property
     def _preset(self) -> Preset | None:
-        """The preset that the task names; None for a task that is read from files."""
+        """The preset that the task names; None if the task is read from files."""
         return None if self.preset is None else find_preset(self.preset)[1]
 
     @property
@@ -455,7 +456,7 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates that all runs of a recipe have in common. Other recipes may differ in them."""
+    """Return the coordinates that are the same for all runs of a recipe, but may differ from other recipes."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 

@@ -111,8 +111,8 @@ class SeparateRuns:
     def _other_parts(self) -> dict[str, State]:
         """Return the results in the folder of runs of the recipe that its key `only` excludes.
 
-        A part of a recipe that is added to a folder must not replace a better model of an earlier part. Without
-        `resume`, or if the recipe keeps all models or none, there are no such results.
+        They are needed so that a part of a recipe does not replace a better model of an earlier part. Without `resume`,
+        or if the recipe keeps all models or none, the result is {}.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":
@@ -136,7 +136,7 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return the maximum number of further models that will be on the disk at the same time."""
+        """Return the maximum number of models that will still be added to the disk, counted at the fullest moment."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0

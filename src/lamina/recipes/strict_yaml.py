@@ -39,9 +39,8 @@ class YamlFile(NamedTuple):
     def locate(self, path: Sequence[object]) -> tuple[int, list[object]]:
         """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
 
-        The line, from 1, is that of the last key or item on the path that the file has. It is 1 if the file has none.
-        Index 0 is skipped where the file has a single value in place of a list, because some keys of recipes allow
-        both.
+        If a part of the path does not exist, the line is that of the last part that does, or 1. Lines count from 1.
+        Index 0 is skipped if the file has a single value in place of a list, because some keys of recipes allow both.
         """
         node, line, existing = self.root, self.root.start_mark.line, []
         for part in path:

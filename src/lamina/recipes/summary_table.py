@@ -121,12 +121,12 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 
 
 def word_of(table: Sequence[SummaryRow]) -> str:
-    """Return what the rows of a recipe's results are: "reader", or "method" for ways to fine-tune the model."""
+    """Return the word for the rows of a recipe's results: "reader", or "method" for ways to fine-tune the model."""
     return table[0].get("trains", "method") if table else "method"
 
 
 def notes(table: Sequence[SummaryRow]) -> list[str]:
-    """Return sentences that say why cells of `printed` are empty."""
+    """Return sentences that explain the empty cells of the table that `printed` returns."""
     columns = {row["task"]: {row["metric"], *row["scores"]} for row in table}
     unclear = [task for task, names in columns.items() if "mcc" in names and "f1" not in names]
     if not unclear or not any("f1" in names for names in columns.values()):

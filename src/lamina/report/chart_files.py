@@ -122,13 +122,13 @@ def in_order(rows: Rows, key: str) -> list[Any]:
 def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
     """Return the two ends of the interval mean ± half, cut off at the lowest and highest possible value of the metric.
 
-    A t interval over few seeds can reach beyond the highest possible score. Nothing is cut off if the metric's range is
-    not known, or if the mean is outside the range (because it is a difference of scores, for example).
+    A t interval over few seeds can extend beyond the highest possible score. Nothing is cut off if the metric's range
+    is not known, or if the mean is outside the range (because it is a difference of scores, for example).
 
     Args:
         mean: Middle of the interval.
         half: Half the width of the interval.
-        metrics: Names of the metrics that the mean is over; the widest of their ranges is used.
+        metrics: Names of the metrics whose scores are averaged; the widest of their ranges is used.
         scale: Factor by which the scores were multiplied, such as 100 for per cent.
     """
     ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
@@ -275,8 +275,8 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
     A row has the fields of its point (such as "facet", "series", "x", "mean" and "runs") and these:
 
-    - "across": whether the point has no x. Such a point is a line across the panel and becomes two rows, one at each
-      end of the x axis.
+    - "across": whether the point has no x. Such a point becomes two rows, one at each end of the x axis, and so a line
+      across the panel.
     - "low" and "high": the ends of the interval as the chart shows them (see `drawn_ends`). With fewer than
       `INTERVAL_SEEDS` runs, both are the mean.
     - "values": the score of each run if there are exactly two, otherwise empty.

@@ -195,7 +195,7 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts beside the verdicts: the page's first chart, and the other runs' charts of that name.
+    """Return the charts shown beside the verdicts: the first chart of the page, and other runs' charts with its name.
 
     If these are more than `MOST_LEADING`, return only the first chart.
     """

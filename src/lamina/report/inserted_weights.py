@@ -33,7 +33,7 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weight of an inserted layer before and after training, on the CPU.
+    """The weights of an inserted layer before and after training, on the CPU.
 
     If the layer follows a convolution, the weight is the matrix in the middle of the kernel. Layers after feed-forward
     projections have a single head.
@@ -156,7 +156,7 @@ def chosen_weight(
 
 
 def _fits(value: object, wanted: object) -> bool:
-    """Return whether a field equals the wanted value, or is a dotted path that ends in it."""
+    """Return whether a field equals `wanted`, or is a path with dots whose end is `wanted`."""
     return value == wanted or str(value).endswith(f".{wanted}")
 
 
@@ -225,7 +225,7 @@ def weight_maps(
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
-    """Return the drawn entries of a weight (first `most` rows and columns of a head) in each of `weight.states()`.
+    """Return the entries to draw: the first `most` rows and columns of a head of each matrix in `weight.states()`.
 
     Raises ConfigError if the weight has no such head.
     """

@@ -101,8 +101,8 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
 def layout_of(drawing: Drawing) -> dict[str, int]:
     """Return the numbers by which the page's script fits a chart into the page.
 
-    They are the numbers of "panels" and of "marks". A heat map also has the number of its "columns", the width of a
-    cell ("step") and the width of the labels at its left ("margin"), both in pixels.
+    The keys are "panels" and "marks", with their numbers. A heat map also has the number of its "columns", the width of
+    a cell ("step") and the width of the labels at its left ("margin"), both in pixels.
     """
     layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
@@ -212,7 +212,7 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return the chart `base` with only the rows whose "mark" is `mark`; None if there are no such rows."""
+    """Return the chart `base` with only the rows that have this "mark"; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
@@ -301,7 +301,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move ascending values apart until neighbours differ by at least `gap`, and return them.
 
-    They stay between `low` and `high` if there is room for all of them; otherwise some lie beyond `high`.
+    The values stay between `low` and `high` if there is room for all of them; otherwise some exceed `high`.
     """
     places = [low - gap]
     for value in values:

@@ -69,7 +69,7 @@ def _cell_text(cell: Cell | None, table: PivotTable) -> str:
 
 
 def _paper_text(number: float | None, table: PivotTable) -> str:
-    """Return a paper's number as text, with at least as many digits as the table's measured numbers; "" for None.
+    """Return a paper's number as text, with at least the digits of the table's measured numbers; "" for None.
 
     YAML drops zeros at the end of a number, so they are added again.
     """
@@ -79,7 +79,7 @@ def _paper_text(number: float | None, table: PivotTable) -> str:
 
 
 def remarks(table: PivotTable) -> list[str]:
-    """Return the sentences below a table: which split, what ± means, where the paper's numbers are from, and notes."""
+    """Return the sentences below a table: the split, the meaning of ±, the source of the paper's numbers, and notes."""
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
     span = " to ".join(map(str, counts[:: len(counts) - 1 or 1]))  # the lowest and the highest count
@@ -248,10 +248,10 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure with points of other runs added. They come from the other runs' figure `number` (from 0).
+    """Return a figure with the points of other runs' figures added, from their figure `number` (from 0).
 
-    `name` is the name of the figure's folder, and `others` is name of another folder -> its figures. If two folders
-    have a series of the same name, each series gets the name of its folder added.
+    `name` is the name of the figure's folder, and `others` is folder name -> figures of that folder. If two folders
+    have a series of the same name, the folder's name is added to the names of the series.
     """
     by_folder = {name: figure.points}
     by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}

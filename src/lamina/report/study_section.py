@@ -80,7 +80,7 @@ def _model_name(study: Study) -> str:
 
 
 def _probe_verdicts(study: Study) -> Iterator[str]:
-    """Yield one sentence per task of a probing study: whether its probes beat the best baseline.
+    """Yield one sentence per task of a probing study, which says whether probes beat the best baseline.
 
     A baseline uses no model, for example TF-IDF with logistic regression. The measure "ahead" is the score of a probe
     minus the score of the best baseline. The sentence calls a layer better only if this difference is significant.
@@ -129,7 +129,7 @@ def _examples(wrong: Frame) -> list[Example]:
     """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
 
     They are chosen in rounds: the first row of each pair of task and layer, then the second row of each pair, and so
-    on. If there are more pairs than `MOST_EXAMPLES`, evenly spaced pairs contribute one row each.
+    on. If there are more pairs than `MOST_EXAMPLES`, one row each is taken from evenly spaced pairs.
     """
     rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
     places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
@@ -229,7 +229,7 @@ def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
 
 
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
-    """Return the rows that can be drawn, and remarks with the numbers of the others.
+    """Return the rows that can be drawn, and remarks that count the other rows.
 
     A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
     chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table, and
@@ -419,8 +419,8 @@ def _axis_title(column: str) -> str:
 def _value_title(rows: Frame, figure: Figure) -> str:
     """Return the title of a figure's value axis.
 
-    It is the name of the column with the values. But if all values are scores of one measure, it is the metric; if the
-    measure has another name than the metric, "measure (metric)".
+    It is the name of the column with the values. If all values are scores of one measure, it is the metric instead, or
+    "measure (metric)" if the measure has another name.
     """
     if figure.value != "score" or "measure" not in rows or rows["measure"].nunique() != 1:
         return figure.value.replace("_", " ")
@@ -437,8 +437,8 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
     Args:
         frame: The table of the study.
         title: Title of the table.
-        axes: Columns that figures use as axes. Means are computed for each combination of these and of all columns
-            without floats. Other columns of floats are left out of the table of means.
+        axes: Columns that figures use as axes. Means are computed for each combination of values in these columns and
+            in all columns without floats. Other columns with floats are left out of the table of means.
     """
     whole = _data_table(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:

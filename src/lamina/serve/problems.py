@@ -39,7 +39,7 @@ def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str,
 
     Args:
         errors: pydantic's errors, at least one.
-        body: The body that they are about.
+        body: The body in which pydantic found the errors.
     """
     first = _keys(errors[0], body)[:1]
     places = [(_keys(error, body), error) for error in errors]

@@ -41,7 +41,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: object) -> object:
-        """Remove the keys of an object that are null, and all unknown ones but the first; anything else is unchanged.
+        """Remove keys of an object that are null, and all unknown keys but the first; return anything else unchanged.
 
         The first unknown key is enough for an error, if unknown keys are errors.
         """

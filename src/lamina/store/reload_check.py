@@ -40,8 +40,8 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
         op: The operation, for messages.
 
     Raises:
-        ConfigError: If a weight has no place in the model that would be loaded, is missing or has another shape there,
-            or if blocks share a weight that they would not share.
+        ConfigError: If, in the model that would be loaded, a weight is missing, has another shape or has no place, or a
+            weight that blocks share now would not be shared.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return

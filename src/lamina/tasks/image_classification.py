@@ -83,7 +83,7 @@ class LazyImage(LazyFile):
         """Decode the image, and return it in RGB. It is rotated as its EXIF orientation says.
 
         Only the first frame of an animation is read. Raises DataError if the image cannot be read, has an uncommon
-        format (whatever its extension), has more than 2**26 pixels, or has pixels of 32 bits.
+        format (even with a common extension), has more than 2**26 pixels, or has pixels of 32 bits.
         """
         with self._opened() as image:
             image.load()

@@ -450,9 +450,9 @@ def _separator(tables: Mapping[str, Table], column: str | int, labels: Collectio
 def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] | None) -> int | None:
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
-    They are 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of `labels`, or
-    at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because 0 or 1 occurs twice
-    or as a bool, but its length differs from the number of labels or from the length of other lists.
+    Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
+    `labels`, or at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because 0 or 1
+    occurs twice or as a bool, but its length differs from the number of labels or from the length of other lists.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length

@@ -175,7 +175,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
 
 
 def _auroc(scores: Tensor, positive: Tensor) -> float:
-    """Return how often a positive row scores higher than a negative one, as a fraction of all such pairs.
+    """Return the fraction of all pairs of a positive and a negative row in which the positive row scores higher.
 
     Equal scores count half. The result is 0 if one of the classes has no row. `positive` is a mask `[rows]`.
     """

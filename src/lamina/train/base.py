@@ -89,7 +89,7 @@ class Runner(ABC):
         return tensors | size_arguments(self.base, tensors) if "pixel_values" in tensors else tensors
 
     def title(self, name: str) -> str:
-        """Return the learner's name in error messages: "reader 'x'", or "the base"."""
+        """Return the learner's name for error messages: "reader 'x'", or "the base"."""
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:

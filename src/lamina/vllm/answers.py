@@ -99,7 +99,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return self._end
 
     def before(self, output: int) -> int:
-        """Return how many tokens of the text the engine reads until it has chosen `output` tokens of the output."""
+        """Return how many tokens of the text the engine has read when it has chosen `output` tokens of the output."""
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
@@ -127,7 +127,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
-        """Return `{"monitors": {name: verdict}}`; {} if there are no monitors."""
+        """Return `{"monitors": {name: verdict}}`, or {} without monitors."""
         return (
             {"monitors": {name: verdict._asdict() for name, verdict in self.monitors.items()}} if self.monitors else {}
         )

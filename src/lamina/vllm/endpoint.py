@@ -25,12 +25,12 @@ ROUTE = "/v1/lamina"  # vLLM asks for its API key below /v1
 class ReadersEndpoint:
     """Adds `GET /v1/lamina` to a server that was started with a bank.
 
-    vLLM makes one in each server whose environment variable VLLM_PLUGINS names "lamina", and calls its methods. Servers
-    without a bank get no route.
+    vLLM makes an instance in each server whose environment variable VLLM_PLUGINS names "lamina", and calls its methods.
+    Servers without a bank get no route.
 
     Attributes:
         name: Name of the plugin.
-        required_tasks: Tasks of vLLM, one of which a server must have: those of engines that run readers.
+        required_tasks: A server must have one of these tasks of vLLM; they are the tasks of engines that run readers.
     """
 
     name = "lamina"

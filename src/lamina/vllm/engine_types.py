@@ -50,7 +50,7 @@ class ParallelConfig(Protocol):
 
 
 class CacheSettings(Protocol):
-    """The user's settings of the key-value cache (vLLM's own `CacheConfig`)."""
+    """The user's settings for the key-value cache: vLLM's own `CacheConfig`."""
 
     enable_prefix_caching: bool
 
@@ -138,7 +138,7 @@ class ScheduledStep(Protocol):
 
 
 class StepState(Protocol):
-    """What a model runner keeps between the pass of a step and the choice of the tokens."""
+    """What a model runner keeps after the pass of a step, until the tokens are chosen."""
 
     scheduler_output: ScheduledStep
     hidden_states: Tensor

@@ -52,7 +52,7 @@ def install(engine: Frontend, layout: Layout) -> None:
 
 
 def _check_choice(params: Params, layout: Layout) -> None:
-    """Raise ValueError if a request names an unknown reader. Let a pooling request skip the prefix cache."""
+    """Raise ValueError if a request names an unknown reader. Turn the prefix cache off for pooling models."""
     try:
         layout.asked(_arguments(params))
     except LaminaError as error:

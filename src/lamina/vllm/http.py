@@ -161,7 +161,7 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
 
 
 def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
-    """Make a request method answer with status 422 if the readers cannot answer the request.
+    """Make a method that serves requests return status 422 if the readers cannot answer the request.
 
     Requests with beam search are refused too.
     """
@@ -207,11 +207,10 @@ def _fill(response: Response, answers: dict[int, Answers]) -> None:
 
 
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
-    """Yield the chunks of a stream, each with the scores of the tokens read since the last chunk of its choice.
+    """Yield the chunks of a stream. Each gets the scores of the tokens read since the previous chunk of its choice.
 
-    A chunk has the scores of all tokens before its own last token. The score of that token is in the next chunk,
-    because the engine reads a token in the step after it has chosen it. The chunk that ends a choice has all answers
-    too.
+    The score of a chunk's last token comes with the next chunk, because the engine reads a token one step after it has
+    chosen it. The chunk that ends a choice has all answers too.
     """
     sent: dict[int, int] = {}  # index of a choice -> number of tokens whose scores were sent
     async for chunk in chunks:

@@ -44,12 +44,12 @@ class ReaderColumns:
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the reader has one more column: the log weight of the token."""
+        """Whether the reader has one more column, with the logarithm of the token's weight."""
         return self.head.weighs_tokens and not self.whole
 
     @property
     def last(self) -> int:
-        """Number of the column after the reader's last one."""
+        """Number of the column that follows the reader's last column."""
         return self.first + self.logits + self.weighs_tokens
 
     @property
@@ -110,7 +110,7 @@ class Layout:
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
         """Return the layout of some readers (None: all) of the bank in `folder`.
 
-        `on_flag` and `pooling` are stored as attributes. The errors are as for `from_config`.
+        `on_flag` and `pooling` are stored as attributes. The errors are those of `from_config`.
         """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers

@@ -103,7 +103,7 @@ class PendingTokens:
 
 @final
 class PooledReaders:
-    """Readers on the same layers whose `Fusion.group` is equal, and their partial results for each cache block.
+    """Readers on the same layers with equal `Fusion.group`, and their partial results for each cache block.
 
     Args:
         readers: Reader name -> module; the fusion is `PooledLayers` on all tokens.

@@ -42,7 +42,7 @@ class TextReaders:
 
     @torch.inference_mode()
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
-        """Return request id -> scores, for the texts that end in the step that the model has just computed.
+        """Return request id -> scores, for the texts whose last token is in the step that was just computed.
 
         `hidden` has the last layer's states of all requests one after the other, `tokens` without the padding at the
         end.

@@ -57,7 +57,7 @@ class Taps:
         return states
 
     def check(self) -> None:
-        """Raise RuntimeError if, since the last check, no pass has written every buffer."""
+        """Raise RuntimeError if a buffer has not been written since the last check."""
         counts = torch.cat(self._counts)
         if (counts <= self._seen).any():
             raise RuntimeError("vllm: the readers got no states from a pass of the model. Start with --enforce-eager.")

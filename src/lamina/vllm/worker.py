@@ -39,7 +39,7 @@ class StepScores(NamedTuple):
     """The scores of one request from one engine step.
 
     Attributes:
-        first: Position in the text of the first token that has scores here, counted from 0.
+        first: Position in the text, from 0, of the first token that has scores here.
         tokens: Scores of consecutive tokens: matrix of float32 in the layout's columns, as bytes, one row per token.
         prompt: Logits of the readers that pool whole prompts, float32 as bytes; None unless this step ended the prompt.
     """
@@ -271,7 +271,7 @@ def _slots_of(table: BlockTable, row: int, first: int, last: int) -> Tensor:
 def load_bank(
     layout: Layout, runner: Runner, check: Callable[[ReaderBank, LayerStack, Layout], None]
 ) -> tuple[ReaderBank, LayerStack]:
-    """Load the bank's readers, check that its base is the engine's model, and return the bank and the stack they read.
+    """Load the bank's readers, check that their base is the engine's model, and return the bank and the readers' stack.
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check` is called with
     the bank and its model, and raises an error if the readers cannot run.

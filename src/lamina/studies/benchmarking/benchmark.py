@@ -351,7 +351,7 @@ def mean_ranks(scores: Scores) -> dict[str, float]:
 
 
 def critical_difference(methods: int, sets: int) -> float:
-    """Return how far two mean ranks must be apart to differ at the 5 % level, by Nemenyi's test.
+    """Return the smallest difference of two mean ranks that is significant at the 5 % level, by Nemenyi's test.
 
     Source:
         Demšar 2006, "Statistical Comparisons of Classifiers over Multiple Data Sets", section 3.2.2.

@@ -146,7 +146,7 @@ def _cell(
 
 
 def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
-    """Return a sentence for one `fraction`: the score with most blocks re-initialised, and with no such block."""
+    """Return a sentence for one `fraction`: the score with the most re-initialised blocks, and with none."""
     counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
     most = max(map(int, counts), default=0)
     scores, reference = (

@@ -302,9 +302,9 @@ def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str]
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
     Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued. Proxies are measured on `texts`, or on
-    the prompts if there are none. Returns table rows of measure "same_tokens", whose column "text" has the first prompt
-    and its continuation, and rows of the proxies; [] if the model does not generate text, is not causal, or there is no
-    prompt.
+    the prompts if there are no texts. Returns table rows of measure "same_tokens", whose column "text" has the first
+    prompt and its continuation, and rows of the proxies; [] if the model does not generate text, is not causal, or
+    there is no prompt.
     """
     cell = _CellModel(start)
     model = cell.model

@@ -104,7 +104,7 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 
 
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
-    """Return how many bits the labels of some training rows take without a model: log2(classes) per label.
+    """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
 
     There is one label per row, or one per word in word tagging tasks.
     """
