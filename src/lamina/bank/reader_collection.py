@@ -318,7 +318,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or has other values, so that the reader has to be
-                trained again; the message names both. Also if the model's blocks were changed other than by edits.
+                trained again; the message names both. Also if the model's blocks were changed in another way than by
+                edits.
         """
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:

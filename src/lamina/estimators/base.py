@@ -253,9 +253,10 @@ class LaminaEstimator(BaseEstimator):
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
-        """Return X as texts or pairs of texts. With `reset` (in `fit`), its columns are recorded, else compared.
+        """Return X as texts or pairs of texts; see `as_texts`.
 
-        `method` is the calling method, for messages; see `as_texts`.
+        With `reset` (in `fit`), the columns of X are recorded; otherwise they are compared with the recorded ones.
+        `method` is the calling method, for messages.
         """
         return as_texts(self, X, self._op(method), reset=reset)
 

@@ -251,7 +251,7 @@ class PooledLayers(PoolingConfig):
 
     @property
     def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Whether the fusion has to know which tokens belong to the second text: it does if `over` is "second"."""
+        """Whether the fusion has to know which tokens belong to the second text: only if `over` is "second"."""
         return self.over == "second"
 
 

@@ -106,7 +106,7 @@ class PooledClassification(HeadConfig):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head weighs tokens: it does with pooling "query", unless encoder layers mix tokens before."""
+        """Whether the head weighs tokens: only with pooling "query", and if no encoder layers mix tokens before."""
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
@@ -183,7 +183,7 @@ class PooledClassificationHead(LabelHead):
 
     @property
     def reads_first(self) -> bool:
-        """Whether only the first real token is read: it is with pooling "first" and no encoder layers."""
+        """Whether only the first real token is read: only with pooling "first" and no encoder layers."""
         return self.config.pooling == "first" and not self.config.encoder_layers
 
     def is_token_wise(self) -> bool:

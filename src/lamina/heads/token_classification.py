@@ -85,7 +85,7 @@ class TokenClassificationHead(LabelHead):
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's logits depend only on its own features; they do without encoder layers."""
+        """Return whether a token's logits depend only on its own features: only without encoder layers."""
         return self.config.encoder_layers == 0
 
     def forward_many(

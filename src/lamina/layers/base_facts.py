@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """Facts other than weights that change a stack's hidden states; see `config_facts` and `module_facts`."""
+    """Facts that change a stack's hidden states, beside its weights; see `config_facts` and `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]

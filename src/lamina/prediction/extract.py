@@ -194,7 +194,7 @@ class _Plan:
         return [f"states-{number:05}.npy" for number in range(len(self.parts))]
 
     def begin(self, folder: Path) -> None:
-        """Write the plan to the folder. If it has one, check that it is the same, so that this run may continue it.
+        """Write the plan to the folder; or, if an earlier run has left its plan there, check that the two are equal.
 
         The size on disk is logged.
 

@@ -79,7 +79,7 @@ class TrainedMonitor(Monitor):
 
     @property
     def stored(self) -> bool:
-        """Whether the monitor is stored in the bank: it is if it is useful or `anyway` was set."""
+        """Whether the monitor is stored in the bank: because it is useful, or because `anyway` was set."""
         return str(self.name) in self.bank.monitors
 
     def sentences(self) -> str:

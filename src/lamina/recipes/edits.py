@@ -112,7 +112,7 @@ def check_edit(edit: str, arguments: Arguments) -> None:
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit is applied: it is, unless the argument that names its layers is None.
+    """Return whether an edit is applied: not if the argument that names its layers is None.
 
     Raises ConfigError if a required argument is missing.
     """

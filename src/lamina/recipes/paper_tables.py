@@ -146,7 +146,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        The row with the best mean validation score of each task. If there is a single task, also those settings of its
+        For each task, the row with the best mean validation score. If there is a single task, also those settings of
+        its
         best row that differ among `rows` and that no axis displays.
     """
     tasks: dict[str, list[SummaryRow]] = {}

@@ -67,7 +67,7 @@ class LabelledTask(KindedTask, Protocol):
 class TaskOutline:
     """The facts about a task without its examples.
 
-    A predictor makes one for each reader, and the estimate of a recipe's run time one for each task.
+    A predictor makes an outline for each reader; the estimate of a recipe's run time makes one for each task.
     """
 
     kind: Kind  # the kind of task. If its name is passed, the kind is looked up

@@ -269,8 +269,8 @@ def subsample_rows(
         names: Class names.
         classes: The class ids of each row.
         size: Size of the subsample.
-        stratified: Whether to draw the same number of rows of each class (with `size.per_class`), or the same fraction
-            of each class. False: rows are drawn uniformly.
+        stratified: Whether each class gets the same number of rows (with `size.per_class`), or the same fraction of its
+            rows. False: rows are drawn uniformly.
         seed: Seed of the draw.
     """
     count = size.count(len(names), len(classes))

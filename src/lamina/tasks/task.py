@@ -145,8 +145,8 @@ class Task:
                 spans, classes are the span labels (four in CoNLL-2003), as in papers on few-shot learning.
             fraction: Fraction of the rows.
             rows: Number of rows.
-            stratified: Whether to draw the same number of rows of each class (with `per_class`), or the same fraction
-                of each. By default rows are drawn uniformly without replacement, as in papers on few-shot learning.
+            stratified: Whether each class gets the same number of rows (with `per_class`), or the same fraction of its
+                rows. By default rows are drawn uniformly without replacement, as in papers on few-shot learning.
             seed: Seed of the choice.
 
         Raises:

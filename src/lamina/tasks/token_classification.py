@@ -64,7 +64,7 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 @final
 @dataclass(frozen=True)
 class Pieces:
-    """The learnt tags of words that share a token. Only tags other than those of one continuing span are stored.
+    """The learnt tags of words that share a token. Tags that form one continuing span are not stored.
 
     Attributes:
         labels: The class names.
