@@ -147,7 +147,7 @@ class DataError(LaminaError, ValueError):
 
     Attributes:
         path: The file; None if the data did not come from a file.
-        row: Number of the row as the file's reader counts rows (the line for text files); None if no single row is
+        row: Number of the row as the reader of the file counts them (in text files: the line); None if no single row is
             wrong.
         column: The column's name; None if no single column is wrong.
     """

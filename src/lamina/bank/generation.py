@@ -69,8 +69,8 @@ class GenerateCall:
     """One call of `generate`. It tells which pass of the model read which token of each returned sequence.
 
     Each decoding step reads the token that the step before chose. The last new token is read by no step, so it has no
-    state. Row i of a pass belongs to row i of the result, except in beam search: there `beam_indices` says for each
-    step in which row the winning sequence was at that time, and is -1 once the sequence had ended. Without beams, the
+    state. Row i of a pass belongs to row i of the result, except in beam search. There `beam_indices` has, for each
+    step, the row that the winning sequence had at that time; it is -1 after the end of the sequence. Without beams, the
     stopping criteria of `generate` say where a sequence ends.
 
     Args:

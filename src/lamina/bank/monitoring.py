@@ -91,8 +91,8 @@ def check_monitors(
 
     Raises:
         UnknownNameError: If a monitor, a reader or a label does not exist.
-        ConfigError: If there is no monitor, two have one name, one does not fit the head of its reader, or its reader
-            needs later tokens.
+        ConfigError: If there is no monitor; if two monitors have the same name; or if a monitor does not fit the head
+            of its reader, or its reader needs later tokens.
     """
     chosen = list(stored) if chosen is None else chosen
     check_known(op, [name for name in chosen if isinstance(name, str)], stored, "monitor")

@@ -85,8 +85,8 @@ class Reader:
                 all layers by `Concat`; its head labels each token by itself, or takes the mean of the tokens.
 
         Raises:
-            ConfigError: If tasks of this kind have no reader at all, or no recommended reader; or with `watch`, if no
-                reader of this kind can watch.
+            ConfigError: If tasks of this kind have no reader, or no recommended reader; or with `watch`, if no reader
+                for such tasks can be used by a monitor.
         """
         if str(task.kind) not in HEADS.names():
             have = ", ".join(HEADS.names())

@@ -310,8 +310,8 @@ class ReaderCollection(nn.Module):
     def remap_(self) -> dict[str, tuple[int, ...]]:
         """Change the layer numbers of the readers in place, after blocks of the model were dropped, moved or repeated.
 
-        The states that a reader reads must still exist, under any number: those below a cut do, and all of them if only
-        identity copies were added. Either all readers are changed or none.
+        All states that a reader reads must still exist, under any number: states below a cut still exist, and so do all
+        states if only identity copies were added. Either all readers are changed or none.
 
         Returns:
             Reader name -> the layers that it reads now.

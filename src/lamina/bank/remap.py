@@ -42,8 +42,8 @@ def fusion_after(
         stacks: Names of the model's stacks. An edit of another part of the model may have changed any state.
 
     Raises:
-        ConfigError: If a layer that the reader reads is gone or has other values than before, or if the fusion does not
-            say which layers it reads.
+        ConfigError: If a layer that the reader reads is gone or has other values than before, or if the fusion has no
+            setting for the layers that it reads.
     """
     config, depth = reader.config.fusion, before.depth
     places = {layer: layer for layer in range(before.layers)}

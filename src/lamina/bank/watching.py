@@ -79,7 +79,7 @@ class Watch:
         return self._latest
 
     def _text(self) -> _WatchedText:
-        """Return this thread's text, or else the latest text of any thread; ConfigError if there is no text."""
+        """Return this thread's text, or else the latest text of any thread; raise ConfigError if there is none."""
         return _require_text(self._texts.get(get_ident(), self._latest))
 
     @property

@@ -358,7 +358,7 @@ def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Put a space in front of a text, or of both texts of a pair; not if it is empty or begins with a space."""
+    """Put a space in front of a text, or of both texts of a pair, unless a text is empty or begins with a space."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second

@@ -426,7 +426,7 @@ def _format_of(path: Path, other: str | None) -> str:
 def _select_columns(
     path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """Yield the rows of a file with some of its columns (None: all); a row without one of the values is a DataError.
+    """Yield the rows of a file with some of its columns (None: all); a row that lacks one of the values is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
     if the file has no row or lacks a column.
@@ -469,7 +469,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
     repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
     blank line or "-DOCSTART-" ends a sentence. A sentence is replaced by a DataError if one of its lines cannot be
-    read, or has not as many columns as the file's first line.
+    read, or has another number of columns than the file's first line.
 
     Args:
         path: Name of the file for messages.

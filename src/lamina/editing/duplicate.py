@@ -43,8 +43,8 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
 
     Raises:
         ConfigError: If layer 0 is selected; if `identity` is True and a block cannot be an identity, because a norm
-            follows its residual sum (BERT) or all layers are one block; or for the reasons that `keep_` has. The model
-            is then unchanged.
+            follows its residual sum (BERT) or all layers are one block; or for the reasons of `keep_`. The model is
+            then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
 

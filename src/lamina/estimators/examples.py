@@ -126,7 +126,7 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
 def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[list[object]]:
     """Return y as lists of tags, with NumPy scalars as Python values.
 
-    Raises DataError if y is None, has another number of rows than `words`, or a row has not one tag per word.
+    Raises DataError if y is None, has another number of rows than `words`, or a row does not have one tag per word.
     """
     check_given(y, op)
     with data_errors(op):
@@ -212,8 +212,8 @@ def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], n
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
-    Raises DataError, which names the method `op`, if y is None, has another length than the texts, or holds anything
-    but finite numbers.
+    Raises DataError, which names the method `op`, if y is None, is not as long as the texts, or holds anything but
+    finite numbers.
     """
     check_given(y, op)
     with data_errors(op):

@@ -29,10 +29,10 @@ class PairedLayers(PoolingConfig):
     For layer i, `p_i`, `u_i` and `v_i` are pooled states, as in `PooledLayers` and with the same queries: `p_i` of the
     tokens of both texts, `u_i` of the first text, `v_i` of the second.
 
-    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. For three of them, each token of the first text gets its
-    highest cosine similarity with a token of the second text: the mean, minimum and standard deviation over the tokens.
-    Three more are the same with the texts exchanged. The last two are the cosine similarity of the texts' mean states,
-    and the difference of their lengths divided by the sum.
+    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are the mean, minimum and standard deviation,
+    over the tokens of the first text, of a token's best match: its highest cosine similarity with a token of the second
+    text. Three more are the same with the texts exchanged. The last two are the cosine similarity of the texts' mean
+    states, and the difference of their lengths divided by the sum.
 
     The model reads both texts in one pass, as for its own head, and nothing is projected per token. The separator that
     the bank's tokenizer puts between two texts shows which token belongs to which text. Every token gets the same

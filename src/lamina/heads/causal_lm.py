@@ -26,8 +26,8 @@ class CausalLM(VocabularyConfig):
     """A head for causal language modelling: a linear map, then the base model's vocabulary projection and a new bias.
 
     The logits at a token predict the next token. If the features have the width of the projection, the linear map is
-    initialised to the identity, so that `Reader(LastLayer(), CausalLM())` begins as the base model's own head (except
-    that some models modify their logits: Gemma 2 caps them, Granite scales them). The projection belongs to the base
+    initialised to the identity, so that `Reader(LastLayer(), CausalLM())` begins as the base model's own head. (Models
+    that modify their logits are exceptions: Gemma 2 caps them, Granite scales them.) The projection belongs to the base
     model: it is neither copied nor saved, and only changes if the base model is trained.
 
     The features of a token must not depend on later tokens, which would reveal the token to predict. So the base must

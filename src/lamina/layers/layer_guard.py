@@ -94,7 +94,7 @@ class LayerGuard:
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return the edits of a model since its layers were recorded; None if the model has another record of edits."""
+        """Return the edits of a model since its layers were recorded; None if earlier edits are not those of then."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 

@@ -173,7 +173,7 @@ class ModuleGuard:
         return None
 
     def _changed_buffer(self) -> str | None:
-        """Return which buffer has other values, as a phrase; None if none has."""
+        """Return the name of a buffer that has other values, as a phrase; None if no buffer has."""
         ids = dict(zip(self._digests, self._marks, strict=False))
         for (path, name), tensor in self._tensors():
             is_replaced = (path, name) in ids and ids[path, name] != id(tensor)

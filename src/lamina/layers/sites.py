@@ -179,8 +179,8 @@ def _value(event: Event) -> Tensor:
 def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
     """Return whether addition `number` in the first block lets tokens depend on other tokens' states.
 
-    The model is run twice. In the second run the state of the first token is changed where a module of the block reads
-    it, and the values that are added to the other tokens are compared.
+    The model is run twice. In the second run, the first token's state is changed before the module of the block reads
+    it. The values that are added to the other tokens in both runs are compared.
     """
     trace = _run(model, _LENGTHS[0])
     block = _block_calls(trace, stack)[0]

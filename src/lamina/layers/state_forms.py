@@ -129,7 +129,7 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None, *, down
 
 
 def _repeated(states: Sequence[object], layer: int, probe: Probe, tokens: int | None, downsampling: int) -> Form | None:
-    """Return the form of a layer with one state for several tokens of layer 0; None if it has no such states.
+    """Return the form of a layer in which several tokens of layer 0 share a state; None if no tokens do.
 
     `states` has all layers; the other arguments are those of `forms_of`. Without text, only the last layer of audio can
     have this form, because some encoders pool it over time. For images it is not known how patches were joined.

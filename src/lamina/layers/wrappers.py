@@ -31,8 +31,8 @@ def unwrapped(model: M) -> M:
 def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
     """Return the model inside torch's wrappers, after checking that `got` can be a model.
 
-    If a class has the attribute `instead_of_model`, its instances hold a model or belong to one; the attribute says
-    what to pass in their place.
+    If a class has the attribute `instead_of_model`, its instances hold a model or belong to a model; the attribute says
+    what to pass instead of them.
 
     Raises:
         ConfigError: If `got` is no module of torch, or has such an attribute. The message begins with `op` and says

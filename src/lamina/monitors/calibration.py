@@ -127,7 +127,7 @@ class Calibration:
 
         Raises:
             ConfigError: If the rate or the confidence level is out of range; if there are no positive texts, no
-                negative ones, or too few of them for the rate; or if no text has a score.
+                negative texts, or too few negative texts for the rate; or if no text has a score.
         """
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):

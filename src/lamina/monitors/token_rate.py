@@ -49,13 +49,13 @@ class TokenRateTest:
     """Tests whether the rate of false alarms per thousand tokens is at most a given one.
 
     Let F be 1 for a text with an alarm and 0 for one without, T the number of its tokens that are read, and r the rate
-    per token. If the true rate is r or more, F - r T has a mean of at least 0 over texts. A gambler who stakes the part
-    s of their wealth on the opposite multiplies it by 1 - s (F - r T) at each text, which is never negative. So under a
-    true rate of r or more, the wealth is not expected to grow, and by Markov's inequality it reaches
-    1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts, any
-    distribution of their lengths and scores, and any dependence between the tokens of a text, if the texts are drawn
-    independently of each other. The stake at a text depends on earlier lengths alone; the texts come in a random order,
-    because a file may be sorted.
+    per token. If the true rate is r or more, F - r T has a mean of at least 0 over texts. A gambler bets a part s of
+    their wealth that the rate is below r. At each text the wealth is multiplied by 1 - s (F - r T), which is never
+    negative. So under a true rate of r or more, the wealth is not expected to grow, and by Markov's inequality it
+    reaches 1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts,
+    any distribution of their lengths and scores, and any dependence between the tokens of a text, if the texts are
+    drawn independently of each other. The stake at a text depends on earlier lengths alone; the texts come in a random
+    order, because a file may be sorted.
 
     Args:
         lengths: Number of tokens of each negative text.
@@ -126,8 +126,8 @@ def threshold_per_thousand(
         confidence: Probability with which the rate holds on other texts of the same kind. None: it holds on these.
 
     Raises:
-        ConfigError: If the rate or the confidence level is out of range, all texts have one label, no text has a score,
-            or the negative texts have too few tokens for the rate.
+        ConfigError: If the rate or the confidence level is out of range; if all texts have the same label; if no text
+            has a score; or if the negative texts have too few tokens for the rate.
     """
     highest = [float(own.max(initial=-math.inf)) for own in running]
     ordered, _ = by_label(highest, positive)

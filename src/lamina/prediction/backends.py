@@ -77,10 +77,10 @@ def engine_of(
 ) -> ChosenEngine | None:
     """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
-    "auto" chooses ONNX Runtime, on a CPU and if it is installed, in two cases: a fitting export is in the folder from
-    which the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch
-    differ from PyTorch's is not used: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the
-    bank's folder; or only for this process, if the bank was not loaded from a writable folder.
+    If ONNX Runtime is installed, "auto" chooses it on a CPU in two cases: a fitting export is in the folder from which
+    the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch differ from
+    PyTorch's is not used: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the bank's
+    folder; or only for this process, if the bank was not loaded from a writable folder.
 
     Args:
         bank: The bank.

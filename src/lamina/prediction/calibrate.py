@@ -98,8 +98,8 @@ def calibrate(  # noqa: PLR0913
         their confidence intervals; and with the sketch for `watch_drift`, unless it is a cascade.
 
     Raises:
-        ConfigError: If `confidence` is out of range, there are too few negative texts or no positive ones, or the
-            monitor does not fit the bank's readers or reads the decoder of an encoder-decoder.
+        ConfigError: If `confidence` is out of range; if there are too few negative texts, or no positive ones; or if
+            the monitor does not fit the bank's readers, or reads the decoder of an encoder-decoder model.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
         NotFiniteError: If a score is NaN.
     """
@@ -200,7 +200,7 @@ class TextScores:
         guarantee: bool,
         **facts: Unpack[Facts],
     ) -> Calibration:
-        """Measure the rates of `threshold`; if it is None, of the threshold chosen for a `rate` of false alarms.
+        """Measure the rates of `threshold`. If it is None, first choose a threshold for a `rate` of false alarms.
 
         Texts whose `positive` is None are left out. The other arguments are those of `Calibration.of`.
         """

@@ -116,7 +116,7 @@ def choose_cascade(  # noqa: PLR0913
 
     Raises:
         ConfigError: If a rate is out of range, the first reader is not smaller than the second, there are too few
-            texts, or no cascade keeps the recall.
+            texts, or no cascade has the recall.
         UnknownNameError: If a reader, label or split of the task does not exist.
 
     Source:

@@ -100,11 +100,11 @@ def evaluate(  # noqa: PLR0913
             "weighted avg", with "label", "precision", "recall", "f1", "count" (true examples) and "guessed"
             (predictions).
         errors: Also return "errors": this number of wrong predictions, the most confident first, with "row" (from 0),
-            "text" (a list for a pair), "true", "predicted" and "confidence": the probability of the predicted class;
-            for multi-label tasks that of the most confident wrong decision. Regression has "error" in its place, and
-            the largest come first. For token tasks "true" and "predicted" are lists of wrong spans with "start" and
-            "end" (characters), "label", "score" (mean probability of the tags of the span's words) and "error":
-            "missed", "extra", or "wrong" for overlapping spans; the confidence is the highest of these scores. 0: none.
+            "text" (a list for a pair), "true", "predicted" and "confidence" (the probability of the predicted class, or
+            in multi-label tasks of the most confident wrong decision). Regression has "error" in its place, and the
+            largest come first. For token tasks "true" and "predicted" are lists of wrong spans with "start" and "end"
+            (characters), "label", "score" (mean probability of the tags of the span's words) and "error": "missed",
+            "extra", or "wrong" for overlapping spans; the confidence is the highest of these scores. 0: none.
         max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
             most that the model allows.
         stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.

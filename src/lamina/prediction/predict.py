@@ -113,8 +113,8 @@ def predict(  # noqa: PLR0913
         generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, an example is not what a reader reads, or there is no mask
-            token to fill in.
+        ConfigError: If there is no processor or reader, a reader cannot read an example, or there is no mask token to
+            fill in.
         UnknownNameError: If a reader does not exist.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.

@@ -81,7 +81,8 @@ def read_replies(
         The replies, and the digest of their prompts, texts and labels.
 
     Raises:
-        DataError: If a column is unclear, or a row has no prompt, reply or label, or a span that is not in its reply.
+        DataError: If it is not clear which column to use; or if a row has no prompt, reply or label, or has a span that
+            is not in its reply.
         ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
         UnknownNameError: If no row has the positive label.
     """

@@ -274,7 +274,7 @@ def score_replies(
         progress: Show a progress bar.
 
     Raises:
-        UnknownNameError: If the bank has no monitor of this name, or not its reader.
+        UnknownNameError: If the bank does not have a monitor of this name, or lacks the monitor's reader.
         ConfigError: If the bank has no tokenizer, the monitor is a cascade, or there are no replies.
     """
     if isinstance(monitor, str):

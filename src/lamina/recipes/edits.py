@@ -46,7 +46,7 @@ _MORE_KEYS = {
 def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
     """Build a model's config from a recipe's `architecture`: the family's name ("model_type") and its settings.
 
-    Raises ConfigError if "model_type" is missing or no family of transformers, or a value is not allowed;
+    Raises ConfigError if "model_type" is missing or is not a family of transformers, or a value is not allowed;
     UnknownNameError if the family has no such setting.
     """
     from transformers import AutoConfig

@@ -153,9 +153,9 @@ def fitted_batches(
 ) -> dict[str, Batches]:
     """Return run name -> batches that fit into `memory_bytes` of a GPU; the rows of an optimizer step stay the same.
 
-    Batches of runs that are resumed are those that their output folder already has: the free memory may have changed,
-    and a run goes on with the batches that it began with. Raises ConfigError if not even one row fits, and StoreError
-    if the batches in the output folder cannot be read.
+    A resumed run gets the batches that are saved in its output folder, because the free memory may have changed since
+    it began. Raises ConfigError if not even one row fits, and StoreError if the batches in the output folder cannot be
+    read.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

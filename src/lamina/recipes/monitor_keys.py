@@ -81,7 +81,7 @@ def add_monitors(
 
     If a reader has several runs, the one with the best validation score in the rows of results is watched. Raises
     ConfigError if a monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError if the
-    reader does not have a flagged label, or the task no such split.
+    reader lacks a flagged label, or the task lacks the split.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():

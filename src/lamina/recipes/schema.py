@@ -485,8 +485,8 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Check the patterns of the key `only`, and return them with full keys.
 
-    Raises UnknownNameError if no run has a key, or no run has a value that a pattern matches; ConfigError if no run
-    matches the patterns of all keys.
+    Raises UnknownNameError if a key or a pattern matches no run; ConfigError if no run matches the patterns of all
+    keys.
     """
     if not only:
         return {}
@@ -521,9 +521,9 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = Fa
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Check that everything that a recipe's tables and figures refer to exists in the recipe.
 
-    `whole` also checks the values that axes rename, and the rows and columns of published numbers; it is False for a
-    recipe in which a sweep has replaced values. Raises ValidationError if something does not exist, or scores of
-    several tasks would be mixed; it says where.
+    `whole` also checks the values that axes rename, and the rows and columns of published numbers; it is False if a
+    sweep has replaced values of the recipe. Raises ValidationError if something does not exist, or scores of several
+    tasks would be mixed; it says where.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):

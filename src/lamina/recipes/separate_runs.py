@@ -148,8 +148,8 @@ class SeparateRuns:
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether a score makes the run `name` the best finished run of its task.
 
-        If scores are equal, a run of another part of the recipe, whose model is already saved, is the best; within this
-        part it is the first run in the recipe's order.
+        If scores are equal, a run of another part of the recipe is preferred, because its model is already saved; then
+        the first run in the recipe's order.
         """
         rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
         others = [(other, row) for other, row in self.scores.items() if other != name and row["task"] == task]

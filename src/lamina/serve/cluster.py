@@ -94,9 +94,9 @@ def application(args: Mapping[str, JSON]) -> Application:
     is missing, a key is among `args`, or a value is not allowed; MissingExtraError if Ray Serve is not installed.
 
     Args:
-        args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`,
-            its base model if the bank names another; and any fields of `Settings` except the keys. Each replica reads
-            the API key from the environment variable LAMINA_API_KEY.
+        args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`, a
+            base model to use instead of the one that the bank names; and any fields of `Settings` except the keys. Each
+            replica reads the API key from the environment variable LAMINA_API_KEY.
     """
     values = dict(args)
     bank, model = values.pop("bank", None), values.pop("model", None)

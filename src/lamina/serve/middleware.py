@@ -132,7 +132,7 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return why the key of a request is not accepted, as a refusal; None if it is right, or none is needed."""
+        """Return a refusal if the key of a request is wrong or missing; None if it is right, or no key is needed."""
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):
@@ -197,7 +197,7 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
 
 
 def _json_bytes(scope: Scope) -> int | None:
-    """Return the size of the JSON in a body of KServe's v2 in which binary data follow; None if all of it is JSON."""
+    """Return the size of the JSON at the start of a KServe v2 body, if binary data follow; else None."""
     size = dict(scope["headers"]).get(JSON_BYTES, b"")
     return int(size) if path_of(scope).endswith("/infer") and size.isdigit() and len(size) < _DIGITS else None
 

@@ -133,10 +133,10 @@ def export_onnx(
     """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json`.
 
     The graph accepts any number of rows and tokens, and computes in float32. Before the files are put in place,
-    onnxruntime runs the graph on batches of other sizes than those of the trace, and its outputs are compared with
-    PyTorch's: they may differ by at most 1e-4 (for logits above 1, by 1e-4 of the largest). If readers read only the
-    encoder of an encoder-decoder model, only the encoder is written. If they read the decoder, the graph also has the
-    inputs `decoder_input_ids` and `decoder_attention_mask`.
+    onnxruntime runs the graph on batches of other sizes than in the trace. Its outputs may differ from PyTorch's by at
+    most 1e-4 (for logits above 1, by 1e-4 of the largest). If readers read only the encoder of an encoder-decoder
+    model, only the encoder is written. If they read the decoder, the graph also has the inputs `decoder_input_ids` and
+    `decoder_attention_mask`.
 
     Args:
         bank_or_model: The bank, or a model that reads text. It is not changed.
@@ -376,8 +376,8 @@ class _Plan:
 class _Graph(nn.Module):
     """The module that is traced for the export.
 
-    A trace replaces submodules by proxies without hooks. So the plan, which is not a module, runs the original modules,
-    whose hooks work; the submodules of this module only show their parameters to the trace.
+    A trace replaces submodules by proxies without hooks. So the plan, which is not a module, runs the original modules
+    with their hooks. The submodules of this module are only there to show their parameters to the trace.
     """
 
     def __init__(self, plan: _Plan) -> None:

@@ -114,7 +114,7 @@ def encode_rows(
     """Encode the rows of a split for a model, as the task's kind does for prediction: without augmentation.
 
     `max_length` is the maximum tokens per text; None: what the model allows. Raises ConfigError if there is no
-    processor or it does not fit the task, or `max_length` is not possible.
+    processor, the processor does not fit the task, or `max_length` is not possible.
     """
     # without a processor there is no limit to find, and `encode` says that one is missing
     limit = task.kind.length_limit(model, cast("Processor", processor), max_length)
@@ -142,8 +142,8 @@ def cell_settings(
 ) -> dict[str, JSON]:
     """Return the settings that the rows of all cells of a study depend on, JSON-ready.
 
-    They are facts of the model that cells start from and of the tasks, the stack's name, the training options, and
-    `study_options`, those of this study alone.
+    The settings are facts of the model that cells start from, facts of the tasks, the stack's name, the training
+    options, and `study_options` (options of this study alone).
     """
     facts: dict[str, JSON] = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
     return {**facts, **study_options, **cast("dict[str, JSON]", training), "stack": stack.name}

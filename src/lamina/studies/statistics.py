@@ -80,7 +80,7 @@ def paired_bootstrap(
     """Compare two methods by a paired bootstrap: resample the rows, and the seeds if there are several.
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
-    difference is 0 or has the opposite sign; numerator and denominator are raised by one, so that p is never 0. Raises
+    difference is 0 or has the opposite sign; both counts in this share are raised by one, so that p is never 0. Raises
     ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
 
     Args:

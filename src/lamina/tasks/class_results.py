@@ -284,8 +284,8 @@ class Comparison(TypedDict):
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> lower and upper end of the 95 % interval of the reader's own score: a percentile bootstrap
             over rows.
-        verdict: None if the reader is better by the task's metric, that is, if the 95 % interval of the difference on
-            the same rows lies above 0. Otherwise a sentence that says that it is not.
+        verdict: None if the reader is better by the task's metric: the 95 % interval of the difference on the same rows
+            lies above 0. Otherwise a sentence that says that it is not.
     """
 
     rows: int

@@ -187,7 +187,7 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 def spelled_list(text: str) -> object:
     """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
 
-    A text in round or curly brackets may be a name: it gives None unless it spells a tuple or set. Raises
+    A text in round or curly brackets may be a name. Unless it spells a tuple or set, the result is None. Raises
     LabelCellError if the text is in square brackets and spells no list, such as a printed NumPy array.
     """
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
@@ -222,7 +222,7 @@ def _json_or_literal(text: str) -> object:
 
 
 def _literal(text: str) -> object:
-    """Return the list, tuple or set that a text spells in Python; None if it spells none.
+    """Return the list, tuple or set that a text spells in Python; None if it does not spell one.
 
     Strings side by side, as NumPy prints them (['art' 'sport']), do not count as a list, because Python would join
     them. Raises RepeatedKeyError if a dict in the list has a key twice.

@@ -401,10 +401,10 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
 
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
-    `spec.separator`. If it is None, the separator is the only one of the signs `,` `;` `|` that occurs in the column.
-    If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no row
-    has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and `spec.labels`
-    does not decide between them. The message names the row.
+    `spec.separator`. If it is None, the separator is the sign among `,` `;` `|` that occurs in the column, if only one
+    does. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no
+    row has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and
+    `spec.labels` does not decide between them. The message names the row.
     """
     labels = frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
@@ -451,8 +451,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because 0 or 1
-    occurs twice or as a bool, but its length differs from the number of labels or from the length of other lists.
+    `labels`, or at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because it has
+    0 or 1 twice or as a bool, but its length is not the number of labels or the length of the other lists.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length

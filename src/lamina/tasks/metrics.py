@@ -68,8 +68,8 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 def named_class(op: str, name: object, labels: Sequence[str]) -> str:
     """Return the label that `name` names: a text, or a whole number or bool as in label cells.
 
-    If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: 1 and
-    True name the label "yes" of "no" and "yes". A number never means a label's id, because labels may be sorted
+    If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: if the
+    labels are "no" and "yes", 1 and True name "yes". A number never means a label's id, because labels may be sorted
     alphabetically. Raises UnknownNameError if no label has this name, and ConfigError if `name` cannot name a class.
     """
     try:
@@ -459,7 +459,7 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
 def marks_spans(tags: Iterable[str]) -> bool:
     """Return whether tags mark spans, as for named entities, and do not just classify single words.
 
-    They do if every tag is "O" or an IOB, IOBES or BILOU mark with a label, such as "B-PER", and not all are "O".
+    Tags mark spans if each is "O" or an IOB, IOBES or BILOU mark with a label, such as "B-PER", and not all are "O".
     """
     seen = set(tags)
     return bool(seen - {"O"}) and all(_SPAN_TAG.fullmatch(tag) for tag in seen)

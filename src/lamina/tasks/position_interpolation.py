@@ -25,7 +25,7 @@ def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
 def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
     """Return a text that says that a model failed on a batch because of the size of its images.
 
-    None if that was not the reason: the size is right or not known, or the model can interpolate.
+    Returns None if the size was not the reason: it is right or not known, or the model can interpolate.
     """
     sizes = _other_size(model, batch)
     if sizes is None or _interpolates(model):

@@ -59,8 +59,8 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     Raises SpanError if the cell or a span in it has another form.
 
     Args:
-        cell: A list of spans, or an object that has the list under "entities", "spans", "annotations" or "result", or
-            lists of starts, ends and labels, or lists of texts by label; or one of these as a text in JSON.
+        cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
+            "spans", "annotations" or "result"; lists of starts, ends and labels; or lists of texts by label.
         default: Label of spans without a label.
     """
     cell = cell if isinstance(cell, list | tuple) else plain(cell)
@@ -121,7 +121,7 @@ def _mark(span: object, default: str) -> SpanMark:
 
 
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
-    """Return a span from a JSON object; raise SpanError if none of its keys is known to hold its place or label."""
+    """Return the span that a JSON object describes; raise SpanError if no known key has its place or its label."""
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
         fields = cast("Mapping[str, object]", span["value"])

@@ -151,8 +151,8 @@ class Task:
 
         Raises:
             UnknownNameError: If the task has no train split.
-            ConfigError: If there are not that many rows, none or several sizes are passed, or `stratified` is set and
-                rows do not have exactly one class each.
+            ConfigError: If there are not enough rows, no size or several sizes are passed, or `stratified` is set and a
+                row does not have exactly one class.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -173,8 +173,9 @@ class Task:
         Blank texts are left out.
 
         Args:
-            rows: Whether each row is read alone, pairs as the tokenizer joins them; a row that is too long for the
-                model loses its end. By default all texts are joined and cut into blocks of the model's maximum length.
+            rows: Whether each row is read alone. Pairs are then joined by the tokenizer, and a row that is too long for
+                the model loses its end. By default all texts are joined and cut into blocks of the model's maximum
+                length.
 
         Raises:
             ConfigError: If the examples are not texts.
@@ -312,10 +313,10 @@ class Task:
                 so that every class of every label column of the file keeps its share. All tasks over the file get the
                 same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
             test: File of the test split, which only `evaluate` reads.
-            text: Column of the text or of the list of words (default "sentence", or "text" if there is no column of
-                that name), or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In
-                plain text files every line that is not blank is a row. "translation.en" is the value under "en" of the
-                objects in column "translation".
+            text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
+                or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text
+                files every line that is not blank is a row. "translation.en" is the value under "en" of the objects in
+                column "translation".
             inputs: Column of the inputs, whatever they are: texts, images or audio. The same as `text`; give one of
                 them.
             text_pair: Column of the second text of a pair. For "causal_lm" it has the replies to `text`; for
@@ -324,9 +325,9 @@ class Task:
                 (default: the last column). For "token_classification" over plain texts it has lists of spans: a span is
                 a text, a pair of offsets (of its first character, and after its last one), or an object with "start",
                 "end" and "label".
-            labels: Class names in the order of their ids. None: those that the file declares for its column, or those
-                of `train`, sorted. Label cells hold these names, or the ids as whole numbers. A warning names a class
-                that no training row has.
+            labels: Class names in the order of their ids. None: the names that the file declares for its column, or
+                else the names in `train`, sorted. Label cells hold these names, or the ids as whole numbers. A warning
+                names a class that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
             positive: The class that "f1" and the recalls are about, if there are two. None: "1", "yes" or "true" if the
                 other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.

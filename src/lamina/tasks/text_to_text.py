@@ -170,7 +170,7 @@ class TextToTextKind(Kind[PairInputs]):
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the model is no encoder-decoder that generates text, as text; None if it is one."""
+        """Return why the model is not an encoder-decoder that generates text, as text; None if it is one."""
         generates = model.config.is_encoder_decoder and model.can_generate()
         return None if generates else "it is not an encoder-decoder that generates text"
 

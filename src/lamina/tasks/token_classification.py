@@ -94,7 +94,7 @@ class Pieces:
         return cls(names, tags_of)
 
     def __or__(self, other: Pieces) -> Pieces:
-        """Return the pieces of both objects; the tags of `other` win if both have a key."""
+        """Return the pieces of both objects; for a key in both, the tags of `other` are used."""
         return Pieces(self.labels, {**self.tags, **other.tags})
 
     @classmethod

@@ -395,7 +395,7 @@ class Engine:
         barrier()
 
     def _restore(self, tensors: Mapping[str, Tensor], progress: RunProgress) -> None:
-        """Set the state of the run and its learners to that of a checkpoint with these tensors and this progress."""
+        """Restore the run and its learners from the tensors and the progress of a checkpoint."""
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
         self.plan.stopped.update(progress["stopped"])

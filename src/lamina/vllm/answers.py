@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Answers(Mapping[str, "dict[str, JSON]"]):
     """The readers' answers for one sequence: reader name -> answers, computed on access.
 
-    The value of a reader has the keys "prompt", "output" and "both", each with the answer over that part of the text,
-    or None for a part without tokens; and "tokens", the scores of each token that the engine has read, prompt first.
-    Readers that label tokens have only "tokens", and readers that pool whole prompts only "prompt". The engine does not
-    read the last token of a sequence.
+    The value of a reader has the keys "prompt", "output" and "both", which hold the answer over that part of the text,
+    or None if the part has no tokens. The key "tokens" holds the scores of each token that the engine has read, the
+    prompt's first. Readers that label tokens have only "tokens", and readers that pool whole prompts only "prompt". The
+    engine does not read the last token of a sequence.
 
     Args:
         layout: The engine's readers.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def install(engine: Frontend, layout: Layout) -> None:
-    """Make a frontend of vLLM check which readers a request chooses, and give its outputs an attribute `lamina`."""
+    """Make a vLLM frontend check which readers a request chooses, and add an attribute `lamina` to its outputs."""
     processor = engine.output_processor
     process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
     process_outputs = processor.process_outputs

@@ -156,7 +156,7 @@ class Layout:
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
-        """Return the names of the readers that a request chooses in its `extra_args`; all of them if it chooses none.
+        """Return the names of the readers that a request chooses in its `extra_args`; all names if it makes no choice.
 
         Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
         a reader is not in the bank.

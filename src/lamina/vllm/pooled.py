@@ -67,7 +67,7 @@ class PendingTokens:
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Add tokens of a step, or those with the indices `rows`, by their states (per layer) and cache slots.
 
-        They are copied, because the engine reuses the memory of states and slots.
+        Their states are copied, because the engine reuses the memory.
         """
         if rows is None or len(rows) == len(slots):
             self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))

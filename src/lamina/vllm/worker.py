@@ -41,7 +41,8 @@ class StepScores(NamedTuple):
     Attributes:
         first: Position in the text, from 0, of the first token that has scores here.
         tokens: Scores of consecutive tokens: matrix of float32 in the layout's columns, as bytes, one row per token.
-        prompt: Logits of the readers that pool whole prompts, float32 as bytes; None unless this step ended the prompt.
+        prompt: Logits of the readers that pool whole prompts, float32 as bytes, if this step ended the prompt; else
+            None.
     """
 
     first: int
@@ -103,8 +104,8 @@ class EngineReaders:
     """The readers of a bank in one engine, with their scores of every token in the engine's cache.
 
     A token that the prefix cache provides is not computed again. Its scores are therefore stored under the number of
-    its cache slot, and are read from there when a later request shares the token. Readers of whole prompts store sums
-    per cache block instead; see `pooled`.
+    its cache slot, where a later request that shares the token finds them. Readers of whole prompts store sums per
+    cache block instead; see `pooled`.
     """
 
     method: ClassVar[str] = "sample_tokens"
@@ -178,7 +179,7 @@ class EngineReaders:
         return scores
 
     def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
-        """Return which tokens of a step the readers of whole prompts need; None: all of them.
+        """Return the indices of a step's tokens that the readers of whole prompts need; None if they need all tokens.
 
         `scheduled` is each request's number of tokens, and `ends` the index after its last one. Readers answer about
         prompts. An output can become the start of a later prompt only with a prefix cache.

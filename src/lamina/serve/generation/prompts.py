@@ -62,7 +62,7 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
     """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
 
     Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts;
-    TooLongError if the prompt alone has more than `max_total_tokens`, those of prompt and text together.
+    TooLongError if the prompt alone has more than `max_total_tokens` tokens, the limit for prompt and text together.
     """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)

@@ -321,8 +321,8 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
     """Wait for a whole text, and return its tokens and its end. If the client of `request` leaves, end the text early.
 
-    Raises HTTPException if the client leaves (499), or no token comes in time (503); LaminaError if the generation of
-    the text fails.
+    Raises HTTPException with status 499 if the client leaves, or 503 if no token comes in time; LaminaError if the
+    generation of the text fails.
     """
     try:
         return await wait_while_connected(request, items.all())

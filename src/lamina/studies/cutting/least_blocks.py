@@ -64,7 +64,7 @@ class LeastBlocks:
         metric: The task's metric.
         by: The method of choosing blocks, as passed to `drop_least_`.
         dropped: Numbers of the dropped blocks, before the edit.
-        costs: Number of a block -> its influence, or how much the score falls without it; only blocks that were
+        costs: Number of a block -> its influence, or how far the score falls without it, for the blocks that were
             measured.
         scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.

@@ -112,7 +112,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
-    for tasks with one class per row, is how much the variability within classes falls.
+    for tasks with one class per row, is the fall of the variability within classes.
 
     Args:
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
@@ -134,7 +134,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         "score". If text was generated there is also a column "text": the first prompt and its continuation.
 
     Raises:
-        ConfigError: If there is neither a task nor a text, a length in `runs` is not from 1 to the depth less 1,
+        ConfigError: If there is neither a task nor a text, a length in `runs` is not between 1 and the depth minus 1,
             `new_tokens` is negative, or all cells failed.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
 

@@ -46,11 +46,11 @@ _SAME = 1e-6  # the tolerance for tokens that a later token cannot influence
 class OutputHead:
     """Computes logits from the states of any layer, as the model does from the output of its last block.
 
-    The model runs on one placeholder token. A hook replaces the output of its last block by the states, to which the
-    model then applies its own final norm and head. (A few models must run on as many tokens as there are states.)
-    Creating an instance checks on a small input that this reproduces the model's own logits. The model must be in eval
-    mode when logits are computed. Raises ConfigError if the model has no output over a vocabulary, and
-    UnsupportedModelError if the model has two stacks, has no module per block, or mixes tokens after its last block.
+    The model runs on one placeholder token. A hook replaces the output of its last block by the states, and the model
+    applies its own final norm and head to them. (A few models must run on as many tokens as there are states.) When an
+    instance is made, it checks on a small input that this gives the model's own logits. The model must be in eval mode
+    when logits are computed. Raises ConfigError if the model has no output over a vocabulary, and UnsupportedModelError
+    if the model has two stacks, has no module per block, or mixes tokens after its last block.
 
     Args:
         model: A causal or masked language model.

@@ -86,9 +86,9 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         tasks: Task name -> a task with one class per row, or a single such task.
         processor: Tokenizer or image processor. None: the one saved with `model.name_or_path`.
         split: Name of the split to read.
-        probed: A study of `probe` over the same tasks, or the folder it is saved in. Then nu is compared with the mean
-            score of each layer's linear probe (of the MLP, if there is no linear one), by Spearman's rank correlation.
-            None: no comparison.
+        probed: A study of `probe` over the same tasks, or the folder it is saved in. If given, nu is compared, by
+            Spearman's rank correlation, with the mean score of each layer's linear probe (or MLP probe, if there is no
+            linear one). None: no comparison.
         layers: Layers to read.
         stack: Name of the stack. None: the only one, or the encoder.
         batch_size: Rows per pass; it affects only the speed.
