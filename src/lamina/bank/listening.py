@@ -201,7 +201,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Pass a layer's state on: to the states of a generated text, or to the single pass that this thread reads.
+        """Hand a layer's state to the pass that it belongs to: a generated text's, or this thread's single pass.
 
         The last state of a single pass completes the outputs of its readers.
         """

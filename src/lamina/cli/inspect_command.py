@@ -186,7 +186,7 @@ def _show(name: str, facts: StackFacts) -> None:
 def describe(name: str, *, weights: bool = False) -> ModelFacts:
     """Return the class, size and layers of a model, by its folder or hub id.
 
-    With `weights`, they are loaded, and each stack gets a fingerprint; else only the config is read. Raises
+    With `weights=True` the weights are loaded, and each stack gets a fingerprint; else only the config is read. Raises
     ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot be found.
     """
     from lamina.editing.block_picture import stack_pictures

@@ -112,7 +112,7 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder, if this process has the id `process`: that of the process that created it."""
+    """Remove a folder if this is the process that created it, whose id is `process`."""
     if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -235,9 +235,9 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
 
 
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
-    """Return a trainable float32 copy of the stack's last block, and the two axes that this block exchanges.
+    """Return a trainable float32 copy of the stack's last block, and its `Swap`.
 
-    The axes are None if the block reads `[batch, tokens, width]`.
+    The `Swap` names the axes that differ in the block's order; None if the block reads `[batch, tokens, width]`.
 
     Raises:
         ConfigError: If the stack has no module for its last block, or the copy computes other values than the block.
@@ -276,7 +276,7 @@ def _copy_block(block: nn.Module) -> nn.Module:
 
 
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
-    """Check that `copied` computes the same as the stack's last block; return the two axes that the block exchanges.
+    """Check that `copied` computes the same as the stack's last block; return its `Swap`.
 
     The model is called on a tiny input, then the copy with the arguments of the last block.
 

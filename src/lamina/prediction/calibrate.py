@@ -74,8 +74,8 @@ def calibrate(  # noqa: PLR0913
         task: Labelled texts. If words are labelled, a text is positive if one of its words is.
         false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
             negative texts are needed.
-        per: "reply": `false_positive_rate` counts texts. "1000 tokens": it is the number of false alarms per thousand
-            tokens of negative texts, each read up to its alarm, above 0 and below 1000.
+        per: "reply": `false_positive_rate` is a fraction of texts. "1000 tokens": it is the number of false alarms per
+            thousand tokens of negative texts, above 0 and below 1000; each text counts up to its alarm.
         split: Split of the task. It should be one that no reader was trained on.
         positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
         threshold: A threshold whose rates on this split are measured. None: choose one.

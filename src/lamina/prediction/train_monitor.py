@@ -152,8 +152,9 @@ def monitor(  # noqa: PLR0913
         positive: The label of bad replies.
         rate: Rate of false alarms that is allowed, in the unit `per`.
         per: "reply": `rate` is the fraction of good replies that may be flagged, above 0 and below 1 (a conformal
-            bound). "1000 tokens": it is the number of false alarms per thousand tokens of good replies, each read up to
-            its alarm, above 0 and below 1000 (see `TokenRateTest`). Choose it if replies differ much in length.
+            bound). "1000 tokens": it is the number of false alarms per thousand tokens of good replies, above 0 and
+            below 1000; each reply counts up to its alarm (see `TokenRateTest`). Choose it if replies differ much in
+            length.
         confidence: Probability with which the rate holds, and confidence level of the intervals.
         messages: Column of chats, whose last message is the reply. None: a column with a usual name, such as
             "messages"; if there is none, `prompt` and `reply` are read.

@@ -146,9 +146,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        For each task, the row with the best mean validation score. If there is a single task, also those settings of
-        its
-        best row that differ among `rows` and that no axis displays.
+        Per task, the row with the best mean validation score. For a single task also the settings of that row that
+        differ among `rows` and are not displayed by an axis.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:

@@ -61,7 +61,7 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
     """Return a part of a long text that has at least `2 * most` tokens: its beginning, or for `side` "left" its end.
 
-    `most` tokens will be read: they are the same in this part as in the whole text, which would take seconds to
+    The `most` tokens that will be read are the same in this part as in the whole text, which would take seconds to
     tokenise. A short text is returned whole. Raises TooLongError if a very long part of the text has too few tokens.
     """
     size = 2 * _CHARACTERS * most + _PIECE

@@ -428,8 +428,8 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
     """Write a plan as an ONNX graph in the first opset that works; return the largest difference from PyTorch's.
 
-    With `progress`, show a bar for each opset that is tried. Raises the UnsupportedModelError or StoreError of the last
-    of `OPSETS` if none of them works.
+    With `progress`, show a bar for each opset that is tried. If no opset of `OPSETS` works, raises the error of the
+    last: UnsupportedModelError or StoreError.
     """
     *others, last = OPSETS
     for opset in others:

@@ -180,7 +180,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first text in which a mask token got NaN as a probability; None if no text did."""
+        """Return the index of the first text with a mask token whose probabilities have NaN; None if there is none."""
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 

@@ -66,11 +66,12 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 
 
 def named_class(op: str, name: object, labels: Sequence[str]) -> str:
-    """Return the label that `name` names: a text, or a whole number or bool as in label cells.
+    """Return the label that the user means by `name`: a text, a whole number or a bool, as in label cells.
 
     If the labels are 0 and 1, no and yes, or false and true (in any case), names of the same meaning are equal: if the
-    labels are "no" and "yes", 1 and True name "yes". A number never means a label's id, because labels may be sorted
-    alphabetically. Raises UnknownNameError if no label has this name, and ConfigError if `name` cannot name a class.
+    labels are "no" and "yes", 1 and True stand for "yes". A number never means a label's id, because labels may be
+    sorted alphabetically. Raises UnknownNameError if no label has this name, and ConfigError if `name` cannot be the
+    name of a class.
     """
     try:
         text = class_name(name, labels)
@@ -187,7 +188,7 @@ def _auroc(scores: Tensor, positive: Tensor) -> float:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the rank of every value (1: the lowest) in float64; equal values get the mean of their ranks."""
+    """Return the rank of every value in float64 (1 for the lowest); equal values get the mean of their ranks."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
 

@@ -170,7 +170,7 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
 
 
 class RowShape(NamedTuple):
-    """The size of a row: its `tokens` and those of its `target` text (0: equally many), or an image's `image_size`."""
+    """The size of a row: the number of tokens of its text and of its `target` text (0: as many), or an `image_size`."""
 
     tokens: int
     target: int = 0

@@ -181,7 +181,7 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     """Return the points of a setting; each makes one cell per data set. Without points, return (None,).
 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
-    Raises ConfigError if points are given to a setting without them, none or one twice, or one is out of range.
+    Raises ConfigError if the setting has no points, the list is empty, or a point is given twice or is out of range.
     """
     if setting not in _POINTS:
         if points is not None:

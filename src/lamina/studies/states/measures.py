@@ -50,7 +50,7 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """Return the values of one layer in one batch, which are averaged later, `[measures, tokens or texts]`.
+        """Return a layer's values in a batch, `[measures, tokens or texts]`; they are averaged later.
 
         The parameters are those of `on_state`, with `state` in float32.
         """
