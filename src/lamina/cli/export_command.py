@@ -138,8 +138,8 @@ def _export_graph(
 ) -> None:
     """Export `target`, a bank or a model, as an ONNX graph into `out`, and print the graph's outputs.
 
-    `processor` is saved with the graph (None: the bank's), `readers` are exported (None: all), and with `main` also the
-    model's own output. With `progress`, a progress bar is shown.
+    The graph has the outputs of `readers` (None: all); with `main`, also the model's own output. `processor` is saved
+    with the graph (None: the bank's). With `progress`, a progress bar is shown.
     """
     from lamina.store.onnx import export_onnx
 

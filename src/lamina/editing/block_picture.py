@@ -59,7 +59,7 @@ def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str
 
 
 def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
-    """Return a stack's blocks after edits; `before` is its number of blocks before them."""
+    """Return a stack's blocks after edits; `before` is how many blocks it had before them."""
     blocks = [
         BlockFacts(block=number, was=number, copy=False, identity=False, edits=[]) for number in range(1, before + 1)
     ]

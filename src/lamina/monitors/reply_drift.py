@@ -159,9 +159,9 @@ class DriftWatcher:
     At each reply, each quantity is ranked among the calibration's replies and all replies since; the rank gives a
     conformal p-value. If new replies are exchangeable with the replies of the calibration, the p-values of a quantity
     are independent and uniform. This holds for any distribution of the quantity, and even if the sketch has few
-    replies. For each of the d quantities a gambler bets against that. The alarm is raised once a gambler has multiplied
-    its stake by d / `false_alarm_rate`. By Ville's inequality, the probability of a false alarm within a run is at most
-    `false_alarm_rate`.
+    replies. For each of the d quantities a gambler bets that its p-values are not uniform. The alarm is raised once a
+    gambler has multiplied its stake by d / `false_alarm_rate`. By Ville's inequality, the probability of a false alarm
+    within a run is at most `false_alarm_rate`.
 
     A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
     than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several

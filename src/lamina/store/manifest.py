@@ -101,8 +101,8 @@ class BaseFacts(SavedFacts):
         dtype: Type of its weights, such as "float32".
         stacks: Stack name -> facts, for the stacks that the readers read.
         library: Versions of transformers and torch that saved it. If the installed versions differ,
-            `StackFacts.modules` is not compared, and in `StackFacts.config` only the settings that both versions have.
-            None in banks of earlier versions of lamina.
+            `StackFacts.modules` is not compared; of `StackFacts.config` only the settings that both versions have are
+            compared. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it came from before training.
         recorded: The recorded layers, if the readers were trained on recorded states; `id` and `model_type` may then be

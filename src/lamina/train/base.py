@@ -128,7 +128,7 @@ class Runner(ABC):
         self.info(name).update(facts)
 
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
-        """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or vice versa.
+        """Log a warning for each learner that was trained on pairs and now reads single texts, or the other way round.
 
         Args:
             pairs: Learner name -> whether the texts that it reads now are pairs.

@@ -94,7 +94,7 @@ class Checkpoints:
         return sorted(paths, key=_step)
 
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
-        """Prepare the folder for a run, and with `resume` read the newest checkpoint. Every process must call this.
+        """Prepare the folder for a run; with `resume`, also read the newest checkpoint. Every process must call this.
 
         Without `resume` all checkpoints in the folder are removed; with `resume` only incomplete ones.
 

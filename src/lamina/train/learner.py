@@ -162,7 +162,7 @@ class Learner:
         return afresh
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Reset scores and best weights, and with `schedule` the learning-rate schedule. The count of steps goes on.
+        """Reset scores and best weights; with `schedule`, also the learning-rate schedule. The count of steps goes on.
 
         Scores of two stages are not comparable.
         """

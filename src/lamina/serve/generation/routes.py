@@ -218,7 +218,7 @@ def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
 def generate_body(
     tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = ""
 ) -> dict[str, JSON]:
-    """Return the response of text-generation-inference for a whole text, `before` (the prompt, or "") in front of it.
+    """Return the response of text-generation-inference for a whole text that follows `before` (the prompt, or "").
 
     With `details`, it has those of the tokens too.
     """

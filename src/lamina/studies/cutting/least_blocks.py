@@ -144,9 +144,9 @@ def drop_least_(  # noqa: PLR0913 options of the command
         task: The task, with the splits "train" and "validation".
         count: Number of blocks to drop, less than the depth.
         by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
-            between a block's input and output. "loss": blocks are removed one after the other, each time the block
-            without which the score of the model's head falls least. The model needs a head for the task. "readers": the
-            blocks without which the score of a trained linear reader falls least.
+            between a block's input and output. "loss": blocks are removed one after the other, each time the one whose
+            removal lowers the score of the model's head least. The model needs a head for the task. "readers": the
+            blocks whose removal lowers the score of a trained linear reader least.
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
         processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
@@ -315,7 +315,7 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_loss(subject: _Subject, count: int) -> _Choice:
-    """Choose blocks one by one: in each round, the block without which the score falls least.
+    """Choose blocks one by one: in each round, the block whose removal lowers the score least.
 
     The model's own head is scored, on held-out training rows.
     """
@@ -331,7 +331,7 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the blocks without which the score of a linear reader on held-out rows falls least.
+    """Choose the blocks whose removal lowers the score of a linear reader on held-out rows least.
 
     The reader is trained on the whole model.
     """

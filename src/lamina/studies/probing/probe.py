@@ -272,7 +272,7 @@ def _cells(
     seeds: Sequence[int],
     baselines: bool,
 ) -> list[Cell]:
-    """Return the study's cells: one per task and seed, and with `baselines` one more per task for the baselines."""
+    """Return the study's cells: one per task and seed; with `baselines`, also one per task for the baselines."""
     cells: list[Cell] = []
     for name, task in tasks.items():
         if baselines:
