@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -412,7 +413,7 @@ class ReaderCollection(nn.Module):
             self._uncompiled(),
             self.eval_pass(),
         ):
-            wanted = [] if main else [stack_pass.stack for stack_pass in passes]
+            wanted = [] if main else list(map(attrgetter("stack"), passes))
             output = run_stacks(self.model, wanted, batch, stop)
         return self._finish(passes, labels, readers, main=output)
 

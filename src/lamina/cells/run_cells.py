@@ -99,7 +99,8 @@ def run_cells(
         raise ConfigError(f"{op}: two cells have the key {dict(twice)}; each must have one of its own.")
     outcomes: dict[int, State | Failure] = {n: done[file] for n, file in enumerate(files) if file in done}
     todo = {number: cell for number, cell in enumerate(listed) if number not in outcomes}
-    ended = _in_process(todo, op) if ray is None or not todo else _as_ray_tasks(todo, ray, op)
+    ended: Iterable[tuple[int, State | Failure]] = ((number, _outcome(cell, op)) for number, cell in todo.items())
+    ended = ended if ray is None or not todo else _as_ray_tasks(todo, ray, op)
     total, first = len(listed), len(outcomes)
     for number, outcome in progress_bar(ended, show=progress, desc="cells", total=total, initial=first):
         outcomes[number] = outcome
@@ -108,11 +109,6 @@ def run_cells(
     inorder = [outcome for _, outcome in sorted(outcomes.items())]
     states = [outcome for outcome in inorder if not isinstance(outcome, Failure)]
     return states, [outcome for outcome in inorder if isinstance(outcome, Failure)]
-
-
-def _in_process(todo: Mapping[int, Cell], op: str) -> Iterator[tuple[int, State | Failure]]:
-    for number, cell in todo.items():
-        yield number, _outcome(cell, op)
 
 
 def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[tuple[int, State | Failure]]:
@@ -140,7 +136,8 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
             try:
                 outcome = ray.get(ended)
             except ray.exceptions.RayError as error:
-                outcome = _died(todo[number], f"{type(error).__name__}: its worker died {RETRIES + 1} times")
+                reason = f"{type(error).__name__}: its worker died {RETRIES + 1} times"
+                outcome = Failure(dict(todo[number].key), reason)
             yield number, outcome
 
 
@@ -157,11 +154,6 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         kind = "" if isinstance(error, LaminaError) else f"{type(error).__name__}: "
         return Failure(dict(cell.key), f"{kind}{error}{notes}", traceback.format_exc())
-
-
-def _died(cell: Cell, reason: str) -> Failure:
-    """Return the failure of a cell whose worker died at every attempt."""
-    return Failure(dict(cell.key), reason)
 
 
 def _plain(value: np.generic | torch.Tensor) -> object:

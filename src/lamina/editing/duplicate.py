@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from lamina.editing.block_order import rearrange
-from lamina.editing.editable import movable_stack
+from lamina.editing.editable import blocks_of, movable_stack
 from lamina.editing.identity_block import identity_values
 from lamina.editing.record import Edit, record
-from lamina.errors import ConfigError
-from lamina.layers import select
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +51,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
         arXiv:2401.02415, adds identity blocks, whose output projections start at zero.
     """
     edited = movable_stack(model, stack, _OP)
-    chosen = select("1-" if layers == "all" else layers, edited.layers, op=_OP)
-    if 0 in chosen:
-        raise ConfigError(f"{_OP}: layer 0 came; it is the embeddings, not a block. Use 1..{edited.depth}, or '1-'.")
+    chosen = blocks_of(edited, layers, _OP)
     zeros = identity_values(model, edited, chosen, _OP) if identity else {}
     order = _with_copies(chosen, edited.depth)
     moved = rearrange(model, edited, order, _OP)

@@ -70,11 +70,17 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
             f"{op}: the {edited.name} stack of the family '{model.config.model_type}' has no module per block; its "
             "parts are in separate lists. Use a family for which `lamina inspect` shows blocks."
         )
-    chosen = select("1-" if layers == "all" else layers, edited.layers, op=op)
-    if 0 in chosen:
-        raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{edited.depth}, or '1-'.")
+    chosen = blocks_of(edited, layers, op)
     check_shared(edited, chosen, op)
     return edited, chosen
+
+
+def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
+    """Return the numbers of the blocks that a layer selector names, ascending; raise ConfigError for layer 0."""
+    chosen = select("1-" if layers == "all" else layers, stack.layers, op=op)
+    if 0 in chosen:
+        raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
+    return chosen
 
 
 def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerStack:

@@ -162,17 +162,13 @@ def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tens
         ConfigError: If another library has replaced the projection, or wraps it.
     """
     layers = layers_after(projection)
-    if not layers or (layers[0].place is not None and not _is_at(layers[0].place, projection)):
+    place = layers[0].place if layers else None
+    if not layers or (place is not None and place[0]._modules.get(place[1]) is not projection):
         _check_place(projection, layers)
     for layer in layers:
         if not layer.content_only or hasattr(args[0], _CONTENT):
             output = layer(output)
     return output
-
-
-def _is_at(place: tuple[nn.Module, str], projection: nn.Module) -> bool:
-    """Return whether the projection is the module at a place (holder, name)."""
-    return place[0]._modules.get(place[1]) is projection
 
 
 def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:

@@ -229,8 +229,9 @@ class PooledClassificationHead(LabelHead):
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
         if self.config.pooling == "query":
-            weights = torch.stack([_query_scores(head.query, part) for head, part in zip(heads, features, strict=True)])
-            weights = weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)
+            pairs = zip(heads, features, strict=True)
+            scores = [part @ head.query / math.sqrt(len(head.query)) for head, part in pairs]
+            weights = torch.stack(scores).masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)
             return linear(outputs, (dropout(features, p, generators) * weights).sum(2))
         share = mask.unsqueeze(-1).to(features.dtype)
         return linear(outputs, (dropout(features, p, generators) * share).sum(2) / share.sum(1))
@@ -266,8 +267,3 @@ class PooledClassificationHead(LabelHead):
     def _present(self, labels: Tensor) -> Tensor:
         """Return a mask that is True where a label is present: not NaN (regression), or not negative (multi-label)."""
         return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0
-
-
-def _query_scores(query: Float[Tensor, " dim"], features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-    """Return `query . h / sqrt(dim)` for each feature vector h, the score of a token in pooling "query"."""
-    return features @ query / math.sqrt(len(query))

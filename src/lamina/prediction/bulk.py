@@ -439,10 +439,6 @@ class Answering:
         self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
         self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
 
-    def _located(self, examples: Sequence[object]) -> Sequence[object]:
-        reads_files = self._predictor.reads_files
-        return [str(self._folder / str(example)) for example in examples] if reads_files else examples
-
     def begin(self) -> None:
         """Move the model to this process's GPU, if there is one. Called after the object was sent to a worker."""
         if torch.cuda.is_available():
@@ -468,7 +464,9 @@ class Answering:
         """Return the examples encoded for the model; or the error, if one of them cannot be encoded."""
         try:
             with _tokenizing:
-                return self._predictor.prepare(self._located(examples))
+                if self._predictor.reads_files:
+                    examples = [str(self._folder / str(example)) for example in examples]
+                return self._predictor.prepare(examples)
         except LaminaError as error:
             return error
 

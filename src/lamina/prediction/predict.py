@@ -272,7 +272,7 @@ class Predictor:
                 )
                 self._paired = ()
             self.choose_engine(prepared.tokens)
-        return self.answer(prepared, budget=budget)
+        return _finish(self.answer_by_pass(prepared, budget=budget))
 
     def choose_engine(self, tokens: float = 0) -> None:
         """Set the engine that fits the backend and a job of at least `tokens` tokens; see `engine_of`.
@@ -336,14 +336,7 @@ class Predictor:
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return the readers of `reading` as a group, with the examples of `splits` encoded for them."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
-        return Group("predict", reading.tasks, inputs, {})
-
-    def answer(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Run the model, and return one dict per example, with the prediction of each reader.
-
-        `prepared` and `budget` are the arguments of `answer_by_pass`.
-        """
-        return _finish(self.answer_by_pass(prepared, budget=budget))
+        return Group("predict", reading.tasks, inputs, {}, equal_lengths=getattr(inputs, "equal_lengths", False))
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None

@@ -336,13 +336,8 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
             "name": f"lamina-{settings['name']}-{layer}",
             "target_modules": [prefix + settings["points"][str(layer)]["module"]],
             "hook_factory": "lamina_reader:hook_factory",
-            "hook_type": _hook_type(settings["points"][str(layer)]),
+            "hook_type": "forward_pre" if settings["points"][str(layer)]["side"] == "input" else "forward",
             "config": {"folder": str(folder), "layer": layer, **more},
         }
         for layer in settings["layers"]
     ]
-
-
-def _hook_type(point: Settings) -> str:
-    """Return SGLang's name of a hook before ("forward_pre") or after ("forward") the forward of a point's module."""
-    return "forward_pre" if point["side"] == "input" else "forward"

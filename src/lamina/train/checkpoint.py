@@ -91,7 +91,7 @@ class Checkpoints:
             if not path.is_dir() or not _FILES.issuperset(file.name for file in path.iterdir()):
                 what = f"holds {path.name}, which was made by something else and is not overwritten"
                 raise StoreError(f"{self.op}: {self.folder} {what}. Choose another folder.")
-        return sorted(paths, key=_step)
+        return sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]))
 
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
         """Prepare the folder for a run; with `resume`, also read the newest checkpoint. Every process must call this.
@@ -217,8 +217,3 @@ def _remove(path: Path) -> None:
     """
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f".{path.name.removeprefix('.')}")))
-
-
-def _step(path: Path) -> int:
-    """Return the step number in the name of a checkpoint's folder, "checkpoint-<step>"."""
-    return int(path.name.rpartition("-")[2])

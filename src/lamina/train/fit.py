@@ -11,7 +11,7 @@ from lamina.errors import check_known
 from lamina.layers.wrappers import checked_model
 from lamina.train.data_checks import warn_of_texts
 from lamina.train.groups import tasks_by_name, with_positive
-from lamina.train.options import FitOptions
+from lamina.train.options import OF_BANKS, FitOptions
 from lamina.train.training_run import train
 from lamina.utils import rank
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from lamina.train.results import FitResult
 
 logger = logging.getLogger(__name__)
-
-# Options of `fit` that only banks have
-_OF_BANKS = {"cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps"}
 
 
 def fit(  # noqa: PLR0913
@@ -278,7 +275,7 @@ def finetune(
         LayerIndexError: If a learning rate names a layer that does not exist.
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
-    known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
+    known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - {*OF_BANKS}]
     check_known("finetune", options, ["positive", "processor", "output", *known], "option", "help(lamina.finetune)")
     chosen = FitOptions.of(options, "finetune")
     model = checked_model(model, "finetune")

@@ -142,7 +142,8 @@ def group_tasks(
             if label_keys[name] not in shared:
                 shared[label_keys[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
         targets = {name: shared[label_keys[name]] for name in names}
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets, states))
+        equal = bool(getattr(inputs, "equal_lengths", False))
+        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets, states, equal))
     return groups
 
 

@@ -141,34 +141,6 @@ Readers = Mapping[str, "tuple[LayerStack, ReaderModule]"]  # reader name -> the 
 Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name -> labels of so many rows
 
 
-def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
-    """Measure the memory that autograd keeps for gradients, for readers that train in one pass of the model.
-
-    Args:
-        model: The model, whose own gradients do not count.
-        readers: Reader name -> (the stack that it reads, its module).
-        tokens: Tokens per row, padding included.
-        labels: Function that returns reader name -> labels for a number of rows. None: losses are left out.
-
-    Returns:
-        The bytes that a batch of any number of rows of this length needs.
-    """
-    return _measure(model, readers, tokens, labels, grad=True)
-
-
-def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
-    """Measure the peak memory of readers that score in one pass of the model. Arguments are as for `reader_memory`.
-
-    Args:
-        model: The model, which is not called and does not count.
-        readers: Reader name -> (the stack that it reads, its module).
-        tokens: Tokens per row, padding included.
-        labels: Function that returns reader name -> labels for a number of rows, for heads that compute logits of
-            labelled positions only. None: logits of all positions.
-    """
-    return _measure(model, readers, tokens, labels, grad=False)
-
-
 class RowShape(NamedTuple):
     """The size of a row: the number of tokens of its text and of its `target` text (0: as many), or an `image_size`."""
 
@@ -216,11 +188,24 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
     return BatchBytes(max(0, less - 2 * row), row)
 
 
-def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None, *, grad: bool) -> BatchBytes:
-    """Measure the memory that readers need for training (`grad`) or for scoring.
+def _measure(
+    model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None, *, grad: bool
+) -> BatchBytes:
+    """Measure the memory that readers need in one pass of the model, in `reader_memory` and `scoring_memory`.
 
-    The readers run on states of zeros; the model itself does not run. `tokens` is the number of tokens per row. For
-    `labels`, see `reader_memory`.
+    It is what autograd keeps for gradients in training (`grad`), or the peak in scoring. The readers run on states of
+    zeros. The model itself does not run, and neither its weights nor its gradients count.
+
+    Args:
+        model: The model.
+        readers: Reader name -> (the stack that it reads, its module).
+        tokens: Tokens per row, padding included.
+        labels: Function that returns reader name -> labels for a number of rows. None: no losses are computed, and
+            heads over a vocabulary compute the logits of all positions.
+        grad: Whether the readers train.
+
+    Returns:
+        The bytes that a batch of any number of rows of this length needs.
     """
     readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
     if not readers:
@@ -243,6 +228,9 @@ def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labe
             module.train(not grad)  # a change of mode resets the importances that fusions counted on the zeros
     row = more - less
     return BatchBytes(max(0, less - few * row), row)
+
+
+reader_memory, scoring_memory = partial(_measure, grad=True), partial(_measure, grad=False)
 
 
 def _run(

@@ -158,9 +158,7 @@ _ONLY_BESIDE = {
 }
 
 
-def _or_empty(rates: object) -> object:
-    """Return {} for None, and any other value unchanged."""
-    return {} if rates is None else rates
+Rates = Annotated[Mapping[str | int, NotNegative], BeforeValidator(lambda rates: {} if rates is None else rates)]
 
 
 def _patterns(names: object) -> object:
@@ -179,7 +177,7 @@ class FitOptions(PassOptions):
     learning_rate: Positive | Mapping[str, Positive] | None = None
     base_learning_rate: Positive = 2e-5
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    layer_rates: Annotated[Mapping[str | int, NotNegative], BeforeValidator(_or_empty)] = Field(default_factory=dict)
+    layer_rates: Rates = Field(default_factory=dict)
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     momentum: Share = 0.9
     adam_epsilon: Positive = 1e-8
@@ -221,7 +219,7 @@ class FitOptions(PassOptions):
             train_base: Whether the bank's base model is trained too.
         """
         self.check_kinds(op, kinds)
-        where, unused = "a whole model", _OF_BANKS
+        where, unused = "a whole model", OF_BANKS
         if bank:
             where, unused = "a bank whose base is frozen", () if train_base else _BASE_ONLY
         for name in filter(self._is_set, unused):
@@ -259,7 +257,7 @@ class FitOptions(PassOptions):
 
 
 # options without effect on a whole model
-_OF_BANKS = ("cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps")
+OF_BANKS = ("cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps")
 _BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of a base model that is trained
 
 

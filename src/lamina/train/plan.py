@@ -42,6 +42,7 @@ class Group:
         targets: Learner name -> labels of the rows. None: the labels are made with the inputs (masked tokens, target
             texts).
         states: Cached or recorded hidden states of the rows. None: the model computes the states of every batch.
+        equal_lengths: Whether all rows of a batch must have the same length, because the model has no mask for padding.
     """
 
     part: str
@@ -49,6 +50,7 @@ class Group:
     inputs: Inputs
     targets: dict[str, Targets | None]
     states: RowStates | None = None
+    equal_lengths: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,11 +66,6 @@ class Group:
         if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs
         return StateMasks(self.states.layout.lengths)
-
-    @property
-    def equal_lengths(self) -> bool:
-        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
-        return bool(getattr(self.inputs, "equal_lengths", False))
 
     def labels(self, rows: Sequence[int], from_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
         """Return learner name -> labels `[batch, ...]` of a batch, for the learners that have labels.
