@@ -27,8 +27,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
         self._ids = [token for token in prompt if token not in self._special][-_CONTEXT:]
-        # Tokens from `_begin` on are decoded, of which those before `_emitted` are part of the text or the prompt. So
-        # each new piece is decoded after the piece before it, and the cost of a token does not grow with the text.
+        # Tokens from `_begin` on are decoded; those before `_emitted` are already in the text or the prompt. So each
+        # new piece is decoded after the piece before it, and the cost of a token does not grow with the text.
         self._begin, self._emitted = 0, len(self._ids)
         self.text = ""
 

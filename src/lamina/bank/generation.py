@@ -231,7 +231,7 @@ def intercept_generate(
 _in_context: ContextVar[tuple[_Interception, ...]] = ContextVar("intercepted_generate", default=())
 _open: list[_Interception] = []  # of all threads
 _original: dict[str, Method] = {}  # name -> original method; valid while they are replaced
-_lock = Lock()  # threads open and close contexts: the first must replace the methods once, and the last restore them
+_lock = Lock()  # threads open and close contexts: the first replaces the methods, and the last to close restores them
 
 
 def _interceptions(model: object) -> list[_Interception]:

@@ -80,7 +80,7 @@ class GenerationStates:
         self._whole = {name: r for name, r in template.readers.items() if name not in self._token_wise}
         self._read = 0  # positions that the model has read
         self._passes = 0  # passes so far
-        self._past = 0  # positions in the key-value cache: at the start of the second pass, with drafts of every pass
+        self._past = 0  # positions in the key-value cache at the start of the second pass (with drafts: of each pass)
         self._column_of: list[int] = []  # position - _skipped -> column of its last reading in the lists below
         self._columns = 0  # columns stored so far, rejected drafts included
         self._ids: list[Tensor] = []  # each [rows, columns]; -1 where a pass got no ids
@@ -253,7 +253,7 @@ class GenerationStates:
             prompt: Length of the prompt in tokens.
             positions: Positions of the text to pick.
         """
-        # position `prompt` was read in step 1, after step 0 chose it: its beam index has that number
+        # step 0 chose the token at position `prompt`, and step 1 read it: its beam index is that of step 1
         steps = [max(0, position - prompt + 1) for position in positions]
         if beam_indices is None:
             rows = torch.arange(sequences).unsqueeze(1)

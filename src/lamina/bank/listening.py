@@ -179,7 +179,7 @@ class _Listener:
                 text.on_start(batch, args, kwargs)
             return
         generated = reads_generated_text(template, self._model) and self.over != "prompt"
-        # also if the readers have an output: it may be that of the prompt of this text
+        # even if the readers have an output already: it may be the output for the prompt of this text
         if generated and past_tokens(inputs_of(template, batch, args, kwargs)):
             self.outputs.clear()
             raise ConfigError(

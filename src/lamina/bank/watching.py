@@ -215,7 +215,7 @@ class _WatchedText(GenerationObserver):
         """
         ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
         self._tokens_seen += new
-        # ended in an earlier call, or at an earlier column: the count of ends without the column's own
+        # ended in an earlier call, or at an earlier column: more ends up to this column than its own
         before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)
         self._ended = before[:, -1] | ends[:, -1]
         return ~before, ends

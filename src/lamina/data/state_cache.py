@@ -112,7 +112,7 @@ class CacheSettings:
     """The settings of the cache for a run."""
 
     # "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that saves
-    # time: in memory if the states take at most a quarter of the free memory, else on disk if they fit there
+    # time, in memory if the states take at most a quarter of the free memory, else on disk if they fit there
     mode: Literal["off", "auto", "on"] = "auto"
     dtype: Literal["float16", "float32"] = "float16"  # type of the numbers in the files. In memory they are float32
     folder: str | Path | None = None  # the cache folder; None: the result of `cache_folder()`

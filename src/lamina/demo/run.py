@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 TASKS = ("sentiment", "acceptability", "entities")
 MODEL = "minilm"
 EPOCHS = 6
-ROWS, ROWS_FULL = (
-    6_500,
-    20_000,
-)  # sentences of the short demo and of the full one; three quarters and more are trained on
+ROWS, ROWS_FULL = 6_500, 20_000  # sentences of the short and of the full demo; three quarters or more are trained on
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class BlockFacts(TypedDict):
     """A block of an edited stack: the block it comes from, whether it is a copy, and the edits inside it."""
 
     block: int  # its number now
-    was: int  # the number of the block before the edits that it is, or was copied from
+    was: int  # its number before the edits; of a copy, the number of the original
     copy: bool
     identity: bool  # a copy that started as an identity
     edits: list[str]

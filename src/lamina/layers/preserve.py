@@ -126,7 +126,7 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     every = list(chain.from_iterable(map(nn.Module.modules, modules)))
     is_training = attrgetter("training")
     with _switching:
-        # already in eval mode, and no other block is open that would restore a mode: there is nothing to remember
+        # already in eval mode, and no open block would restore another mode: there is nothing to remember
         parts = every if _open or any(map(is_training, every)) else []
         _open.extend(parts[:1])
         for part in parts:

@@ -141,7 +141,8 @@ def threshold_per_thousand(
         read = [int((running[negative[number]] >= threshold).argmax()) + 1 for number in alarms]
         return test.passes(alarms, read)
 
-    # `low` passes, `high` does not: it would flag all negatives. A cascade's first monitor alone may flag some (inf).
+    # `low` passes the test; `high` does not, because it would flag all negatives. In a cascade the first monitor alone
+    # may flag some (inf).
     low, high = min(ordered.count(math.inf), len(negative) - 1), len(negative)
     if low and not passes(low):
         problem = f"the cascade's first monitor alone flags {low} negatives, too many for {rate:g} per thousand tokens"

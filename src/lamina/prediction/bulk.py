@@ -49,7 +49,7 @@ FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
 _TOKEN_BYTES = 4  # of a file; a rough number
-_FILE_ROWS, _MOST_ROWS = 32, 512  # of a pass: of images and audio clips; of texts, if their tokens limit it
+_FILE_ROWS, _MOST_ROWS = 32, 512  # rows of a pass: of images and audio clips; of texts, whose tokens usually limit it
 # A pass of so many tokens is as fast per token as a longer one.
 _BUDGETS = {"cpu": Budget(2048, 64), "accelerator": Budget(16384, 4096)}
 _tokenizing = Lock()  # truncation is a state of the tokenizer, so two threads would cut each other's texts

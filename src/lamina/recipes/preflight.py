@@ -150,7 +150,7 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
     rows = {part: texts * count for part, count in preset.rows.items()}
     limits = {"train": recipe.limit, "validation": recipe.limit_validation}
     has_validation = "validation" in rows
-    # the limit of rows that are held out applies after they are held out; without a validation split, all limits do
+    # the limit of held-out rows applies after they are held out; without a validation split, all limits apply then
     late = {"validation": recipe.limit_validation} if recipe.hold_out else {}
     early = {part: limit for part, limit in limits.items() if part not in late}
     rows = _limited(rows, early, texts) if has_validation else rows

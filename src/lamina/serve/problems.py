@@ -98,8 +98,8 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
     finally:
         disconnect.cancel()
         waiting.cancel()
-        # Until the one is over, it may still receive from the connection; the other may end with an error all the same,
-        # which asyncio would log with its traceback if nobody looked at it.
+        # The cancelled task may receive from the connection until it is over. The other may still end with an error;
+        # asyncio would log its traceback if nobody looked at it.
         await asyncio.gather(waiting, disconnect, return_exceptions=True)
 
 

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Fixed cost of a pass by which requests are grouped, in tokens: in PyTorch by device, and in ONNX Runtime. On a CPU it
-# is about half of the tokens that take as long. Smaller groups wait less, and passes cost little more.
+# Fixed cost of a pass, in tokens, with which requests are grouped: in PyTorch by device, and in ONNX Runtime. On a CPU
+# it is about half of the tokens that take as long. Smaller groups wait less, and passes cost little more.
 _OVERHEAD = {"cpu": 32, "accelerator": 4096, "onnx": 12}
 _SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of several requests
 # Tokens of a pass of a larger request, after which others have a turn; `benchmarks/waiting.py` compares other numbers.
 _PIECE = {"cpu": 256, "accelerator": 16384}
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
-_SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
+_SETTLED_S = 0.005  # seconds without a new request before that, so that a batch does not start with too few texts
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
 

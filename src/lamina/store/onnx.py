@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 MARK, GRAPH, WEIGHTS = "onnx.json", "model.onnx", "model.onnx.data"
 TOLERANCE = 1e-4  # largest difference to PyTorch; if logits are above 1, relative to the largest one
-# The first has GELU and attention as one operation each, which onnxruntime computes faster than their parts. Where it
-# cannot be used, the second is.
+# The first has GELU and attention as one operation each, which onnxruntime computes faster than their parts. Where the
+# first cannot be used, the second is.
 OPSETS = (23, 18)
 _TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens of the batches to trace and to check with
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")

@@ -120,8 +120,9 @@ class EngineReaders:
         self._whole = {name: readers[name] for name in layout.names(whole=True)}
         layers = sorted({layer for reader in readers.values() for layer in reader.layers})
         self._depth = stack.depth
-        # The engine returns the state after the last block before the final norm, but layer `depth` is after it: the
-        # engine's own output. At least one layer must be asked for, or the engine returns its output alone.
+        # The engine returns the last block's state before the final norm. Layer `depth` is the state after that norm,
+        # which is the engine's own output. At least one layer must be asked for, or the engine returns its output
+        # alone.
         self._layers = [layer for layer in layers if layer < self._depth] or [0]
         set_layers: Callable[[tuple[int, ...]], None] | None
         if (set_layers := getattr(runner.get_model(), "set_aux_hidden_state_layers", None)) is not None:
