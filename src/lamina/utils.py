@@ -164,8 +164,7 @@ def fsync(path: Path) -> None:
 def remove_leftovers(path: Path) -> None:
     """Remove the temporary files that dead processes left beside `path` (see `atomic_write`).
 
-    The caller must hold the lock of `path`, if there is one: a file that a living process is writing would be removed
-    too.
+    The caller must hold the lock of `path`, if there is one: files that a living process is writing are removed too.
     """
     for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():

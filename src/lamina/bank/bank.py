@@ -298,8 +298,7 @@ class ReaderBank(ReaderCollection):
             monitors: Monitors, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
-            every: Number of tokens that are scored together. A larger number costs less and delays steps, flags and
-                stops.
+            every: Number of tokens that are scored together. More tokens cost less, but delay steps, flags and stops.
             drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
                 caller leaves the loop before it is complete.
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
@@ -325,8 +324,7 @@ class ReaderBank(ReaderCollection):
         hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then,
         the manifest does not name it and a warning is logged: the model must then be passed to `from_pretrained`.
 
-        A bank that is already in the folder is replaced; if an error occurs, it stays complete. Files of other names
-        stay.
+        A bank that is already in the folder is replaced; if an error occurs, it stays complete. Other files stay.
 
         Args:
             folder: Folder to write; created if it does not exist.

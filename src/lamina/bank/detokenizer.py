@@ -49,8 +49,7 @@ class Detokenizer:
     def _next_piece(self, *, last: bool = False) -> str:
         """Append the text of the tokens since the last piece to `text`, and return it.
 
-        An incomplete character at the end is held back, and "" is returned, unless `last` says that no more tokens
-        follow.
+        An incomplete character at the end is held back, and "" is returned, unless `last` says that no tokens follow.
         """
         if self._emitted == len(self._ids):
             return ""

@@ -66,8 +66,7 @@ class GenerationStates:
         template: A pass over the stack with the readers; new passes are started from it.
         call: The call of `generate`.
         over: Which part of the text the readers read: "prompt", "output" or "both".
-        observer: Receives the tokens as they are read. If it is set, nothing is stored, and `finish` returns no
-            outputs.
+        observer: Receives the tokens as they are read. If it is set, nothing is stored, and `finish` returns {}.
     """
 
     def __init__(

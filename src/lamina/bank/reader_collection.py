@@ -537,7 +537,7 @@ class ReaderCollection(nn.Module):
     ) -> BankOutput:
         """Run the heads and compute the losses, once the passes have all their states; return the outputs.
 
-        `labels` is reader name -> labels; readers that are not in it have no loss. `main` is the model's own output, or
+        `labels` is reader name -> labels; readers without labels have no loss. `main` is the model's own output, or
         None.
         """
         outputs: dict[str, ReaderOutput] = {}

@@ -280,8 +280,7 @@ def _head_groups(
 ) -> list[list[str]]:
     """Return groups of reader names. The heads of a group are computed as one operation.
 
-    Readers that share one features tensor are not grouped with other readers, so that `_stacked` need not copy the
-    tensor.
+    Readers that share a tensor of features are not grouped with others, so that `_stacked` need not copy the tensor.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)

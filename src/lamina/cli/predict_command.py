@@ -115,8 +115,7 @@ def predict(  # noqa: PLR0913
 def from_stdin() -> list[str]:
     """Return the lines of standard input, one text per line. An empty line is an empty text.
 
-    Raises ConfigError if standard input is a terminal or closed, and DataError if it is empty, is not UTF-8 or cannot
-    be read.
+    Raises ConfigError if standard input is a terminal or closed, and DataError if it is empty, not UTF-8 or unreadable.
     """
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text. Give texts as arguments, with --file or on standard input.")

@@ -75,8 +75,7 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
         saved: Folder or hub id of the bank or model.
         base: Folder or hub id of the bank's base model. None: the model that the bank names.
         device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
-        writes: Whether the bank's model will generate text; it is then loaded with its language model head, if it has
-            one.
+        writes: Whether the bank's model will generate text; it is then loaded with its language model head, if any.
     """
     from lamina.store.open_saved import open_saved
 

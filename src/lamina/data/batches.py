@@ -40,8 +40,7 @@ class Budget(NamedTuple):
     """The maximum number of tokens in a batch, and the fixed cost of a pass.
 
     Attributes:
-        max_tokens: Maximum number of tokens in a batch, padding included. A single row that is longer is a batch by
-            itself.
+        max_tokens: Maximum number of tokens in a batch, padding included. A longer row is a batch by itself.
         overhead: Fixed cost of a pass of the model, as the number of tokens that would take the same time.
     """
 

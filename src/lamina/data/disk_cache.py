@@ -249,8 +249,7 @@ def publish(path: Path, facts: Mapping[str, object]) -> None:
 
     Args:
         path: The private folder from `claim`, with the files of states.
-        facts: Everything on which the states depend, JSON-ready. They are written to the index, with facts about the
-            files.
+        facts: Everything on which the states depend, JSON-ready. The index stores it with facts about the files.
     """
     entry = path.with_name(path.name[1:33])  # the name is ".<key>.new"
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}

@@ -287,8 +287,8 @@ class RecordedStates:
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
         """Check that the arrays in `numbers` agree on the lengths of rows, and return the lengths.
 
-        `given` are the lengths in the manifest's file. None: there is none. Raises DataError if they differ or are not
-        known.
+        `given` are the lengths in the manifest's file; None if it has none. Raises DataError if they differ or are
+        unknown.
         """
         counted: list[np.ndarray] = []
         at = 0

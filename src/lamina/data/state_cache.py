@@ -406,9 +406,9 @@ class _Filler:
     def _without_padding(
         self, rows: Sequence[int], stack: str, batch: Mapping[str, Tensor], states: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Return a stack's states without frames that are padding in all rows; CacheError if the mask has others.
+        """Return a stack's states without the frames that are padding in all rows.
 
-        `batch` are the arguments with which the model was called.
+        `batch` has the arguments of the model's call. Raises CacheError if the model reads other frames than expected.
         """
         mask = token_mask(self.bank.stacks[stack], batch)
         real = real_tokens(mask, next(iter(states.values())), self.bank.model)

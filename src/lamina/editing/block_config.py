@@ -70,8 +70,7 @@ def cut_configs(
 def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
     """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
 
-    The model asks the cache of an attention block how many tokens it has read. Blocks of linear attention are not
-    enough.
+    The model asks the cache of an attention block how many tokens it has read. Linear attention has no such cache.
 
     Args:
         parts: The config of the part of the model that has the stack, or all configs that may be it.

@@ -46,8 +46,7 @@ class Rearranged:
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
     """Change the blocks of a stack, in place: `order` has the numbers of present blocks, from 1, with repeats.
 
-    The first occurrence of a number is the block itself; others are copies. The model is changed only if every check
-    passes.
+    The first occurrence of a number is the block itself; others are copies. If a check fails, the model is unchanged.
 
     Raises:
         ConfigError: If the family cannot have this order, no setting holds the depth, the shape of another part depends

@@ -79,8 +79,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
     """Check that `table` has `n_features_in_` columns, as at `fit`; with `reset`, set this attribute.
 
-    A one-dimensional `table` has no columns. Raises DataError if there are not one or two columns, or not as many as at
-    `fit`.
+    A one-dimensional `table` has no columns. Raises DataError unless there are one or two columns, as many as at `fit`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):

@@ -124,8 +124,7 @@ class LaminaTagger(LaminaEstimator):
 def _name(tag: object, op: str) -> str | None:
     """Return the name of a tag; None for -100, the mark of a word without a label.
 
-    Raises DataError if the tag is missing or is not a text, whole number or bool; `op` is the operation, for the
-    message.
+    Raises DataError if the tag is missing or is no text, whole number or bool. Its message begins with `op`.
     """
     if is_missing(tag, (str(tag),) if isinstance(tag, str) else ()):
         raise DataError(f"{op}: y has the tag {tag!r}; every word has a tag, or -100 if it has no label.")

@@ -235,8 +235,7 @@ class _UnreadableError(Exception):
 def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model.
 
-    It runs the model on one input, checks the result on another, and compares with a pass that returns no hidden
-    states.
+    It runs the model on one input, checks the result on another, and compares with a pass without hidden states.
 
     Raises:
         _UnreadableError: If any of these steps fails.

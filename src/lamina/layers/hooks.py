@@ -58,8 +58,7 @@ class ContextHooks(ExitStack):
 
         Args:
             register: A module's bound method that registers hooks, such as `module.register_forward_hook`.
-            hook: The hook. It is called for that module only, not for deep copies, which have copies of the module's
-                hooks.
+            hook: The hook. It is called for that module only, not for deep copies, which have copies of the hooks.
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
         owner = cast("MethodType", register).__self__

@@ -256,8 +256,7 @@ class WeightGuard:
     def _find_change(self) -> str | None:
         """Return the first change of the weights, as a phrase for a message; None if there is none.
 
-        If the weights were only moved to another device, they are recorded anew in their new place, and None is
-        returned.
+        If the weights were only moved to another device, their new place is recorded, and None is returned.
         """
         now = list(map(id, chain.from_iterable(map(_values, self._owners))))
         if now != self._ids:

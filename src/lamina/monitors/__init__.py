@@ -42,8 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Return one of the functions that fit monitors.
 
-    They run a bank over a task, so their code lies in `lamina.prediction`, which may not be imported before it is
-    needed.
+    They run a bank over a task, so their code lies in `lamina.prediction`, which is imported only when it is needed.
     """
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
         return getattr(provider("monitor fitting"), name)

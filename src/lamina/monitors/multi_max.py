@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class MultiMax(Aggregation):
     """Sum over the flagged labels of each label's highest score so far: `S_t = sum_h max_(u <= t) s_(u, h)`.
 
-    A single high-scoring token counts fully, however long the text is, and labels may have their maximum at different
+    A single high-scoring token counts fully, however long the text is. Labels may have their maxima at different
     tokens.
 
     Source:

@@ -164,8 +164,7 @@ class DriftWatcher:
     within a run is at most `false_alarm_rate`.
 
     A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
-    than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several
-    threads.
+    than `false_alarm_rate`. An alarm stays until `restart`. The methods may be called from several threads.
 
     Args:
         sketch: The replies of the calibration.

@@ -33,8 +33,7 @@ class MessageScore(TypedDict):
         monitor: Name of the monitor.
         score: The highest score.
         flagged_at: Index of the reply's token at which it was flagged; None: it was not.
-        unread: Number of tokens at the beginning of the reply that were not scored, because the model cannot read so
-            many.
+        unread: Number of tokens at the beginning of the reply that were not scored, because the reply is too long.
     """
 
     message: int

@@ -164,8 +164,7 @@ def monitor(  # noqa: PLR0913
         spans: Column of the bad spans of replies. None: bad replies are bad as a whole.
         processor: Tokenizer. None: the tokenizer saved with the model; `model` must then be a name.
         output: Folder for the bank with the monitor. None: nothing is written.
-        anyway: Store the monitor even if it is not useful: if its recall may be no higher than its rate of false
-            alarms.
+        anyway: Store the monitor even if it is useless: its recall may be no higher than its false alarm rate.
         epochs: Number of passes over the training part.
         batch_size: Rows per pass of the model.
         learning_rate: Peak learning rate of the readers.

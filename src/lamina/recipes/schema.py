@@ -408,8 +408,8 @@ def load_recipe(path: str | Path) -> Recipe:
     """Read and check the recipe in a YAML file.
 
     Raises DataError if the file, or the `published.yaml` that it refers to, cannot be read or is not valid YAML;
-    ConfigError if a value is not allowed; the message names the line and the key; UnknownNameError if a key or name
-    does not exist; the message names the line and the key.
+    ConfigError if a value is not allowed; and UnknownNameError if a key or name does not exist. The last two name the
+    line and the key.
     """
     file = read_yaml(Path(path))
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
@@ -485,8 +485,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Check the patterns of the key `only`, and return them with full keys.
 
-    Raises UnknownNameError if a key or a pattern matches no run; ConfigError if no run matches the patterns of all
-    keys.
+    Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them.
     """
     if not only:
         return {}

@@ -98,8 +98,7 @@ class SeparateRuns:
     def end(self, cell: Cell, state: State) -> None:
         """Save a finished run's results, from `_Session.train_one`, and its model if it is kept; remove checkpoints.
 
-        Raises StoreError if the run's model is missing (its worker wrote it elsewhere), or the folder cannot be
-        written.
+        Raises StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
         """
         self._note_score(cell.name, state)
         if rank() == 0:

@@ -196,8 +196,7 @@ class Strict(BaseModel):
 def fail(error: LaminaError, *place: str | int) -> NoReturn:
     """Raise an error of Lamina inside a pydantic validator, wrapped in the ValidationError that pydantic expects there.
 
-    `raise_first` unwraps it. `place` are the keys and list indices that lead from the validated value to the wrong
-    part.
+    `raise_first` unwraps it. `place` has the keys and list indices that lead from the checked value to the wrong part.
     """
     kind = PydanticCustomError("lamina", "{error}", {"error": error})
     raise ValidationError.from_exception_data("recipe", [InitErrorDetails(type=kind, loc=place, input=None)])

@@ -254,8 +254,7 @@ def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> Path:
     """Write a chart to a file in the format of its suffix (png, svg or html), and return the path.
 
-    An existing file is replaced completely or, if writing fails, not at all. Raises StoreError if the file cannot be
-    written.
+    An existing file is replaced completely or, if writing fails, not at all. Raises StoreError if writing fails.
     """
     kind = cast("Literal['png', 'svg', 'html']", path.suffix.lower()[1:])
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})

@@ -82,7 +82,7 @@ def write_page(
         The path of the page, the files beside it, the names of the runs and the number of charts.
 
     Raises:
-        ConfigError: If the path does not end in `.html`, or there is no folder, or the same folder twice.
+        ConfigError: If the path does not end in `.html`, no folder is given, or a folder is given twice.
         StoreError: If a folder holds neither a study nor a finished run, if its files are damaged or come from another
             version, or if the page cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.

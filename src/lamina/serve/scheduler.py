@@ -131,8 +131,7 @@ class Scheduler:
         served: The bank that is served now, with its versions.
         settings: The limits, with the number of passes filled in.
         engine: The engine that answers in place of PyTorch where it can.
-        pass_lock: The model's lock, held as `shared` during a pass. Code that changes the model for a moment waits for
-            it.
+        pass_lock: The model's lock, held as `shared` during a pass. Code that briefly changes the model waits for it.
         tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before
             each call, so two threads at once would cut each other's texts.
 

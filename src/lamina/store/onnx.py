@@ -265,8 +265,7 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 class _Plan:
     """The plan of one export: a forward pass of a bank's model, or of its encoder, with some readers (None: all).
 
-    The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported
-    too.
+    The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:

@@ -42,8 +42,7 @@ def save(
     always load it. A bank on this model that is saved afterwards names this folder as its base.
 
     Args:
-        model: A transformers model, edited or not. If it is compiled or in DataParallel, the plain model inside is
-            saved.
+        model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
         folder: Folder to write; created if it does not exist. Files that `save` wrote there before are replaced, other
             files stay.
         processor: Tokenizer or image processor to save with the model.

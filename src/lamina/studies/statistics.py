@@ -193,8 +193,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the exact two-sided p value of Spearman's correlation of two short sequences, or NaN.
 
-    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as in the given
-    order.
+    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as the given one.
     """
     from scipy.stats import rankdata
 

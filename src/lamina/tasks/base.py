@@ -121,8 +121,7 @@ class ColumnSpec:
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.
-        all_columns: Whether `stratify` uses the classes of all label columns of the table. False: of this task's column
-            only.
+        all_columns: Whether `stratify` uses the classes of all label columns of the table. False: only of this task's.
         positive: The positive class, if there are two. None: the usual one ("1", "yes" or "true"), or neither.
     """
 

@@ -57,8 +57,7 @@ class CausalInputs(CacheableWindows):
     """Blocks or rows of tokens, each labelled with the token that follows it. It is a `lamina.tasks.base.Inputs`.
 
     Attributes:
-        replies: For each row, 1 at the tokens of replies and 0 at others; only replies are learnt. None: all tokens
-            are.
+        replies: For each row, 1 at the tokens of replies, which are learnt, and 0 at others. None: all are learnt.
     """
 
     replies: WordTargets | None = None

@@ -306,8 +306,7 @@ class Target(NamedTuple):
     Attributes:
         height: Height of an image.
         width: Width of an image.
-        fixed: Whether images of every aspect ratio get this size. False: only images with the aspect ratio of this size
-            do.
+        fixed: Whether images of every aspect ratio get this size. False: only those with the same aspect ratio do.
     """
 
     height: int

@@ -60,8 +60,7 @@ class BankRunner(Runner):
         bank: The bank.
         op: The public operation, for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
-        reads_inputs: Whether the model reads examples. False: all states were recorded before, so that no processor is
-            needed.
+        reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
@@ -260,8 +259,7 @@ class BankRunner(Runner):
     def _check_training(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if the gradients of a batch of the group need more memory than is free.
 
-        The message suggests smaller batches whose gradients are accumulated, with the same number of rows per optimizer
-        step.
+        The message suggests smaller batches whose gradients are accumulated, with as many rows per optimizer step.
         """
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
         memory_of, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)

@@ -212,8 +212,7 @@ def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], RunProgress]
 def _remove(path: Path) -> None:
     """Remove the checkpoint in `path`, if it exists.
 
-    The folder is first renamed to a hidden name, so that no run resumes from a half-removed checkpoint if the process
-    dies.
+    The folder is first renamed to a hidden name, so that no run resumes from a half-removed checkpoint after a crash.
     """
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f".{path.name.removeprefix('.')}")))

@@ -150,7 +150,6 @@ def group_tasks(
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
     """Return the learner among `names` whose kind of task decides how the shared examples are encoded.
 
-    It is the first learner that predicts for every token, because it needs long texts in windows; otherwise the first
-    learner.
+    It is the first learner that predicts for every token, because it needs long texts in windows; else the first.
     """
     return next((name for name in names if tasks[name].kind.per_token), names[0])

@@ -72,8 +72,7 @@ class Group:
 
         Args:
             rows: Indices of the batch's rows.
-            from_inputs: Labels that the inputs contain, used for learners whose `targets` are None. None: there are
-                none.
+            from_inputs: Labels that the inputs contain, for learners whose `targets` are None. None: there are none.
             names: Learners whose labels are returned.
         """
         targets = {name: self.targets[name] for name in names}
@@ -109,8 +108,7 @@ class Plan:
 
     Attributes:
         groups: The encoded training examples, with the tasks that are trained on them.
-        epochs: Learner name -> number of passes over its rows; with `max_steps`, the number of passes that the steps
-            need.
+        epochs: Learner name -> number of passes over its rows; with `max_steps`, the number that the steps need.
         size: Rows per optimizer step, over all processes.
         seed: Seed of the order of the rows.
         max_steps: Maximum number of steps per learner, in place of `epochs`. None: no limit.

@@ -73,8 +73,8 @@ class FitResult:
     def intervals(self) -> dict[str, Interval]:
         """Name -> metric -> ends of the 95 % interval of the validation score of the final weights.
 
-        It is the bootstrap over rows that `lamina.evaluate` reports with `compare=True`, computed on first use. Kinds
-        of task whose scores are not compared with a constant prediction have none.
+        It is the bootstrap over rows that `lamina.evaluate` reports with `compare=True`, computed on first use. Tasks
+        of kinds for which `compare=True` gives no interval are left out.
         """
         compared = {name: result.compare(metrics) for name, (result, metrics) in self.results.items()}
         return {name: cast("Interval", facts["interval"]) for name, facts in compared.items() if "interval" in facts}

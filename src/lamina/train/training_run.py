@@ -98,8 +98,7 @@ def train(  # noqa: PLR0913
         grid: Reader name -> its grid; see `fit`.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
         output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
-        checkpoints: Folder for the checkpoints of this run alone, which the caller removes later. None: a folder in
-            `output`.
+        checkpoints: Folder for the checkpoints of this run, which the caller removes later. None: a folder in `output`.
         events: Folder for TensorBoard events if there is no `output`.
         encodings: Encoded examples of earlier runs, which are reused; new ones are added in place.
         states: Digest of encoded training examples -> their hidden states, which the caller has computed for all layers

@@ -44,8 +44,7 @@ class TextReaders:
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
         """Return request id -> scores, for the texts whose last token is in the step that was just computed.
 
-        `hidden` has the last layer's states of all requests one after the other, `tokens` without the padding at the
-        end.
+        `hidden` has the last layer's states of all requests one after the other; `tokens` has no padding at its end.
         """
         batch = self._runner.input_batch
         states = [*self._taps.states(range(self._depth), tokens), hidden[:tokens]]

@@ -196,7 +196,7 @@ def _token(token: TokenEvent) -> TokenInfo:
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
-    The event of the last token also has the whole text and the reason of its end, so it is sent only once the text has
+    The event of the last token also has the whole text and the reason of its end, so it is sent once the text has
     ended.
 
     Args:

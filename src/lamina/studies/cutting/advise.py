@@ -116,9 +116,8 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     The conclusions say how much of the score was lost, and whether the 95 % interval supports that.
 
     The layers, the number of blocks and the best epoch of each reader are chosen on a tenth of the training rows. Each
-    seed draws another tenth, and no reader is trained on it. The validation rows serve only to measure the loss.
-    Therefore the scores of the phase "layers" are scores on that tenth, and all other scores are on the validation
-    rows.
+    seed draws another tenth, and no reader is trained on it. The validation rows serve only to measure the loss. So the
+    scores of the phase "layers" are scores on that tenth, and all other scores are on the validation rows.
 
     Args:
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.

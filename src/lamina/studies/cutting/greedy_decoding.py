@@ -29,7 +29,7 @@ def prompt_ids(
 ) -> list[Tensor]:
     """Tokenise prompts, and return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
-    Texts longer than `tokens` (None: what the model allows) are truncated, and those without a token left out. Raises
+    Texts longer than `tokens` (None: what the model allows) are truncated; texts without a token are left out. Raises
     DataError, which names the study `op`, if no text has a token.
     """
     limit = length_limit(model, processor)

@@ -72,8 +72,7 @@ def _words(split: Split) -> Iterable[list[str]]:
 def _example_keys(split: Split, name: str) -> Iterable[Hashable]:
     """Yield a key for each example of a split, so that equal texts get equal random labels.
 
-    The key is the text or the pair of texts. Each image or audio clip has its own key: the split's `name` and the row
-    number.
+    The key is the text or the pair of texts. Each image or audio clip has its own key: the split's `name` and its row.
     """
     for row, text in enumerate(split.texts):
         yield text if isinstance(text, str | tuple) else (name, row)

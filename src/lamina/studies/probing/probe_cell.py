@@ -141,8 +141,7 @@ class ProbeLayer(FusionConfig):
 class _ProbeStream(Stream):
     """Computes the features of several probes of the same layer and site in one pass.
 
-    The probes share the normed (and pooled) state, and the hidden layers of all MLPs are computed by one matrix
-    product.
+    The probes share the normed (and pooled) state; one matrix product computes the hidden layers of all MLPs.
     """
 
     def __init__(self, members: Sequence[ProbeLayerFusion]) -> None:

@@ -339,8 +339,7 @@ def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
 def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
     """Return name -> weight for all linear maps in a module and for the module itself; each name begins with `name`.
 
-    These are all two-dimensional weights except embeddings, and all three-dimensional ones, which hold the maps of
-    experts.
+    These are all two-dimensional weights except embeddings, and all three-dimensional ones, which are maps of experts.
     """
     return {
         ".".join(filter(None, (name, path, key))): value.detach()
