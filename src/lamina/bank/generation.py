@@ -195,9 +195,8 @@ def intercept_generate(
         model: The model.
         on_generate: Returns a context manager that encloses the decoding of a call.
         is_waiting: Returns whether the next call of `generate` is going to be read; if so, its options are checked
-            before it runs.
-        is_reading: Returns whether the next pass of the model is going to be read; if so, it must be a pass over the
-            real prompt.
+            first.
+        is_reading: Returns whether the next pass of the model is going to be read; if so, it must read the real prompt.
     """
     from transformers import GenerationMixin
 

@@ -171,8 +171,7 @@ def scores_of_monitors(
         monitors: The monitors by name; their readers read the same stack.
         batch: Arguments of the model.
         mask: True at the tokens to score. None: all tokens except padding.
-        finished: Whether to allow models whose states change with later tokens. A score then depends on the whole
-            finished text.
+        finished: Whether to allow models whose states change with later tokens. A score then depends on the whole text.
         on_features: Called with the features of the readers. None: not called.
     """
     op = "bank.monitor_scores"

@@ -108,8 +108,7 @@ class Watch:
     def flagged_at(self) -> dict[str, list[int | None]]:
         """Monitor name -> for each sequence, the index of the token at which it was flagged; None: it was not.
 
-        Tokens of the prompt have negative indices; -1 is the prompt's last token. A cascade flags when its second
-        monitor does.
+        Tokens of the prompt have negative indices; -1 is the last one. A cascade flags when its second monitor does.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]

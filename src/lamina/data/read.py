@@ -125,8 +125,7 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     """Yield the rows of a CSV file. An invalid row is replaced by a DataError, and reading goes on with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
-    cell is not valid, only the first of the lines counts as an invalid row. The lines after it are read again as
-    separate rows.
+    cell is not valid, only the first of the lines counts as an invalid row. The others are read again, each as a row.
     """
     again: deque[tuple[int, str | DataError]] = deque()  # lines to be read again
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
@@ -229,8 +228,7 @@ class Table:
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
-        whole: The table with all rows, if rows without a label were left out here but stay in the task. None: no rows
-            were left out.
+        whole: The table with all rows, if rows without a label were left out here but stay in the task; else None.
         places: The index of each row in `whole`.
     """
 

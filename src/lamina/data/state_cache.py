@@ -290,7 +290,7 @@ class CachedStates:
         arrays: Name of each stack -> its states, an array `[tokens, layers, width]` with the tokens of all examples in
             a row.
         layout: Where the states of each example and layer lie in the arrays.
-        dtype: Dtype in which states are returned: the one in which the model computed them. They are stored in
+        dtype: Dtype of the returned states: the one in which the model computed them. They are stored in
             `layout.dtype`.
         device: Device on which states are returned.
     """

@@ -131,8 +131,8 @@ def run_demo(
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
     Raises ConfigError if `rows` is too small; DataError if `sentences` cannot be read; MissingExtraError if the
-    packages of `lamina[demo]` are not installed; LaminaError if the loaded bank does not compute the same logits as the
-    saved one.
+    packages of `lamina[demo]` are not installed; LaminaError if the loaded bank and the saved one compute different
+    logits.
 
     Args:
         folder: Output folder.

@@ -34,8 +34,7 @@ class Edit:
         stack: Name of the stack that was changed.
         layers: The edited layers, numbered as in `hidden_states` before the edit.
         parameters: Full names of the parameters that were changed, added, removed or frozen. A removed parameter has
-            its name before the edit; all others have their name after it. After later edits they may have other names:
-            see `names_now`.
+            its name before the edit; all others have their name after it. Later edits may rename them: see `names_now`.
         settings: The arguments of the edit, JSON-ready. With them the edit can be repeated.
         seed: Seed of the random numbers; None if none were drawn.
     """

@@ -408,8 +408,7 @@ def _is_learnt(name: str) -> bool:
 def _to_json(value: object) -> JSON:
     """Return a parameter or attribute as JSON.
 
-    Readers, fusions, arrays and dictionaries become objects whose first key names their type, so that `_from_json` can
-    restore them.
+    Readers, fusions, arrays and dictionaries become objects whose first key names their type, for `_from_json`.
     """
     if isinstance(value, Reader):
         parts = {"fusion": FUSIONS.to_dict(value.fusion), "head": HEADS.to_dict(value.head)}

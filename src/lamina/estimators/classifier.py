@@ -153,8 +153,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
 
-        With several labels per text, each label has its own probability, and a row need not sum to 1. Errors are those
-        of `predict`.
+        With several labels per text, each label has its own probability, and a row need not sum to 1. Errors: those of
+        `predict`.
         """
         logits = self._logits(X, "predict_proba").double()
         return (logits.sigmoid() if self._several else logits.softmax(-1)).numpy()

@@ -199,8 +199,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Return the class names, one class value for each name, and the index of each row's class among the names.
 
-    Two values can have one name, such as the two Unicode forms of one text. `numbers` are the indices of rows in
-    `classes`.
+    Two values can have one name, such as the two Unicode forms of a text. `numbers` are the rows' indices in `classes`.
     """
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))
@@ -211,8 +210,7 @@ def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], n
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
-    Raises DataError, which names the method `op`, if y is None, is not as long as the texts, or holds anything but
-    finite numbers.
+    Raises DataError, which names `op`, if y is None, is not as long as the texts, or holds anything but finite numbers.
     """
     check_given(y, op)
     with data_errors(op):

@@ -169,8 +169,8 @@ class _Call:
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
         """Return a record of a call of a block.
 
-        Key-value caches among the arguments are replaced by None; the record's `past` is the number of tokens that they
-        hold for `layer`.
+        Key-value caches among the arguments are replaced by None; the record's `past` is their number of tokens for
+        `layer`.
         """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}

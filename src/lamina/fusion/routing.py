@@ -85,8 +85,7 @@ class RoutingFusion(InputWeighted, config=Routing):
     def importance(self) -> Float[Tensor, " layers"]:
         """Return each layer's share of the absolute `credit`, over all texts since the last switch of the mode.
 
-        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. Before anything was read,
-        they are equal.
+        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They start equal.
         """
         return super().importance()
 

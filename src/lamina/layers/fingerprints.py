@@ -86,8 +86,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
     For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
 
     Args:
-        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. A tensor that occurs twice is
-            hashed once.
+        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. Each tensor is hashed once.
         tied_by_value: Whether matrices with equal content are hashed once too. Offloaded models need this, because
             their tied weights are copies.
 

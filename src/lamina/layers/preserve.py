@@ -120,8 +120,7 @@ _stance = list[AbstractContextManager[None]]()
 def evaluating(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode inside the `with` block.
 
-    Such `with` blocks may overlap, in one thread or several. Each module gets its original mode back when the last of
-    them ends.
+    Such `with` blocks may overlap, in one thread or several. Each module gets its mode back when the last of them ends.
     """
     every = list(chain.from_iterable(map(nn.Module.modules, modules)))
     is_training = attrgetter("training")

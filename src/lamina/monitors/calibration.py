@@ -37,8 +37,7 @@ class Calibration:
 
     Attributes:
         threshold: A text is flagged from the first token on whose score is at least this.
-        target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user gave the
-            threshold.
+        target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user chose it.
         false_positive_rate: Fraction of the negative texts that are flagged.
         false_positive_interval: Confidence interval of the false positive rate.
         recall: Fraction of the positive texts that are flagged.

@@ -54,8 +54,7 @@ class Monitor:
             regression reader has its predicted value on either scale.
         name: Name of the monitor. None: the reader's name.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
-        sketch: Scores, lengths and projected features of the replies of the calibration, for `watch_drift`. None: there
-            is no sketch.
+        sketch: Scores, lengths and projected features of the calibration's replies, for `watch_drift`; or None.
 
     Raises:
         ConfigError: If there is no label, a label occurs twice, or the threshold is not a finite number.

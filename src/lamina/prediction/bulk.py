@@ -124,8 +124,8 @@ def predict_file(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers, as in `predict`. For "auto", a file of more than 8 MB counts as
-            2,000,000 tokens.
+        backend: What computes a bank's answers, as in `predict`. For "auto", a file above 8 MB counts as 2,000,000
+            tokens.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue a stopped run that had the same arguments. False: start from the first row.
         ray: Predict in worker processes of Ray: "local" (on this machine), "auto" (the cluster that runs on this
@@ -251,8 +251,7 @@ def read_examples(
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
         start: Number of valid rows to skip at the start.
-        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before it
-            were yielded.
+        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before it.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []

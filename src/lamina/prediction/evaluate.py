@@ -83,8 +83,7 @@ def evaluate(  # noqa: PLR0913
             labelled file: every reader is scored on all its rows, by default with the columns that it was trained on.
         text: Column of the text in a file. None: the column that a reader learnt from.
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
-        labels: Reader name -> column of its label in a file, or one column for all. None: the columns that the readers
-            learnt from.
+        labels: Reader name -> column of its label in a file, or one column for all. None: as in training.
         positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
             None: the task's positive class, or the one with which a reader was trained.
         compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score

@@ -105,8 +105,8 @@ def arguments_of(edit: str) -> type[BaseModel]:
 def check_edit(edit: str, arguments: Arguments) -> None:
     """Check the arguments of an edit, as far as that is possible without a model.
 
-    Raises ValidationError if the edit has no such argument, or a value is not allowed; UnknownNameError if the edit
-    does not exist.
+    Raises ValidationError if the edit has no such argument or a value is not allowed; UnknownNameError if there is no
+    such edit.
     """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 

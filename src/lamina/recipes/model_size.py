@@ -119,8 +119,7 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters that are used per token to compute all layers that readers need.
 
-        `deepest` is stack name -> highest layer that is read. Stacks before the last one of them are computed
-        completely.
+        `deepest` is stack name -> highest layer that is read. Stacks before the last of them are computed whole.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)

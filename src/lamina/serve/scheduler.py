@@ -114,8 +114,7 @@ class Scheduler:
     A batch consists of the oldest queued request and of those that are cheapest to run along with it; `JobQueue` says
     when a shorter one may overtake it. There are `max_concurrent_passes + 1` threads. Each takes a batch from the
     queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the requests. The
-    extra thread tokenises the next batch while all passes are running. A request whose client has left is not computed
-    any further.
+    extra thread tokenises the next batch while all passes are running. A request whose client has left is dropped.
 
     A request of more than some hundred tokens pauses between its passes, so that a batch of newer requests can run.
     The two take turns until one of them is done.

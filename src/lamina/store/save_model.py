@@ -43,8 +43,8 @@ def save(
 
     Args:
         model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
-        folder: Folder to write; created if it does not exist. Files that `save` wrote there before are replaced, other
-            files stay.
+        folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, other files
+            stay.
         processor: Tokenizer or image processor to save with the model.
         force: Whether to replace a model that other software wrote.
         files: More files to write in the same step: name -> function that is called with the path to write.
@@ -85,8 +85,8 @@ def save(
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model whose weights are written: the model itself, or for RWKV a copy.
 
-    RWKV divides weights by powers of two in its first pass in eval mode, and would divide weights that were saved after
-    it once more.
+    RWKV divides weights by powers of two in its first pass in eval mode. Weights that are saved after it would be
+    divided twice.
     """
     if not any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
         return model

@@ -281,8 +281,8 @@ class StudyRecipe(Strict):
     def options(self, name: str) -> dict[str, JSON]:
         """Return the options that the recipe gives to a study; {} if it gives none.
 
-        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks something that the
-        study requires.
+        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks what the study
+        requires.
         """
         options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():

@@ -258,8 +258,7 @@ class Kind(ABC, Generic[InputsT]):
         predict_inputs: The same for prediction.
         file: Class of the files, if examples are files. None: examples are texts.
         per_token: Whether answers are given token by token, so that long texts are cut into windows.
-        keeps_end: Whether prediction keeps the end of a text that is too long, even if the tokenizer keeps the
-            beginning.
+        keeps_end: Whether prediction keeps the end of too long texts, even if the tokenizer keeps the beginning.
         tags_words: Whether every word has a label. If so, all of its sub-tokens may get it.
         has_classes: Whether a model's outputs are one score per label.
         reads_pairs: Whether an example may be a pair of texts.

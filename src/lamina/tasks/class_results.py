@@ -282,8 +282,7 @@ class Comparison(TypedDict):
         rows: Number of rows that were scored.
         always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
         baseline: Metric -> score of the constant prediction.
-        interval: Metric -> lower and upper end of the 95 % interval of the reader's own score: a percentile bootstrap
-            over rows.
+        interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
         verdict: None if the reader is better by the task's metric: the 95 % interval of the difference on the same rows
             lies above 0. Otherwise a sentence that says that it is not.
     """

@@ -179,8 +179,7 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
     """Yield each file at any depth below `root`, as the parts of its path relative to `root` and the file.
 
-    The file is None for a symbolic link or anything else that is not a plain file. Raises DataError if a folder cannot
-    be listed.
+    The file is None for a symbolic link or anything else that is no plain file. Raises DataError if listing fails.
     """
 
     def unreadable(error: OSError) -> None:

@@ -122,8 +122,7 @@ def score_classes(
         predictions: Predicted class ids `[rows]`.
         targets: True class ids `[rows]`.
         classes: Number of classes. "macro_f1" is the mean over the classes that occur among predictions or targets.
-        positive: With two classes, the id of the class whose F1 is "f1". With more classes, or None, "f1" equals
-            "macro_f1".
+        positive: With two classes, the id of the class whose F1 is "f1". With more, or None, "f1" equals "macro_f1".
     """
     _check_rows(predictions, targets)
     count = max(2, classes)

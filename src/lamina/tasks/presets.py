@@ -34,8 +34,7 @@ class Preset:
         labels: Class names in the order of their ids. Empty: the hub dataset's class names, or the names of the
             folders.
         metrics: All metrics that are reported; the first one picks the best checkpoint.
-        rows: Name of each split with labels -> its number of rows. If there are several languages, the numbers are
-            English's.
+        rows: Name of each split with labels -> its number of rows. With several languages, the rows of English.
         length: Mean tokens of an example, special tokens included; for images, the number of 16-pixel patches at size
             224.
         files: Split name -> possible names of its file, pair of files, or folder.

@@ -347,8 +347,7 @@ class Task:
             seed: Seed of the rows that are held out or drawn.
             image_size: Width and height of images in pixels. None: the size that the image processor has. A model of
                 another size interpolates its position embeddings, if it can.
-            by_row: For running text ("masked_lm", "causal_lm"), whether to read each row alone, and not blocks of
-                joined rows.
+            by_row: For running text ("masked_lm", "causal_lm"), whether to read each row alone, not joined rows.
             stratify: Whether validation rows are held out class by class. Otherwise they depend on `seed` and the
                 number of rows alone.
             separator: The sign between the class names in one text, for "multi_label". None: the sign among `,` `;` `|`

@@ -224,8 +224,7 @@ class TokenClassificationKind(TextClassKind):
 
         If tags mark spans, a listed word that would be several words in a plain text, such as "C++", has its tag at the
         first token of each part, because a plain text is later tagged part by part. A word in several windows has its
-        tag in the window with the most context around it. A warning counts the words that share a token and need
-        different tags.
+        tag in the window with the most context around it. A warning counts words that share a token but not a tag.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)

@@ -72,8 +72,7 @@ def check_device(options: FitOptions, output: Path | None) -> None:
     """Check that this machine has what the options need.
 
     Raises:
-        ConfigError: If float16 is set without a GPU, TensorBoard without an output folder, or a tracker that is not
-            installed.
+        ConfigError: If float16 is set without a GPU, TensorBoard without an output folder, or a tracker is missing.
         MissingExtraError: If TensorBoard is set and not installed.
     """
     if options.precision == "float16" and not torch.cuda.is_available():

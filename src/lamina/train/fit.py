@@ -113,8 +113,7 @@ def fit(  # noqa: PLR0913
         base_learning_rate: Highest learning rate of the base model when `train_base=True`; its schedule covers all
             steps of the run.
         layer_decay: In a trained model, the learning rate of a layer is that of the layer above it times this factor.
-            The top block, and parameters outside the layers (pooler, head), have the full rate. 1: all layers have the
-            full rate.
+            The top block, and parameters outside the layers (pooler, head), have the full rate. 1: all layers have it.
         layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; if several selectors
             name a layer, the last one counts. "head" means the parameters outside the layers, "inserted" the inserted
             layers. Rate 0 leaves a layer as it is. None: no layer has a rate of its own.

@@ -408,8 +408,8 @@ def _result(
 def _best_results(engine: Engine) -> dict[str, Results]:
     """Return learner name -> validation results of the weights of its best epoch.
 
-    A resumed run lacks the results of epochs before its checkpoint, so learners whose best epoch is one of these epochs
-    are scored again.
+    A resumed run lacks the results of epochs before its checkpoint, so learners whose best epoch is one of them are
+    scored again.
     """
     results = dict(engine.best_results)
     missing = {name for group in engine.validation for name in group.names} - results.keys()

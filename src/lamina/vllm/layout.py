@@ -71,8 +71,8 @@ class Layout:
         readers: Reader name -> its columns.
         monitors: Monitor name -> monitor, for those that are saved with the readers.
         on_flag: What happens when a monitor flags a request: "end" ends the request, "report" only reports the flag.
-        pooling: Whether the engine serves a pooling model. Every reader of texts then pools the whole prompt, and there
-            are no monitors.
+        pooling: Whether the engine serves a pooling model. Every reader of texts then pools the whole prompt; there are
+            no monitors.
     """
 
     folder: Path

@@ -113,8 +113,8 @@ class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
     It was already given the first token of `items`. `shape` converts a token or the end to the data of events, `nested`
-    says whether an error is sent in OpenAI's shape, and after `timeout_s` seconds a client that reads nothing is
-    disconnected.
+    says whether errors are sent in OpenAI's shape, and a client that reads nothing is disconnected after `timeout_s`
+    seconds.
     """
 
     media_type = "text/event-stream"

@@ -77,8 +77,7 @@ class TokenStreamer(StopOnEvent):
         detokenizer: Decodes the text.
         conditions: What ends the text.
         emit: Called with each event.
-        is_over: Called after each token. If it returns True, the text ends because the client has left or the server
-            shuts down.
+        is_over: Called after each token. True ends the text, because the client has left or the server shuts down.
 
     Attributes:
         count: Number of tokens so far.

@@ -178,8 +178,8 @@ def portion(
         rows: Number of training rows. None: as many as possible.
         share: Share of the positive class.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set whose texts are scored instead: all of them, or `scored` of them with the data set's own share
-            of the classes.
+        other: A data set whose texts are scored instead: all of them, or `scored` of them with the set's shares of
+            classes.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)

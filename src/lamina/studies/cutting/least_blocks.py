@@ -139,8 +139,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
     task lacks a split.
 
     Args:
-        model: A model. If the model has a head for the task, the head is scored; otherwise linear readers of the last
-            layer are.
+        model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
         task: The task, with the splits "train" and "validation".
         count: Number of blocks to drop, less than the depth.
         by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
@@ -455,9 +454,8 @@ class EditPlan(Strict):
 def read_plan(path: Path) -> EditPlan:
     """Read the plan in a YAML file.
 
-    Raises DataError if the file cannot be read or is not valid YAML; ConfigError if a value is not allowed; the message
-    names the line and the key; UnknownNameError if a key or name does not exist; the message names the line and the
-    key.
+    Raises DataError if the file cannot be read or is not valid YAML; ConfigError if a value is not allowed; and
+    UnknownNameError if a key or name does not exist. The last two name the line and the key.
     """
     file = read_yaml(path)
     return parse_plan(file.fields, op=f"plan {path}", file=file)

@@ -316,7 +316,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     """Return chart name -> line chart over layers, for each measure in the table.
 
     Each colour is a kind of probe. If the table has several sites, each colour is a site, and each kind of probe has a
-    chart of its own.
+    chart.
     """
     notes = {
         "score": (
