@@ -33,7 +33,7 @@ _MODULES = {
     "Edit": "lamina.editing.record",
     "edits": "lamina.editing.record",
     "reinit_": "lamina.editing.reinit",
-    "truncate_": "lamina.editing.truncate",
+    "truncate_": "lamina.editing.keep",
     "LaminaError": "lamina.errors",
     "LaminaClassifier": "lamina.estimators.classifier",
     "LaminaRegressor": "lamina.estimators.regressor",

@@ -10,11 +10,11 @@ from lamina.editing.freeze import freeze_ as freeze_
 from lamina.editing.insert import insert_ as insert_
 from lamina.editing.keep import drop_ as drop_
 from lamina.editing.keep import keep_ as keep_
+from lamina.editing.keep import truncate_ as truncate_
 from lamina.editing.merge import merge_ as merge_
 from lamina.editing.record import Edit as Edit
 from lamina.editing.record import edits as edits
 from lamina.editing.reinit import reinit_ as reinit_
-from lamina.editing.truncate import truncate_ as truncate_
 from lamina.errors import LaminaError as LaminaError
 from lamina.estimators.classifier import LaminaClassifier as LaminaClassifier
 from lamina.estimators.regressor import LaminaRegressor as LaminaRegressor

@@ -13,9 +13,9 @@ from transformers import AutoModel
 
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.record import Edit, edits
 from lamina.editing.reinit import reinit_
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError
 from lamina.layers import stacks
 from lamina.layers.roles import ROLES

@@ -24,8 +24,8 @@ from tests.support.stored import save_base, tiny_bank, tiny_model
 from lamina import predict_file
 from lamina.cli.edit_command import edit
 from lamina.data.disk_cache import clear, entries
+from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
-from lamina.editing.truncate import truncate_
 from lamina.errors import StoreError
 from lamina.prediction.bulk import Partial
 from lamina.prediction.predict import Predictor

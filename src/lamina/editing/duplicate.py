@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from lamina.editing.block_order import rearrange
 from lamina.editing.editable import blocks_of, movable_stack
-from lamina.editing.identity_block import identity_values
 from lamina.editing.record import Edit, record
+from lamina.errors import ConfigError
+from lamina.layers.adapters import backbone
+from lamina.layers.devices import main_device
+from lamina.layers.preserve import preserve_model
+from lamina.layers.probe_input import probe_input
+from lamina.layers.roles import family_of
+from lamina.layers.stack import own_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
 
 _OP = "duplicate_"
+_TOKENS = 7  # length of the input that blocks are tried on
 
 
 def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = True, stack: str | None = None) -> Edit:
@@ -52,7 +62,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
     """
     edited = movable_stack(model, stack, _OP)
     chosen = blocks_of(edited, layers, _OP)
-    zeros = identity_values(model, edited, chosen, _OP) if identity else {}
+    zeros = _identity_values(model, edited, chosen) if identity else {}
     order = _with_copies(chosen, edited.depth)
     moved = rearrange(model, edited, order, _OP)
     for place, layer in enumerate(order):
@@ -77,3 +87,159 @@ def _with_copies(chosen: Sequence[int], depth: int) -> list[int]:
         if run and layer + 1 not in chosen:
             order += run
     return order
+
+
+def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Find values of parameters that make each block return its input; return layer -> parameter name -> value.
+
+    The model runs once on a small probe input, which gives each block's input; a copy of each block is then tried on
+    it. First all weights are set to zero (to -1 in norms that scale by 1 + weight). Then the weights get their values
+    back one after the other, in the order in which they are used. If the block then changes its input, the weight is
+    set to zero again. In the end, the last weights of each residual branch are zero, and all other weights keep their
+    values and have non-zero gradients. On the meta device nothing can be tried, and the result is empty.
+
+    Args:
+        model: The model that has the stack.
+        stack: The stack with the blocks.
+        layers: Indices of the layers, from 1; layer i is block i.
+
+    Raises:
+        ConfigError: If a block changes its input even if all its weights are zero, or layers share a block.
+    """
+    if len(set(stack.blocks)) < stack.depth:
+        raise ConfigError(f"{_OP}: identity is True, but the layers of this model share one block. Use identity=False.")
+    if main_device(model).type == "meta":
+        return {}
+    calls: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
+    with preserve_model(model):
+        handles = [
+            stack.blocks[layer - 1].register_forward_pre_hook(
+                lambda _block, args, kwargs, layer=layer: calls.update({layer: _plain(args, kwargs)}), with_kwargs=True
+            )
+            for layer in layers
+        ]
+        _run(model, stack)
+        for handle in handles:  # a copy of a block would have its hook too
+            handle.remove()
+        family = family_of(model)
+        return {
+            layer: _zeros(
+                copy.deepcopy(stack.blocks[layer - 1]),
+                *calls[layer],
+                where=f"{_OP}: block {layer} of the family '{family}'",
+            )
+            for layer in layers
+        }
+
+
+def _run(model: PreTrainedModel, stack: LayerStack) -> None:
+    """Run a model on a small input. If its head does not accept the input, run only its tower or backbone."""
+    *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
+    for target in targets:
+        try:
+            target(**probe_input(target, _TOKENS, seed=1).inputs)
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError):
+            continue
+        return
+    last(**probe_input(last, _TOKENS, seed=1).inputs)
+
+
+def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return a block's arguments without a cache and with copies of tensors, because the model may change these."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Tensor):
+            return value.clone()
+        return None if hasattr(value, "get_seq_length") else value
+
+    return tuple(map(plain, args)), {
+        key: False if key == "use_cache" else plain(value) for key, value in kwargs.items()
+    }
+
+
+def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], *, where: str) -> dict[str, float]:
+    """Find the parameters that must be 0 (or -1) so that a block returns its input; return name -> that value.
+
+    The parameters of `block` are set to these values. See `_identity_values` for the method.
+
+    Args:
+        block: A copy of a model's block.
+        args: Positional arguments with which the model called the block.
+        kwargs: Keyword arguments of that call.
+        where: Start of error messages.
+
+    Raises:
+        ConfigError: If the block changes its input even if all its weights are zero.
+    """
+    parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
+    values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    silent = {name: _silent_value(block, name) for name in order}
+    for name in order:
+        parameters[name].fill_(silent[name])
+    if not _is_identity(block, args, kwargs):
+        problem = "returns another state than it receives even if all its weights are zero"
+        if _ends_in_norm(block, args, kwargs):
+            problem = "ends in a norm, so that it returns norm(x) for x even if its residual branches are zero"
+        raise ConfigError(f"{where} {problem}. Use identity=False, which repeats the block, or insert_.")
+    for name in order:
+        parameters[name].copy_(values[name])
+        if not _is_identity(block, args, kwargs):
+            parameters[name].fill_(silent[name])
+    return {name: silent[name] for name in order if not torch.equal(parameters[name], values[name])}
+
+
+def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
+    """Return the names of a block's parameters in the order of their use in the block; unused ones come first."""
+    called: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
+        for name, module in block.named_modules()
+        if own_state(module)
+    ]
+    block(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    place = {name: number for number, name in reversed(list(enumerate(called)))}
+    names = [name for name, _ in block.named_parameters()]
+    return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], -1))
+
+
+def _silent_value(block: nn.Module, name: str) -> float:
+    """Return the value of a parameter with which its module returns zero: 0, or -1 for norms with scale 1 + weight."""
+    owner = block.get_submodule(name.rpartition(".")[0])
+    weight = owner._parameters.get("weight")
+    if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):
+        return 0.0
+    trial = copy.deepcopy(owner)
+    states = torch.randn(1, 2, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+    for value in (0.0, -1.0):
+        for parameter_name, parameter in trial.named_parameters():
+            parameter.fill_(value if parameter_name == "weight" else 0.0)
+        try:
+            if not trial(states).any():
+                return value
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # a norm with other arguments or results
+            return 0.0
+    return 0.0
+
+
+def _state(values: Sequence[object]) -> Tensor | None:
+    """Return the first hidden state `[batch, tokens, width]` among a block's arguments or results."""
+    return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
+
+
+def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Return whether a block returns exactly the state that it receives."""
+    received = _state([*args, *kwargs.values()])
+    expected = None if received is None else received.clone()
+    output = block(*args, **kwargs)
+    returned = _state([output] if isinstance(output, Tensor) else list(output))
+    if received is not None and expected is not None:
+        received.copy_(expected)  # some blocks change their input in place
+    return expected is not None and returned is not None and torch.equal(expected, returned)
+
+
+def _ends_in_norm(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Return whether the module with weights that a block calls last is a norm."""
+    last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
+    return "norm" in type(block.get_submodule(last)).__name__.lower()

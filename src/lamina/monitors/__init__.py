@@ -2,18 +2,12 @@
 
 from typing import Any
 
-from lamina.monitors.attention_mean import AttentionMean
+from lamina.monitors.aggregations import EMA, AttentionMean, LastScore, MeanScore, MultiMax, RollingMax, SoftmaxMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.cascade import Cascade
-from lamina.monitors.ema import EMA
-from lamina.monitors.last_score import LastScore
-from lamina.monitors.mean_score import MeanScore
 from lamina.monitors.monitor import Monitor
-from lamina.monitors.multi_max import MultiMax
 from lamina.monitors.reply_drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
-from lamina.monitors.rolling_max import RollingMax
-from lamina.monitors.softmax_mean import SoftmaxMean
 from lamina.registry import provider
 
 __all__ = [

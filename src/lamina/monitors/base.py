@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 AGGREGATIONS: Registry[Aggregation] = Registry(
     "aggregation",
     {
-        "last_score": "lamina.monitors.last_score:LastScore",
-        "mean_score": "lamina.monitors.mean_score:MeanScore",
-        "ema": "lamina.monitors.ema:EMA",
-        "rolling_max": "lamina.monitors.rolling_max:RollingMax",
-        "multi_max": "lamina.monitors.multi_max:MultiMax",
-        "softmax_mean": "lamina.monitors.softmax_mean:SoftmaxMean",
-        "attention_mean": "lamina.monitors.attention_mean:AttentionMean",
+        "last_score": "lamina.monitors.aggregations:LastScore",
+        "mean_score": "lamina.monitors.aggregations:MeanScore",
+        "ema": "lamina.monitors.aggregations:EMA",
+        "rolling_max": "lamina.monitors.aggregations:RollingMax",
+        "multi_max": "lamina.monitors.aggregations:MultiMax",
+        "softmax_mean": "lamina.monitors.aggregations:SoftmaxMean",
+        "attention_mean": "lamina.monitors.aggregations:AttentionMean",
     },
 )
 State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far; every tensor is [batch, ...]

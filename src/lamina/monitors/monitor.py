@@ -13,9 +13,9 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, check_known
 from lamina.heads.base import HeadConfig
+from lamina.monitors.aggregations import EMA
 from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.ema import EMA
 from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from pydantic import BaseModel, create_model
 from lamina.editing.duplicate import duplicate_
 from lamina.editing.freeze import check_parts, freeze_
 from lamina.editing.insert import insert_
-from lamina.editing.keep import drop_, keep_
+from lamina.editing.keep import drop_, keep_, truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, convert_errors
 from lamina.layers import select
 from lamina.recipes.strict_yaml import Strict, checked

@@ -17,9 +17,9 @@ from tests.support.tiny import FAMILIES
 from lamina.bank import BankOutput, Reader, ReaderBank, is_read_by_bank
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers

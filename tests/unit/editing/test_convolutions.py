@@ -12,9 +12,9 @@ from lamina.editing.editable import convolution_blocks
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import GELU_IS_ONE, Options, insert_, replay_insert
 from lamina.editing.inserted_layer import InsertedLayer, layers_after
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.layers.roles import CONVOLUTIONS, Convolutions
 from lamina.store import load, outline, save

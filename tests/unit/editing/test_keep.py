@@ -11,7 +11,7 @@ from tests.support.tiny import FAMILIES
 from transformers import AutoConfig, AutoModel, BertModel, PretrainedConfig
 
 import lamina
-from lamina.editing import identity_block
+from lamina.editing import duplicate
 from lamina.editing.block_config import cut_configs
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks
@@ -232,13 +232,13 @@ def test_inserted_layers_have_their_initial_weights_wherever_they_are_now():
 
 def test_identity_copies_are_tried_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
     tried: list[weakref.ref[Any]] = []
-    search = identity_block._zeros
+    search = duplicate._zeros
 
     def zeros(block: torch.nn.Module, *call: Any, **where: Any) -> dict[str, float]:
         assert not any(earlier() for earlier in tried)  # a copy of all blocks may be as large as the model
         tried.append(weakref.ref(block))
         return search(block, *call, **where)
 
-    monkeypatch.setattr(identity_block, "_zeros", zeros)
+    monkeypatch.setattr(duplicate, "_zeros", zeros)
     lamina.duplicate_(FAMILIES["llama"].known(), "all")
     assert len(tried) > 1

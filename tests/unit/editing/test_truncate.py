@@ -10,8 +10,8 @@ from tests.support.tiny import FAMILIES
 from transformers import AutoModel, AutoModelForSeq2SeqLM, BertModel
 
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
 

@@ -14,9 +14,9 @@ from tests.support.tiny import FAMILIES
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from lamina.editing.insert import insert_, inserted_at_start
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
-from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.report.inserted_weights import STATES, chosen_weight, diagonals, inserted_weights, weight_maps
 from lamina.store import load, save

@@ -24,10 +24,10 @@ from transformers import (
 from lamina.bank import Reader, ReaderBank
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
-from lamina.editing.truncate import truncate_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
