@@ -110,7 +110,7 @@ def evaluate(  # noqa: PLR0913
         raise ConfigError("evaluate: --tfidf was given without FILE; it is compared on one file.")
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
-    from lamina.prediction.file_tasks import FileColumns, tasks_of_file
+    from lamina.prediction.evaluate import FileColumns, tasks_of_file
     from lamina.train.model_runner import task_of
 
     labels, flags = _by_reader("--label", label), _by_reader("--positive", positive)
