@@ -399,7 +399,7 @@ class Recipe(Strict):
 
     @property
     def chosen_tasks(self) -> dict[str, TaskRecipe]:
-        """The tasks with a run among those that the key `only` chooses: name -> task."""
+        """The tasks of which the key `only` chooses at least one run: name -> task."""
         names = {run["task"] for run in all_coordinates(self, ())} if self.only else self.tasks
         return {name: task for name, task in self.tasks.items() if name in names}
 

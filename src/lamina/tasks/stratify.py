@@ -122,7 +122,7 @@ def choose(strata: Strata, count: int, seed: int) -> set[int]:
 
 
 def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Draw `count` rows, from each class in proportion to its size. Each row has one class, and `rng` draws."""
+    """Draw `count` rows with `rng`, from each class in proportion to its size; each row has one class."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, label in enumerate(strata):
         groups[label].append(row)

@@ -307,8 +307,8 @@ def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) ->
     """Return task name -> proposal, from the scores of each layer's linear reader.
 
     The blocks to keep end at the lowest layer whose mean score over seeds is within `tolerance` of the best layer's
-    mean score; at least one block is kept. The layers to read are that layer, and all lower layers whose mean score is
-    within `tolerance` of its mean score.
+    mean score; at least one block is kept. The layers to read are that layer, and all lower layers that score within
+    `tolerance` of it.
 
     Args:
         table: Columns "task", "layer", "stack" and "score", one row per task, layer and seed.
