@@ -300,7 +300,7 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 
 @contextmanager
 def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
-    """Lock the folder to save to inside the `with` block; with `overwrite`, a model in it may be replaced.
+    """Hold the lock of the folder `out` inside the `with` block; with `overwrite`, a model in it may be replaced.
 
     Raises ConfigError if `out` is None, a file, or a folder that is not empty. With `overwrite`, the folder may hold a
     model, but no other files.

@@ -122,7 +122,7 @@ def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
 
 
 def _check_address(address: str, op: str) -> None:
-    """Raise ConfigError if an address is malformed, or HOST:PORT and no server answers there."""
+    """Raise ConfigError if an address is malformed, or if it is HOST:PORT and no server answers there."""
     if address in (LOCAL, AUTO):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")

@@ -54,10 +54,10 @@ class MonitorRecipe(Strict):
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
-    """Check that a monitor's task and reader exist (`readers`: task name -> reader names) and are `shared` in one bank.
+    """Check that a monitor's task and reader exist, and that the readers are in one bank (`shared`).
 
-    Raises ConfigError if each reader or method is trained on its own model, or the reader is missing; ValidationError
-    if the task or the reader does not exist; it says where.
+    `readers` is task name -> reader names. Raises ConfigError if the readers have no common bank, or no reader is named
+    where the task has several; ValidationError, which says where, if the task or the reader does not exist.
     """
     if not shared:
         raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")

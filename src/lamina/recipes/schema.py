@@ -129,7 +129,7 @@ class ReaderRecipe(Strict):
     def check(self, task: KindedTask) -> None:
         """Build the reader's config for a task with every value of its grid, to check that all are allowed.
 
-        Raises ValidationError if a setting or a value of the grid is not allowed; it names the key.
+        Raises ValidationError, which names the key, if a setting or a value of the grid is not allowed.
         """
         with error_at("fusion", blame=self.fusion):
             self._fusion()
@@ -521,8 +521,8 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Check that everything that a recipe's tables and figures refer to exists in the recipe.
 
     `whole` also checks the values that axes rename, and the rows and columns of published numbers; it is False if a
-    sweep has replaced values of the recipe. Raises ValidationError if something does not exist, or scores of several
-    tasks would be mixed; it says where.
+    sweep has replaced values of the recipe. Raises ValidationError, which says where, if something does not exist, or
+    scores of several tasks would be mixed.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):

@@ -485,7 +485,7 @@ class DivergenceGuard:
             self.check()
 
     def check(self) -> None:
-        """Raise NotFiniteError if a number that was not finite has been recorded; it names the earliest."""
+        """Raise NotFiniteError if a number that is not finite was recorded; the message names the earliest."""
         bad_steps = [
             (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
         ]
