@@ -511,7 +511,7 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
     """Return `spec` with fixed labels and problem type, for a kind whose classes users cannot choose.
 
     Raises:
-        ConfigError: If the user passed other labels. `instead` says in the message what the kind uses in their place.
+        ConfigError: If the user passed other labels. The message says what the kind has in their place: `instead`.
     """
     if spec.labels not in (None, labels):
         got = f"labels are {', '.join(spec.labels or ())}"

@@ -100,10 +100,10 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Let a reader that cannot give scores token by token answer at the end, if it can do that.
+        """Add a reader to `late`: it answers at the end, because it cannot give scores token by token.
 
-        `problem` is the reason why it cannot. A reader that cannot answer at the end either is left out. ConfigError is
-        raised instead if the request names it (`named`), or if scores at each token are required (`each`).
+        `problem` is the reason. A reader that cannot answer at the end either is left out. If the request names the
+        reader (`named`), ConfigError is raised in that case, and if scores at each token are required (`each`).
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
