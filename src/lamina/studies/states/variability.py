@@ -97,9 +97,9 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 
     Returns:
         A study with the columns "task", "layer", "measure" ("nu"), "classes", "rows" and "score": nu, at least 0, and
-        infinite if the means of all classes are equal. With `probed` there are also rows of measure "probe", which have
-        nu in the column "nu" and the probe's score as "score"; and of measure "rank_correlation", with "p" over "n"
-        layers, which is negative if layers with a low nu have a high score.
+        infinite if the means of all classes are equal. With `probed` there are two more measures. "probe": the probe's
+        score, beside nu in the column "nu". "rank_correlation": the correlation of the two over "n" layers, with its
+        "p"; it is negative if layers with a low nu have a high score.
 
     Raises:
         DataError: If the rows have fewer than two classes.
