@@ -386,8 +386,7 @@ class ReaderBank(ReaderCollection):
     ) -> str:
         """Save the bank to a repository on the hub in one commit, and return the address of the commit.
 
-        The repository is created if it does not exist. Readers that the bank does not have are deleted; other files
-        stay.
+        The repository is created if it does not exist. Readers that the bank lacks are deleted; other files stay.
 
         Args:
             repo: Id of the repository, such as "user/bank".

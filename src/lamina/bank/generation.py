@@ -194,8 +194,7 @@ def intercept_generate(
     Args:
         model: The model.
         on_generate: Returns a context manager that encloses the decoding of a call.
-        is_waiting: Returns whether the next call of `generate` is going to be read; if so, its options are checked
-            first.
+        is_waiting: Returns whether the next call of `generate` will be read; if so, its options are checked first.
         is_reading: Returns whether the next pass of the model is going to be read; if so, it must read the real prompt.
     """
     from transformers import GenerationMixin

@@ -262,8 +262,7 @@ class ReaderModule(nn.Module):
     def on_epoch_end(self, done: float) -> bool:
         """Let the fusion start its next training stage, if one is due, with the reader's own random numbers.
 
-        `done` is the finished fraction of the epochs. Returns whether parameters were reset, as `Fusion.on_epoch_end`
-        does.
+        `done` is the finished fraction of the epochs. Returns, as `Fusion.on_epoch_end`, whether parameters were reset.
         """
         devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices=devices):

@@ -391,7 +391,7 @@ class ReaderCollection(nn.Module):
         recorded in training mode only, and through the model only with `train_base`.
 
         Args:
-            labels: Reader name -> labels, in the shape that the head's `loss` requires. Readers without labels get no
+            labels: Reader name -> labels, in the shape that the head's `loss` takes. Readers without labels get no
                 loss.
             readers: Names of the readers to run. None: all.
             main: Run the model to its end and return its own output as `output.main`.
@@ -537,8 +537,7 @@ class ReaderCollection(nn.Module):
     ) -> BankOutput:
         """Run the heads and compute the losses, once the passes have all their states; return the outputs.
 
-        `labels` is reader name -> labels; readers without labels have no loss. `main` is the model's own output, or
-        None.
+        `labels` is reader name -> labels; readers without them have no loss. `main` is the model's own output, or None.
         """
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:

@@ -95,7 +95,7 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
 class _TemporaryFile:
     """A temporary file that is removed when no dataset refers to this object any more.
 
-    Deep copies of a dataset share the object. A pickled dataset has None instead, so that no other process removes the
+    Deep copies of a dataset share the object. Pickled datasets have None instead, so that no other process removes the
     file.
     """
 

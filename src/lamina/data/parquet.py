@@ -126,8 +126,7 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datas
     """Read a Parquet file as a dataset.
 
     If the cells of `column` are objects with "bytes" or "path", it gets the type `feature` of `datasets` ("Image" or
-    "Audio"), so that cells are decoded when they are read. Raises DataError if the file is missing or not a Parquet
-    file.
+    "Audio"), so that cells are decoded on reading. Raises DataError if the file is missing or not a Parquet file.
     """
     import datasets
 

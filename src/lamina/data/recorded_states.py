@@ -223,8 +223,7 @@ class RecordedStates:
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
 
-        A `.parquet` file is unpacked to a temporary file. `shape` is the shape of its column; None: that of the first
-        cell.
+        A `.parquet` file is unpacked to a temporary file. `shape` is that of its column; None: that of the first cell.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
@@ -287,8 +286,7 @@ class RecordedStates:
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
         """Check that the arrays in `numbers` agree on the lengths of rows, and return the lengths.
 
-        `given` are the lengths in the manifest's file; None if it has none. Raises DataError if they differ or are
-        unknown.
+        `given` are the lengths in the manifest's file, or None. Raises DataError if they differ or are unknown.
         """
         counted: list[np.ndarray] = []
         at = 0

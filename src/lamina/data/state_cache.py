@@ -258,8 +258,7 @@ class Layout:
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
         """Convert hidden states to the array that the file of a stack stores.
 
-        Raises CacheError if the model's states have other numbers of tokens than the rows, or a state is not finite in
-        `dtype`.
+        Raises CacheError if states and rows have different numbers of tokens, or a state is not finite in `dtype`.
 
         Args:
             rows: Indices of the rows, in the order of the file.

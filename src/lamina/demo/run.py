@@ -131,8 +131,7 @@ def run_demo(
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
     Raises ConfigError if `rows` is too small; DataError if `sentences` cannot be read; MissingExtraError if the
-    packages of `lamina[demo]` are not installed; LaminaError if the loaded bank and the saved one compute different
-    logits.
+    packages of `lamina[demo]` are not installed; LaminaError if saved and loaded bank compute different logits.
 
     Args:
         folder: Output folder.

@@ -153,7 +153,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
 
-        With several labels per text, each label has its own probability, and a row need not sum to 1. Errors: those of
+        With several labels per text, each label has its own probability, and rows need not sum to 1. Errors: those of
         `predict`.
         """
         logits = self._logits(X, "predict_proba").double()

@@ -78,8 +78,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         layers: Number of layers whose states it gets.
         width: Size of each state.
         blocks: Copies of a model's last block. Empty: blocks as in BERT are made.
-        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks. None: nothing is
-            exchanged.
+        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks, or None.
     """
 
     def __init__(
@@ -169,8 +168,7 @@ class _Call:
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
         """Return a record of a call of a block.
 
-        Key-value caches among the arguments are replaced by None; the record's `past` is their number of tokens for
-        `layer`.
+        Key-value caches among the arguments become None; the record's `past` is their number of tokens for `layer`.
         """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SingleLayer(ProjectedConfig):
     """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers.
 
-    In the published baseline, this projection keeps its random initialisation, as with `frozen`. By default it is
+    In the published baseline, this projection keeps its random initial weights, as with `frozen`. By default it is
     trained.
 
     Args:

@@ -64,8 +64,7 @@ class Trace:
     def seen_as(self, state: Tensor) -> Seen:
         """Find a state in the run: return event -> True if its tensor is this very object, unchanged.
 
-        False means another tensor with equal values. On the meta device values cannot be compared; only the same tensor
-        counts.
+        False means another tensor with equal values. On the meta device, without values, only the same tensor counts.
         """
         key = key_of(state)
         equal = [event for event in self.events if event.key == key]

@@ -229,8 +229,7 @@ class DriftWatcher:
         Args:
             scores: Highest running score of each reply.
             lengths: Number of tokens of each reply.
-            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: they are not
-                tested.
+            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: not tested.
 
         Raises:
             ConfigError: If the numbers of scores, lengths and features differ, or a score or feature is NaN.

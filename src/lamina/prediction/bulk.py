@@ -124,7 +124,7 @@ def predict_file(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers, as in `predict`. For "auto", a file above 8 MB counts as 2,000,000
+        backend: What computes a bank's answers, as in `predict`. For "auto", files above 8 MB count as 2,000,000
             tokens.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue a stopped run that had the same arguments. False: start from the first row.

@@ -65,8 +65,7 @@ def calibrate(  # noqa: PLR0913
 
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
-    the first text is left out too. A text that is too long for the model is scored in windows, and its highest score
-    counts.
+    the first text is left out too. A text that is too long is scored in windows, and its highest score counts.
 
     Args:
         bank: The bank with the monitor's readers, trained.

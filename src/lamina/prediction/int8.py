@@ -45,8 +45,7 @@ def export_int8(
         bank: The bank, on the CPU. It is not changed.
         folder: Folder to write, as in `export_onnx`.
         tasks: Reader name -> task, for all readers; or a labelled file, as in `evaluate`.
-        max_loss: Largest loss of a task's metric that is accepted: the difference of the two scores, in the unit of the
-            metric.
+        max_loss: Largest loss of a task's metric that is accepted: the difference of the two scores, in its unit.
         progress: Show progress bars.
         **columns: Columns of the file: `text`, `text_pair`, `labels` and `positive` of `evaluate`.
 

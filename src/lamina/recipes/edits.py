@@ -104,8 +104,7 @@ def arguments_of(edit: str) -> type[BaseModel]:
 def check_edit(edit: str, arguments: Arguments) -> None:
     """Check the arguments of an edit, as far as that is possible without a model.
 
-    Raises ValidationError if the edit has no such argument or a value is not allowed; UnknownNameError if there is no
-    such edit.
+    Raises ValidationError if an argument or value does not fit the edit; UnknownNameError if there is no such edit.
     """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 

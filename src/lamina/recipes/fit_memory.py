@@ -154,8 +154,8 @@ def fitted_batches(
     """Return run name -> batches that fit into `memory_bytes` of a GPU; the rows of an optimizer step stay the same.
 
     A resumed run gets the batches that are saved in its output folder, because the free memory may have changed since
-    it began. Raises ConfigError if not even one row fits, and StoreError if the batches in the output folder cannot be
-    read.
+    it began. Raises ConfigError if not even one row fits, and StoreError if the batches of the output folder are
+    unreadable.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

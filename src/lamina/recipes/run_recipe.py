@@ -380,7 +380,7 @@ class _Session:
     def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
         """Return the results of the separate runs in `specs` as one. Failed runs are not in its tables.
 
-        `states` are the results of `train_one` for each finished run, as read back from JSON, and `failures` the failed
+        `states` are the results of `train_one` for each finished run, as read from JSON, and `failures` the failed
         runs.
         """
         joined = RecipeResult(failures=failures)
@@ -401,8 +401,8 @@ class _Session:
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
         """Load the recipe's model, and add the readers in `specs` to it.
 
-        If a method fine-tunes the model, `specs` has one run, and the method's edits are applied instead of adding
-        readers.
+        If a method fine-tunes the model, `specs` has one run, and instead of adding readers the method's edits are
+        applied.
 
         Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
         run's seed. `tasks` is run name -> task. Raises LaminaError if the model cannot be loaded, an edit cannot be

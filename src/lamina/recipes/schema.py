@@ -187,8 +187,7 @@ class MethodRecipe(Strict):
 
     `edits` are applied to the model before training, in their order. An edit is the name of a function, without its
     final underscore ("insert" for `lamina.insert_`), with the function's arguments. Keys of the grid are arguments of
-    edits, such as "insert.layers", and options of `lamina.fit`. If the layers of an edit are null, the edit is left
-    out.
+    edits, such as "insert.layers", and options of `lamina.fit`. An edit with null layers is left out.
     """
 
     edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
@@ -424,8 +423,7 @@ def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = 
         fields: The recipe's keys and values, as YAML has them.
         op: Beginning of error messages.
         file: The file that the fields come from, so that errors can name the line. None: errors name no line.
-        swept: Whether a sweep has replaced values of grids; tables and figures may then name values that no longer
-            exist.
+        swept: Whether a sweep has replaced values of grids; tables and figures may then name values that are gone.
     """
     try:
         return Recipe.model_validate(fields, context={"swept": True} if swept else None)

@@ -163,8 +163,7 @@ def importance_over_training(
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
     """Return the mean "importance" of each group of rows that have equal values of `keys`, one row per group.
 
-    A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval, limited to 0
-    to 1.
+    A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval within 0 to 1.
     """
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in rows:

@@ -172,8 +172,7 @@ def _plain_python(cell: object) -> object:
 def marked_parts(text: str, spans: Sequence[Span]) -> Spans:
     """Cut a text at its spans, and return the parts in order, as (text, label, error).
 
-    `label` and `error` are "" for text between spans. If spans overlap, only the first is marked. Empty spans are
-    dropped.
+    `label` and `error` are "" for text between spans. If spans overlap, only the first is marked. No span is empty.
     """
     parts: Spans = []
     end = 0

@@ -81,8 +81,7 @@ class OnnxEngine:
 
         Raises:
             StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
-                PyTorch's. A quantised graph is not compared here, because its scores were compared when it was
-                exported.
+                PyTorch's. A quantised graph is not compared here, because its scores were compared on export.
             MissingExtraError: If onnxruntime is not installed.
         """
         try:

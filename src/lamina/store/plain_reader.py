@@ -76,8 +76,7 @@ class PlainReader(nn.Module):
         """Compute the logits of whole texts.
 
         Args:
-            states: Layer -> states `[tokens, width]` of one text, or of several texts one after the other, without
-                padding.
+            states: Layer -> states `[tokens, width]` of one text, or of several in a row, without padding.
             lengths: Number of tokens of each text. None: there is one text.
 
         Returns:

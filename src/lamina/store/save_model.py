@@ -43,8 +43,7 @@ def save(
 
     Args:
         model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
-        folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, other files
-            stay.
+        folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, others stay.
         processor: Tokenizer or image processor to save with the model.
         force: Whether to replace a model that other software wrote.
         files: More files to write in the same step: name -> function that is called with the path to write.

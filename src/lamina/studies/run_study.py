@@ -281,8 +281,7 @@ class StudyRecipe(Strict):
     def options(self, name: str) -> dict[str, JSON]:
         """Return the options that the recipe gives to a study; {} if it gives none.
 
-        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks what the study
-        requires.
+        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks what it requires.
         """
         options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():

@@ -288,8 +288,8 @@ class AudioInputs:
     Attributes:
         equal_lengths: Whether all clips of a batch must have the same length.
         cut: Number of clips that are longer than `limit`.
-        lengths: Number of samples of each clip, including the silence at its end; 1 for each clip if all outputs have
-            one size.
+        lengths: Number of samples of each clip, with the silence at its end; 1 for each clip if all outputs have one
+            size.
     """
 
     uncacheable = None  # `frames` says whether the states of a model can be
@@ -365,8 +365,8 @@ class AudioInputs:
     def _with_silence(self, samples: int) -> int:
         """Return the length in samples of a clip of `samples` samples after it is padded with silence.
 
-        It is at least a tenth of a second. If a batch needs clips of equal length, it is a whole number of seconds, or
-        the limit.
+        It is at least a tenth of a second. If a batch needs clips of equal length, it is in whole seconds, or the
+        limit.
         """
         if self.equal_lengths:
             return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)

@@ -259,7 +259,7 @@ class FileKind(ClassKind[InputsT]):
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """Return the table of a split; the files that it names are not opened.
 
-        Raises DataError if `source` cannot be read, or holds no files of the kind; ConfigError if `source` is a pair of
+        Raises DataError if `source` cannot be read, or holds no files of the kind; ConfigError if it is a pair of
         files.
 
         Args:

@@ -64,8 +64,7 @@ class LazyImage(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a `LazyImage` made from a Pillow image or an array; None for any other object.
 
-        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if a Pillow image cannot be
-        decoded.
+        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if decoding fails.
         """
         if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
             entry = Image.fromarray(entry)
@@ -360,8 +359,7 @@ def set_image_size(processor: object, size: int) -> None:
     """Change a processor in place, so that its outputs are images of `size` x `size` pixels.
 
     A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError if there is
-    no image processor, or if changing `size` and `crop_size` does not lead to that size. The processor is then
-    unchanged.
+    no image processor, or if changing `size` and `crop_size` does not lead to that size; nothing is changed then.
     """
     resizer: Any = image_processor(processor)
     before = target_of(resizer)

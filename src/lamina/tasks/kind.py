@@ -127,8 +127,7 @@ class ClassKind(Kind[InputsT]):
     def outputs(self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions) -> Tensor:
         """Run the model on a batch, and return its logits.
 
-        Raises ConfigError if the number of axes of the logits is not `logits_axes`: the head is for another kind of
-        task.
+        Raises ConfigError if the logits do not have `logits_axes` axes: the head is for another kind of task.
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:

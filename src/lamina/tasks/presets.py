@@ -31,8 +31,7 @@ class Preset:
     Attributes:
         hub: Name of the dataset on the hub.
         columns: Columns of text, second text (or None) and label in the published files.
-        labels: Class names in the order of their ids. Empty: the hub dataset's class names, or the names of the
-            folders.
+        labels: Class names in the order of their ids. Empty: the hub dataset's class names, or the folders' names.
         metrics: All metrics that are reported; the first one picks the best checkpoint.
         rows: Name of each split with labels -> its number of rows. With several languages, the rows of English.
         length: Mean tokens of an example, special tokens included; for images, the number of 16-pixel patches at size

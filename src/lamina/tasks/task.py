@@ -317,8 +317,7 @@ class Task:
                 or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text
                 files every line that is not blank is a row. "translation.en" is the value under "en" of the objects in
                 column "translation".
-            inputs: Column of the inputs, whatever they are: texts, images or audio. The same as `text`; give one of
-                them.
+            inputs: Column of the inputs, whatever they are: texts, images or audio. The same as `text`; give one.
             text_pair: Column of the second text of a pair. For "causal_lm" it has the replies to `text`; for
                 "token_classification" the texts whose spans are labelled, while `text` is their context.
             label: Column of the label, of the list of tags, or of the text to generate; in CoNLL files a number
@@ -539,8 +538,8 @@ def _assemble(
 
     `metrics` is the metric that the user has named, or None; or the tuple of a preset's metrics, which replaces the
     kind's. `limits` are the maximum numbers of training and of validation rows. Raises DataError if a cell does not
-    fit, or there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for an unknown
-    metric.
+    fit, or there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for unknown
+    metrics.
     """
     kind = spec.kind
     check_spec(spec)

@@ -61,8 +61,7 @@ class PairInputs(Windows):
 class _TargetTokenizer:
     """A tokenizer that reads every text as a target: in the target language, with the target's special tokens.
 
-    If the tokenizer has languages and no target language is set, it reads targets in the source language, with a
-    warning.
+    If the tokenizer has languages but no target language, it reads targets in the source language, with a warning.
     """
 
     def __init__(self, processor: Processor) -> None:

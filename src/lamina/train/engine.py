@@ -233,8 +233,8 @@ class Engine:
         """Clip each learner's gradients to `max_grad_norm`, in place, and return the norms before clipping.
 
         The caller looks for NaN and infinity in the norms. The list is empty if `max_grad_norm` is None, and in
-        float16. In float16 gradients are clipped too, but infinite gradients are normal: the gradient scaler then skips
-        the step.
+        float16. In float16 gradients are clipped too, but infinite ones are normal: the gradient scaler then skips the
+        step.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -315,8 +315,7 @@ class Engine:
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
         """End an epoch of a base model that trains with its readers.
 
-        The mean score of the readers decides whether the epoch is the best for all of them, and whether all of them
-        stop.
+        The mean score of the readers decides whether the epoch is the best for all of them, and whether they all stop.
         """
         readers = [self.learners[name] for name in scores]
         signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]

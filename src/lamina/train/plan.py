@@ -103,8 +103,7 @@ class Plan:
     """The steps of a training run, in order. A group's own steps do not depend on the other groups.
 
     Within an epoch, groups take turns in proportion to their numbers of steps, so that all of them end the epoch
-    together. A learner that has stopped gets no more batches. A group whose learners have all stopped has no more
-    steps.
+    together. A learner that has stopped gets no more batches. A group whose learners all stopped has no more steps.
 
     Attributes:
         groups: The encoded training examples, with the tasks that are trained on them.

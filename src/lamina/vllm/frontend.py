@@ -86,8 +86,7 @@ def _attach(state: RequestState, answers: Answers) -> None:
     """Set the attribute `lamina` on each output that vLLM creates from a request's `state`.
 
     A `CompletionOutput` gets the answers about its sequence. A `RequestOutput` gets the answers about its first
-    sequence. If a monitor ended a sequence, its finish reason is "content_filter", and its stop reason is the monitor's
-    name.
+    sequence. If a monitor ended a sequence, its finish reason is "content_filter", its stop reason the monitor's name.
     """
     state.lamina = answers
     new_completion, make_output = state._new_completion_output, state.make_request_output

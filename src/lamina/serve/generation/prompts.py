@@ -93,8 +93,7 @@ def _rendered(bank: ReaderBank, messages: Messages) -> str:
 def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | None, max_total_tokens: int) -> int:
     """Return the maximum number of tokens to generate after a prompt.
 
-    Raises TooLongError if the prompt leaves no room, and ConfigError if the request asks for more tokens than there is
-    room for.
+    Raises TooLongError if the prompt leaves no room, and ConfigError if the request asks for more tokens than fit.
 
     Args:
         bank: The bank, whose model may read fewer tokens than the server allows.

@@ -113,7 +113,7 @@ class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
     It was already given the first token of `items`. `shape` converts a token or the end to the data of events, `nested`
-    says whether errors are sent in OpenAI's shape, and a client that reads nothing is disconnected after `timeout_s`
+    says whether errors are sent in OpenAI's shape, and clients that read nothing are disconnected after `timeout_s`
     seconds.
     """
 
@@ -196,8 +196,7 @@ def _token(token: TokenEvent) -> TokenInfo:
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
-    The event of the last token also has the whole text and the reason of its end, so it is sent once the text has
-    ended.
+    The event of the last token also has the whole text and the reason of its end, so it is sent after the end.
 
     Args:
         before: Text to put in front of the whole text: the prompt, or "".

@@ -88,8 +88,8 @@ def find_data(data: str | Path | None) -> Path:
 def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
     """Return the names of the data sets in their published order; for "shift", only those with a shifted version.
 
-    A shifted version has the same classes and texts of another kind. Raises DataError if the list of the sets cannot be
-    read.
+    A shifted version has the same classes and texts of another kind. Raises DataError if the list of sets is
+    unreadable.
     """
     check_known(_OP, [setting], SETTINGS, "setting")
     table = _read(folder / _MASTER, ("Data type", "Dataset save name"))
@@ -178,8 +178,7 @@ def portion(
         rows: Number of training rows. None: as many as possible.
         share: Share of the positive class.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set whose texts are scored instead: all of them, or `scored` of them with the set's shares of
-            classes.
+        other: A data set whose texts are scored instead: all, or `scored` of them with the set's shares of classes.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)

@@ -117,8 +117,7 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
     """Rotate features so that there are no more columns than training rows.
 
     A regression with an L2 penalty has the same solution on the rotated features, because its weights lie in the span
-    of the training rows; L-BFGS also takes the same steps. If there are several times more features than rows, it is
-    faster.
+    of the training rows; L-BFGS also takes the same steps. With several times more features than rows, it is faster.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):

@@ -51,8 +51,7 @@ def finetuned_rows(
     """Load or copy a model, edit it, fine-tune all of its weights, and return its scores after the last epoch.
 
     Args:
-        model: A name or folder, which is loaded with a new head for the task; or a model, which is copied with its
-            head.
+        model: A name or folder, loaded with a new head for the task; or a model, which is copied with its head.
         processor: The processor. None: the one saved with the model.
         task: The task to train on ("train" split) and to score on ("validation" split).
         edits: Edits to apply before training; may be empty.

@@ -59,8 +59,7 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
     """Return the texts that the baselines read, as columns of strings with one string per row.
 
     With `tags` a row is a word, and there are three columns: the word itself, the word before it, and the word after it
-    in the same text ("" if there is none). Otherwise a row is an example, and there is one column, or two for pairs of
-    texts.
+    in the same text ("" if there is none). Otherwise a row is an example with one column, or two for pairs of texts.
     """
     if tags:
         padded = [

@@ -99,8 +99,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
             are what that part of the block adds to the state, as in `lamina.tap`. Layer 0 has only "output".
         probes: Kinds of probes to train: "linear", "mlp" or both.
         hidden: Size of the MLP's hidden layer.
-        seeds: Each seed decides the initial weights, the order of the rows, the control's labels and the code's
-            portions.
+        seeds: Each seed decides initial weights, order of the rows, the control's labels and the code's portions.
         controls: Whether to train controls.
         code_length: Whether to measure online codes in tasks with classes; doubles the time.
         baselines: Whether to score baselines that read the text alone; see `lamina.studies.probing.baselines`.
@@ -315,7 +314,7 @@ def _several_sites(table: pd.DataFrame) -> bool:
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     """Return chart name -> line chart over layers, for each measure in the table.
 
-    Each colour is a kind of probe. If the table has several sites, each colour is a site, and each kind of probe has a
+    Each colour is a kind of probe. With several sites in the table, each colour is a site, and each kind of probe has a
     chart.
     """
     notes = {

@@ -390,8 +390,7 @@ class _OnlineCode:
     """The tasks on which the probes of an online code are trained, and on which they send labels.
 
     The argument `portions` has the row numbers of each portion. In step i a probe learns the labels of portions 0 to i.
-    Then the labels of portion i + 1 are sent with the probabilities that this probe predicts. Without portions nothing
-    is sent.
+    Then the labels of portion i + 1 are sent with the probabilities that it predicts. Without portions nothing is sent.
 
     Attributes:
         train_tasks: One task per step, with labels only in portions 0 to i of the training rows.

@@ -110,7 +110,7 @@ def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
     """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the label.
 
-    Summed over some rows, they give Pearson's correlation over these rows. x and y are centred by their means over all
+    Their sums over some rows give Pearson's correlation over these rows. x and y are centred by their means over all
     rows.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))

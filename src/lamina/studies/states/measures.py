@@ -196,8 +196,7 @@ class MinibatchCKA:
         """Return the CKA of all pairs of layers, `[layers, layers]`: 1 on the diagonal, near 0 if independent.
 
         A value may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same
-        in all rows are NaN. Raises ConfigError if no minibatch was added, or every layer has the same state in all
-        rows.
+        in all rows are NaN. Raises ConfigError if no minibatch was added, or every layer has one state in all rows.
         """
         if self._total is None:
             raise ConfigError("similarity: no minibatch was added; at least one is needed.")
