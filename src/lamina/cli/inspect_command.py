@@ -121,9 +121,10 @@ def inspect(  # noqa: PLR0913
 
 
 def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: bool) -> None:
-    """Print the readers and monitors of a saved bank; as JSON the monitors or, if there are no monitors, the readers.
+    """Print the readers and monitors of a saved bank.
 
-    `readers` is reader name -> the settings that were saved with it.
+    As JSON, only the monitors are printed, or only the readers if there are no monitors. `readers` is reader name ->
+    the settings that were saved with it.
     """
     from lamina.bank.monitoring import saved_monitors
 

@@ -208,7 +208,10 @@ def print_estimate(cost: Estimate, word: str = "reader") -> None:
 
 
 def _show_parts(cost: Estimate, word: str) -> None:
-    """Print what each task and reader (or method: `word`) costs, and the batches that fit a GPU's memory if given."""
+    """Print what each task and each reader or method costs, and the batches that fit the memory, if `cost` has them.
+
+    `word` is the heading of the column of names: "reader" or "method".
+    """
     from lamina.recipes.estimate import readable
     from lamina.recipes.model_size import CARDS, REACHED
 

@@ -54,9 +54,10 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return patterns of the files to download: those of `readers` (None: all), and with `base` the base model's.
+    """Return patterns of the files to download: those of `readers` (None: all readers).
 
-    A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
+    With `base`, the files of the base model are included. A name that no reader can have (such as "*") would act as a
+    pattern and is left out; loading reports it later.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
