@@ -40,8 +40,9 @@ def main() -> None:
         runs: dict[Any, Any] = {"base": lambda model=model, inputs=inputs: (model(**inputs), synchronise())}
         for key, bank in banks.items():
             runs[key] = lambda bank=bank, inputs=inputs: (bank(**inputs, main=True), synchronise())
+        used: dict[Any, list[float]] = {}
         with torch.no_grad():
-            taken = in_turn(runs, repeats=asked.repeats)
+            taken = in_turn(runs, repeats=asked.repeats, processor=used)
         for fusion, count in banks:
             rows.append(
                 {
@@ -52,6 +53,7 @@ def main() -> None:
                     "base ms": 1000 * statistics.median(taken["base"]),
                     "with readers ms": 1000 * statistics.median(taken[fusion, count]),
                     "ratio": ratio(taken, (fusion, count), to="base"),
+                    "CPU ratio": ratio(used, (fusion, count), to="base"),
                     "budget": BUDGETS.get((name, fusion), "") if count == 8 else "",
                 }
             )

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
 Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
+Features = list[tuple[list[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
+_FEW = 32  # tokens up to which starting the operations of a head takes longer than computing them
 # Whether a bank runs the model itself. Such a pass is no part of the main job, so no listening reader reads it.
 is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 
@@ -71,6 +73,7 @@ class StackPass:
         self._grad = grad
         self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
         self._real: Tensor | None = None  # True at real tokens; known from the first state on
+        self._is_padded = True  # False if it is known that all tokens are real
         self._segments: Tensor | None = None  # segment ids [batch, tokens]; as `_ids`, and from the first state on
         self._compares = False  # whether a reader compares two texts
         groups: dict[object, list[str]] = {}
@@ -91,7 +94,7 @@ class StackPass:
             layers, site = readers[names[0]].layers, fusions[0].config.site
             if site != "output" and site not in self._sites:
                 self._sites[site] = at_site(model, stack, site)
-            for index in {index for fusion in fusions for index in fusion.active_layers()}:
+            for index in stream.active_layers(fusions):
                 self._routes.setdefault(layers[index], {}).setdefault(site, []).append((stream, index))
         self.layers = sorted(self._routes)
         self._layers_seen: list[int] = []
@@ -186,36 +189,65 @@ class StackPass:
             ConfigError: If a layer was skipped, or the mask does not have the shape of the state.
         """
         self._layers_seen.append(layer)
-        check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
+        if self.layers[len(self._layers_seen) - 1] != layer:
+            check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
+            self._is_padded = not _is_full(self._real)
             if self._ids is not None:
                 self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self._grad):
             for site, routes in self._routes[layer].items():
                 seen = state if site == "output" else self._inside.pop((site, layer))
-                view = LayerView(seen, self._real, segments)
+                view = LayerView(seen, self._real, segments, self._is_padded)
                 for stream, index in routes:
                     stream.step(index, view)
         return len(self._layers_seen) == len(self.layers)
 
     def features(self) -> dict[str, Tensor]:
         """Return reader name -> features `[batch, tokens, dim]` of its fusion; ConfigError if a layer is missing."""
+        return _by_name(self._stream_features())
+
+    def _stream_features(self) -> Features:
+        """Return for each stream the names of its readers and their features; ConfigError if a layer is missing."""
         check_layer_order("bank", self.stack, self.layers, self._layers_seen)
-        features: dict[str, Tensor] = {}
+        real = require_fed(self._real)
         with torch.set_grad_enabled(self._grad):
-            for names, stream in self._streams:
-                features |= zip(names, stream.finish(require_fed(self._real)), strict=True)
-        return features
+            return [(names, stream.finish(real)) for names, stream in self._streams]
 
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """Run the heads, and return reader name -> output, without losses.
 
         A head over a vocabulary computes only the positions labelled in `labels` (reader name -> labels).
         """
-        features = self.features()
-        return run_heads(self.readers, features, require_fed(self._real), labels or {}, grad=self._grad)
+        by_stream, real = self._stream_features(), require_fed(self._real)
+        names, features = by_stream[0]
+        if len(by_stream) == 1 and len(names) > 1 and isinstance(features, Tensor):
+            heads = [self.readers[name].head for name in names]
+            groups = {(type(head), head.group()) for head in heads}
+            if features.stride(2) == 0 and heads[0].reads_first:
+                features = features[:, :, :1]
+            if len(groups) == 1 and heads[0].group() and _is_batched(features.shape[2], real, grad=self._grad):
+                with torch.set_grad_enabled(self._grad):
+                    logits = heads[0].forward_many(heads, features, _mask_of(features, real))
+                return {name: ReaderOutput(part, real) for name, part in zip(names, logits, strict=True)}
+        return run_heads(self.readers, _by_name(by_stream), real, labels or {}, grad=self._grad)
+
+
+def _by_name(by_stream: Features) -> dict[str, Tensor]:
+    """Return reader name -> features, from the features of all streams."""
+    return {name: part for names, parts in by_stream for name, part in zip(names, parts, strict=True)}
+
+
+def _is_batched(tokens: int, real: Bool[Tensor, "batch tokens"], *, grad: bool) -> bool:
+    """Return whether equal heads are computed as one operation, given how many tokens of a text they read."""
+    return tokens == 1 or grad or real.is_cuda or real.numel() <= _FEW
+
+
+def _mask_of(features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"]) -> Tensor:
+    """Return the mask of the tokens that have features; a single vector per text is real."""
+    return real if features.shape[-2] == real.shape[1] else real.new_ones(real.shape[0], 1)
 
 
 def past_tokens(inputs: Inputs) -> int:
@@ -244,7 +276,7 @@ def run_heads(
     """Run the readers' heads on their features, and return reader name -> output, without losses.
 
     Heads with equal `group`s are computed as one batched operation. On a CPU without gradients, heads that read every
-    token are computed one by one instead: their features then stay in the CPU's caches, so that this is faster.
+    one of many tokens are computed one by one instead: their features then stay in the CPU's caches.
 
     Args:
         readers: Reader name -> module.
@@ -252,7 +284,7 @@ def run_heads(
         real: True at tokens, False at padding.
         labels: Reader name -> labels. A head over a vocabulary computes only the labelled positions.
         grad: Whether to record gradients.
-        together: Batch equal heads on a CPU too, which is faster for few tokens.
+        together: Batch equal heads in any case.
     """
     # A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
     # A head that reads the first token only then gets no others.
@@ -262,11 +294,11 @@ def run_heads(
     }
     groups, logits = [[*features]], dict[str, Tensor]()
     if len(features) > 1:
-        groups = _head_groups(readers, features, together=together or grad or real.is_cuda)
+        groups = _head_groups(readers, features, real, grad=grad or together)
     with torch.set_grad_enabled(grad):
         for names in groups:
             first, heads = names[0], [readers[name].head for name in names]
-            mask = real if features[first].shape[1] == real.shape[1] else real.new_ones(real.shape[0], 1)
+            mask = _mask_of(features[first], real)
             if len(heads) == 1:
                 logits[first] = readers[first].logits(features[first], mask, labels.get(first))
             else:
@@ -276,9 +308,9 @@ def run_heads(
 
 
 def _head_groups(
-    readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], *, together: bool
+    readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], real: Tensor, *, grad: bool
 ) -> list[list[str]]:
-    """Return groups of reader names. The heads of a group are computed as one operation.
+    """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
     Readers that share a tensor of features are not grouped with others, so that `_stacked` need not copy the tensor.
     """
@@ -286,7 +318,7 @@ def _head_groups(
     groups: dict[object, list[str]] = defaultdict(list)
     for name, part in features.items():
         head = readers[name].head
-        group = head.group() if together or part.shape[1] == 1 else None
+        group = head.group() if _is_batched(part.shape[1], real, grad=grad) else None
         same = id(part) if shared[id(part)] > 1 else None
         groups[name if group is None else (type(head), group, part.shape[1:], part.dtype, same)].append(name)
     return list(groups.values())
@@ -391,9 +423,18 @@ def real_tokens(
     if mask.shape != shape:
         problem = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
         raise ConfigError(f"bank: {problem}. Give a mask [batch, tokens] of the tokens that the model reads.")
-    real = mask.to(device).bool().clone()
-    real[:, 0] |= ~real.any(1)
+    real = mask.to(device, torch.bool, copy=True)
+    if not _is_full(real):
+        real[:, 0] |= ~real.any(1)
     return real
+
+
+def _is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
+    """Return whether it is known that a mask is True everywhere.
+
+    It is not known on a GPU, whose values would have to be waited for, and during an export.
+    """
+    return mask.is_cpu and not torch.compiler.is_exporting() and bool(mask.all())
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:

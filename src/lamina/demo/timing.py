@@ -12,12 +12,19 @@ if TYPE_CHECKING:
 Name = TypeVar("Name")
 
 
-def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> dict[Name, list[float]]:
+def in_turn(
+    runs: Mapping[Name, Callable[[], object]],
+    *,
+    repeats: int = 9,
+    processor: dict[Name, list[float]] | None = None,
+) -> dict[Name, list[float]]:
     """Call all functions once to warm up; then time them in turns, `repeats` times each.
 
     Args:
         runs: Name -> function without arguments.
         repeats: Number of timed calls of each function.
+        processor: Filled with name -> processor seconds of each timed call. Other work on the machine distorts these
+            less. None: they are not measured.
 
     Returns:
         Name -> seconds of each timed call, in order.
@@ -25,10 +32,13 @@ def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> d
     seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             run()
+            used, taken = time.process_time() - used, time.perf_counter() - start
             if turn:  # turn 0 is the warm-up
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(taken)
+                if processor is not None:
+                    processor.setdefault(name, []).append(used)
     return seconds
 
 

@@ -58,7 +58,7 @@ class _ProjectedStream(Stream):
         self._members = members
         self._config = members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
-        self._weights = torch.stack([member.weights() for member in members])
+        self._weights = type(members[0]).weights_of(members)  # [members, layers]
         self._zero = self._zeros()
         self._kernels: Sequence[Tensor] | None = None
         # Unbound once: the gradient of each slice `projection[i]` would be as large as the whole parameter.
@@ -76,6 +76,10 @@ class _ProjectedStream(Stream):
         stream = copy(self)
         stream._total, stream._waiting = None, []
         return stream
+
+    def active_layers(self, members: Sequence[Fusion]) -> list[int]:
+        """Return the indices of the layers that have a weight other than 0 for a member."""
+        return [index for index, zeros in enumerate(zip(*self._zero, strict=True)) if not all(zeros)]
 
     def step(self, index: int, view: LayerView) -> None:
         """Add one layer's weighted features to each member's sum; a member with weight 0 for the layer is left out."""
@@ -133,29 +137,31 @@ class _ProjectedStream(Stream):
             return self._members[rows[0]].projection[place : place + 1]
         return torch.stack([self._members[row].projection[place] for row in rows])
 
-    def _sum_together(self) -> Float[Tensor, "batch tokens members dim"]:
+    def _sum_together(self) -> Float[Tensor, "members batch tokens dim"]:
         """Return the members' sums over the layers that were collected, computed for all these layers at once."""
         indices, states = list(zip(*self._waiting, strict=True))
         state = F.gelu(torch.stack(states)).to(self._weights.dtype)
         chosen = slice(None) if len(indices) == self._weights.shape[1] else list(indices)
         if self._kept is None:  # one product per member: joining the members' projections first takes longer
             parts = [torch.bmm(state.flatten(1, 2), member.projection[chosen].mT) for member in self._members]
-            projected = torch.stack(parts, dim=2)
+            projected = torch.stack(parts)
         else:
             projected = torch.bmm(state.flatten(1, 2), self._kept[chosen].mT).unflatten(-1, (len(self._members), -1))
-        features = F.layer_norm(projected, projected.shape[-1:])  # [layers, batch * tokens, members, dim]
-        total = (features * self._weights.T[chosen][:, None, :, None]).sum(0)
-        return total.unflatten(0, state.shape[1:3])
+            projected = projected.movedim(2, 0)
+        features = F.layer_norm(projected, projected.shape[-1:])  # [members, layers, batch * tokens, dim]
+        total = torch.bmm(self._weights[:, None, chosen], features.flatten(2))
+        return total.view(-1, *state.shape[1:3], projected.shape[-1])
 
-    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
         """Return each member's sum over the layers, with output activation and positions if its config sets them."""
-        total = require_fed(self._sum_together() if self._waiting else self._total)
+        # contiguous, so that the heads need not copy
+        total = self._sum_together() if self._waiting else require_fed(self._total).movedim(2, 0).contiguous()
         if self._config.output_activation:
             total = F.gelu(total)
         if self._config.positions:
-            total = total + sinusoids(mask, self._config.dim).to(total.dtype).unsqueeze(2)
-            total = dropout(total, self._p, [member.generator for member in self._members], axis=2)
-        return list(total.movedim(2, 0).contiguous().unbind(0))  # contiguous, so that the heads need not copy
+            total = total + sinusoids(mask, self._config.dim).to(total.dtype)
+            total = dropout(total, self._p, [member.generator for member in self._members])
+        return total
 
 
 class ProjectedFusion(Fusion):
@@ -173,9 +179,14 @@ class ProjectedFusion(Fusion):
         for weight in self.projection:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
+    @classmethod
     @abstractmethod
+    def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
+        """Return the weight of each layer in the sum, for several fusions of this class."""
+
     def weights(self) -> Float[Tensor, " layers"]:
         """Return the weight of each layer in the sum, `[layers]`."""
+        return self.weights_of([self])[0]
 
     def group(self) -> Hashable:
         """Return a key made of shapes, settings, device and mode. Fusions with equal keys are computed together."""
@@ -318,16 +329,19 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
             )
         self.scores = nn.Parameter(torch.ones(layers))
 
-    def weights(self) -> Float[Tensor, " layers"]:
+    @classmethod
+    def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
         """Return the importance of each layer: the softmax of `alpha * scores`. The importances sum to 1.
 
         Importances at or below the setting `cutoff` are set to 0, and the others are divided by their sum.
         """
-        weights = (self.config.alpha * self.scores).softmax(0)
-        if self.config.cutoff == 0:
+        scores = torch.stack([member.scores for member in members])
+        weights = (scores * _column([member.config.alpha for member in members], scores)).softmax(-1)
+        cutoffs = [member.config.cutoff for member in members]
+        if not any(cutoffs):
             return weights
-        weights = weights * (weights > self.config.cutoff)
-        return weights / weights.sum()
+        weights = weights * (weights > _column(cutoffs, weights))
+        return weights / weights.sum(-1, keepdim=True)
 
     def importance(self) -> Float[Tensor, " layers"]:
         """Return the importances of the layers (see `weights`) without gradient."""
@@ -343,3 +357,8 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         weights = self.weights()
         positive = weights[weights > 0]  # 0 log 0 is 0, but its derivative is NaN
         return self.config.entropy * torch.special.entr(positive).sum() / self.layers
+
+
+def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "members 1"] | float:
+    """Return one setting of several fusions as a column, or as a number if all have the same."""
+    return values[0] if len(set(values)) == 1 else like.new_tensor(values).unsqueeze(1)

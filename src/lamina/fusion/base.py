@@ -86,11 +86,13 @@ class LayerView:
         mask: True at tokens, False at padding.
         segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real
             token belongs to the first text.
+        is_padded: False if it is known that `mask` is True everywhere. Operations that use the mask are left out then.
     """
 
     state: Float[Tensor, "*layers batch tokens width"]
     mask: Bool[Tensor, "batch tokens"]
     segment_ids: Int[Tensor, "batch tokens"] | None = None
+    is_padded: bool = True
 
     @classmethod
     def of_text(cls, state: Float[Tensor, "1 tokens width"]) -> Self:
@@ -192,8 +194,19 @@ class Stream(ABC):
         """
 
     @abstractmethod
-    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features of each member. Called after `step` was called for every active layer."""
+    def finish(
+        self, mask: Bool[Tensor, "batch tokens"]
+    ) -> Sequence[Float[Tensor, "batch tokens dim"]] | Float[Tensor, "members batch tokens dim"]:
+        """Return the features of each member, as one tensor if that takes no copy.
+
+        Called after `step` was called for every active layer.
+        """
+
+    def active_layers(self, members: Sequence[Fusion]) -> Sequence[int]:
+        """Return the indices of the layers on which the features of at least one of the members depend, ascending."""
+        if type(members[0]).active_layers is Fusion.active_layers:
+            return range(members[0].layers)
+        return sorted({index for member in members for index in member.active_layers()})
 
     def renewed(self) -> Stream | None:
         """Return a stream of the same members for another pass that reuses what was computed from their parameters.
@@ -260,7 +273,9 @@ class Fusion(nn.Module, ABC):
         """
         if self.stream_of is None:
             return None
-        return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
+        # most fusions have no submodules, and their own dict is quicker than `parameters`
+        parameters = self.parameters() if self._modules else self._parameters.values()
+        return tuple((part.shape, part.dtype, part.device) for part in parameters if part is not None)
 
     def active_layers(self) -> tuple[int, ...]:
         """Return the indices of the layers on which the features depend now. Other layers may be skipped."""

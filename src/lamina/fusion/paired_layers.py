@@ -62,7 +62,7 @@ class _PairedStream(PoolingStream):
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
         self._matching = torch.stack([member.matching for member in members], dim=1)  # [layers, members, dim, 8]
-        self._matched: Tensor = torch.stack([member.bias for member in members])
+        self._matched: Tensor = torch.stack([member.bias for member in members]).unsqueeze(1)  # [members, batch, dim]
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
         """Return the three sets of tokens: both texts, the first text, the second text."""
@@ -77,10 +77,10 @@ class _PairedStream(PoolingStream):
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]
         matches = view.matches.to(matching.dtype).expand(len(matching), -1, -1)
-        self._matched = self._matched + torch.einsum("lbj,lmdj->bmd", matches, matching)
+        self._matched = self._matched + torch.einsum("lbj,lmdj->mbd", matches, matching)
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
-    def total(self) -> Float[Tensor, "batch members dim"]:
+    def total(self) -> Float[Tensor, "members batch dim"]:
         """Return the sum over all layers, including the features of the matching numbers."""
         return super().total() + F.gelu(self._matched)
 

@@ -50,10 +50,10 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """A set of tokens of each sequence. Their states are pooled to one vector."""
+    """A set of tokens of each sequence. Their states are pooled to one vector. Both values None: all tokens."""
 
-    excluded: Bool[Tensor, "batch 1 tokens"]  # True at tokens that are not in the set
-    has_any: Bool[Tensor, "batch 1 1"]  # whether the set has a token
+    excluded: Bool[Tensor, "batch 1 tokens"] | None = None  # True at tokens that are not in the set
+    has_any: Bool[Tensor, "batch 1 1"] | None = None  # whether the set has a token
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
@@ -73,8 +73,11 @@ def token_shares(
     # not divided by the square root of the size: queries would hardly change at usual learning rates
     scores = queries.flatten(-3, -2) @ states.mT
     for excluded, has_any in parts:
-        shares = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1)
-        yield (shares * has_any).unflatten(-2, queries.shape[-3:-1])
+        if excluded is None or has_any is None:
+            shares = scores.softmax(-1)
+        else:
+            shares = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1) * has_any
+        yield shares.unflatten(-2, queries.shape[-3:-1])
 
 
 def pool_tokens(
@@ -86,6 +89,8 @@ def pool_tokens(
 
     A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
     """
+    if queries.shape[-2] == 1:
+        return [(shares.squeeze(-2) @ states).transpose(-3, -2) for shares in token_shares(states, queries, parts)]
     slices = states.unflatten(-1, (queries.shape[-2], -1)).transpose(-3, -2)
     return [
         (shares.transpose(-3, -2) @ slices).movedim(-2, -4).flatten(-2)
@@ -98,13 +103,13 @@ class PoolingStream(Stream):
 
     Each layer is pooled with the queries of all members in one product. Small states are collected until there are
     enough to pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and
-    added to a sum `[batch, members, dim]`.
+    added to a sum `[members, batch, dim]`.
     """
 
     def __init__(self, members: Sequence[PoolingFusion]) -> None:
         self._members, self._config = members, members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
-        self._weights = torch.stack([member.scores for member in members], dim=-1).softmax(0)
+        self._weights = torch.stack([member.scores for member in members]).softmax(-1)  # [members, layers]
         queries = torch.stack([member.queries for member in members], dim=1)
         self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2)  # [layers, queries, heads, width]
         self._parts: Sequence[PooledTokens] = ()
@@ -142,7 +147,7 @@ class PoolingStream(Stream):
         layers = slice(self._counts[0], self._counts[0] + len(views))
         view = views[0]
         if len(views) > 1:
-            view = LayerView(torch.stack([kept.state for kept in views]), view.mask, view.segment_ids)
+            view = LayerView(torch.stack([kept.state for kept in views]), view.mask, view.segment_ids, view.is_padded)
         pooled = self.pooled(view, layers).unflatten(-3, (len(self._members), -1)).transpose(-3, -2).flatten(-2)
         self._pooled.append(pooled if len(views) > 1 else pooled.unsqueeze(0))
         self._counts[0] = layers.stop
@@ -150,23 +155,22 @@ class PoolingStream(Stream):
     def _project(self) -> None:
         """Project the pooled layers and add their features to the sum."""
         pooled = self._pooled[0] if len(self._pooled) == 1 else torch.cat(self._pooled)
-        layers = slice(self._counts[1], self._counts[0])
+        layers, kernels = slice(self._counts[1], self._counts[0]), [member.projection for member in self._members]
+        if len(pooled) < len(kernels[0]):
+            kernels = [kernel[layers] for kernel in kernels]
         # one product per member: joining the members' projections first takes longer
-        projected = [
-            torch.bmm(part, member.projection[layers].mT)
-            for part, member in zip(pooled.unbind(1), self._members, strict=True)
-        ]
-        features = torch.stack(projected, dim=2)
+        projected = [torch.bmm(part, kernel.mT) for part, kernel in zip(pooled.unbind(1), kernels, strict=True)]
+        features = torch.stack(projected)  # [members, layers, batch, dim]
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
-            generators, shape = [member.generator for member in self._members], features.shape[1:]
-            bits = [draw(shape, generators, features.device, axis=1) for _ in features]
-            features = drop(features, self._p, torch.stack(bits))
-        part = (features * self._weights[layers, None, :, None]).sum(0)
+            generators, shape = [member.generator for member in self._members], features[:, 0].shape
+            bits = [draw(shape, generators, features.device) for _ in range(features.shape[1])]
+            features = drop(features, self._p, torch.stack(bits, dim=1))
+        part = torch.bmm(self._weights[:, None, layers], features.flatten(2)).view(-1, *features.shape[2:])
         self._total = part if self._total is None else self._total + part
         self._counts[1], self._pooled = layers.stop, []
 
-    def total(self) -> Float[Tensor, "batch members dim"]:
+    def total(self) -> Float[Tensor, "members batch dim"]:
         """Return the sum over all layers."""
         if self._views:
             self._pool()
@@ -174,10 +178,9 @@ class PoolingStream(Stream):
             self._project()
         return require_fed(self._total)
 
-    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
         """Return the sum of each member, the same for every token."""
-        total = self.total().transpose(0, 1).unsqueeze(2)
-        return list(total.expand(-1, -1, mask.shape[1], -1).unbind(0))
+        return self.total().unsqueeze(2).expand(-1, -1, mask.shape[1], -1)
 
 
 class PoolingFusion(Fusion):
@@ -261,6 +264,8 @@ class _PooledStream(PoolingStream):
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
         """Return one set of tokens: all but padding, or if `over` is "second" the tokens of the second text."""
         mask = view.mask
+        if self._config.over == "all" and not view.is_padded:
+            return [PooledTokens()]
         if self._config.over == "second":
             second = (view.segments == 2) & mask
             mask = second | (mask & ~second.any(1, keepdim=True))

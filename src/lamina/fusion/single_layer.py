@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -63,6 +64,8 @@ class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
         """Return the index of the state that is read."""
         return (self.index,)
 
-    def weights(self) -> Float[Tensor, " layers"]:
+    @classmethod
+    def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
         """Return 1 for the state that is read and 0 for the others."""
-        return torch.eye(self.layers, device=self.projection.device, dtype=self.projection.dtype)[self.index]
+        eye = torch.eye(members[0].layers, device=members[0].projection.device, dtype=members[0].projection.dtype)
+        return eye[[member.index for member in members]]

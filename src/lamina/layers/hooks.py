@@ -324,8 +324,8 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
         return False
     if mask.dtype == torch.bool or mask.is_meta or not mask.numel() or not (mask.is_cpu or mask.is_floating_point()):
         return True
-    low, high = torch.aminmax(mask)
-    return bool(low >= 0) and bool(high <= 1) and (not mask.is_floating_point() or bool((mask == mask.round()).all()))
+    low, high = (limit.item() for limit in torch.aminmax(mask))
+    return low >= 0 and high <= 1 and (not mask.is_floating_point() or bool((mask == mask.round()).all()))
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
