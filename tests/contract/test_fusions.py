@@ -17,7 +17,7 @@ from tests.support.tiny import FAMILIES, model_of
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
-from lamina.fusion.base import LayerView
+from lamina.fusion.base import LayerView, Stream
 from lamina.heads.base import Head
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
@@ -506,7 +506,7 @@ def _reading_nothing_wide(model: Any) -> ReaderBank:
         def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             return logits.sum()
 
-    class Reads:
+    class Reads(Stream):
         def step(self, *_: Any) -> None:
             pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +14,7 @@ from typing import Any, TypeGuard, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
@@ -40,6 +41,7 @@ class ContextHooks(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
+        self._handles: list[RemovableHandle] = []
         self.closed = False
         _open.set(_open.get() | {self})
 
@@ -49,11 +51,11 @@ class ContextHooks(ExitStack):
         # set first: torch may still call a hook that this thread is removing, and then without its keyword arguments
         self.closed = True
         _open.set(_open.get() - {self})
+        for handle in self._handles:
+            handle.remove()
         super().__exit__(kind, error, traceback)
 
-    def add(
-        self, register: Callable[..., AbstractContextManager[object]], hook: Callable[..., object], **options: bool
-    ) -> None:
+    def add(self, register: Callable[..., RemovableHandle], hook: Callable[..., object], **options: bool) -> None:
         """Register `hook` until the context manager exits.
 
         Args:
@@ -62,7 +64,7 @@ class ContextHooks(ExitStack):
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
         owner = cast("MethodType", register).__self__
-        self.enter_context(register(_ContextHook(owner, self, hook), **options))
+        self._handles.append(register(_ContextHook(owner, self, hook), **options))
 
 
 @final

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -217,7 +216,7 @@ class WeightGuard:
         named = {f"{path}.{name}": weight for path, own in owners.items() for name, weight in own.items()}
         # quantised weights have no memory of their own, and tensors of inference mode have no version
         self._plain = {n: w for n, w in named.items() if type(w) is nn.Parameter and not w.is_inference()}
-        self._names = list(named)
+        self._names, self._tensors = list(named), list(named.values())
         self._versions = list(map(_version, self._plain.values()))
         self._pointers = list(map(Tensor.data_ptr, self._plain.values()))
         self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
@@ -248,7 +247,8 @@ class WeightGuard:
         return (
             sum(map(_version, plain)) == self._total
             and list(map(Tensor.data_ptr, plain)) == self._pointers
-            and list(map(id, chain.from_iterable(map(_values, self._owners)))) == self._ids
+            and sum(map(len, self._owners)) == len(self._tensors)
+            and all(map(is_, chain.from_iterable(map(_values, self._owners)), self._tensors))
             # last, because the samples are read from memory that the weights must still have
             and _read(self._samples[turn]) == self._sampled[turn]
         )
@@ -331,22 +331,27 @@ def _own_weights(module: nn.Module) -> _Weights:
 _PLACES = (0.41, 0.77, 0.06, 0.93)  # where in a weight the numbers of each sample are, as fractions of its length
 
 
-def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[tuple[int, int]]:
-    """Return (address, size in bytes) of one number of each weight that is on the CPU and contiguous."""
-    samples: list[tuple[int, int]] = []
+_Sample = ctypes.c_uint8 | ctypes.c_uint16 | ctypes.c_uint32 | ctypes.c_uint64
+_KINDS: dict[int, type[_Sample]] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+_value: Callable[[_Sample], int] = attrgetter("value")
+
+
+def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
+    """Return the place of one number of each weight that is on the CPU and contiguous, to be read as an integer."""
+    samples: list[_Sample] = []
     for weight in weights:
-        if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel():
-            size = weight.element_size()
-            samples.append((weight.data_ptr() + int(weight.numel() * _PLACES[turn]) * size, size))
+        size = weight.element_size()
+        if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel() and size in _KINDS:
+            samples.append(_KINDS[size].from_address(weight.data_ptr() + int(weight.numel() * _PLACES[turn]) * size))
     return samples
 
 
-def _read(samples: Iterable[tuple[int, int]]) -> bytes:
-    """Return the bytes at some addresses. The weights must still be at these addresses.
+def _read(samples: Iterable[_Sample]) -> list[int]:
+    """Return the numbers at some addresses. The weights must still be at these addresses.
 
-    Addresses are stored instead of views, which would keep the memory of weights that were moved to another device.
+    A sample is an address, not a view, which would keep the memory of a weight that was moved to another device.
     """
-    return b"".join(itertools.starmap(ctypes.string_at, samples))
+    return list(map(_value, samples))
 
 
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:
