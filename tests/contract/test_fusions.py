@@ -466,7 +466,7 @@ def test_alike_readers_run_as_one_and_give_the_same():
             return func(*args, **(kwargs or {}))
 
     model = model_of("bert")
-    batch = FAMILIES["bert"].inputs(model, batch=9, tokens=9, seed=2)  # too many tokens to project all layers at once
+    batch = FAMILIES["bert"].inputs(model, batch=15, tokens=9, seed=2)  # too many tokens to project all layers at once
     fusion = FUSIONS.get("ada_layers")(dim=16, alpha=2.0)
     head = SequenceClassification(("a", "b"), attention_heads=4)
 

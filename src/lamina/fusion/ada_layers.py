@@ -48,7 +48,7 @@ class ProjectedConfig(FusionConfig):
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
-FEW = 64  # tokens up to which all layers are projected at once; then starting an operation costs more than computing it
+FEW = 128  # tokens up to which all layers are projected at once; then starting an operation costs more than computing it
 
 
 class _ProjectedStream(Stream):
@@ -67,6 +67,7 @@ class _ProjectedStream(Stream):
         self._total: Tensor | None = None
         self._kept: Tensor | None = None  # kernels of all layers, [layers, members * dim, width]; only after `renewed`
         self._waiting: list[tuple[int, Tensor]] = []  # index of a layer, and its state
+        self._buffer: Tensor | None = None  # memory of the stacked projections of a layer, reused for the next one
 
     def renewed(self) -> _ProjectedStream:
         """Return a stream of the same members for another pass. It reuses their stacked weights and projections."""
@@ -74,7 +75,7 @@ class _ProjectedStream(Stream):
             stacked = torch.stack([member.projection for member in self._members], dim=1)
             self._kernels, self._kept = stacked.unbind(0), stacked.flatten(1, 2)
         stream = copy(self)
-        stream._total, stream._waiting = None, []
+        stream._total, stream._waiting, stream._buffer = None, [], None
         return stream
 
     def active_layers(self, members: Sequence[Fusion]) -> list[int]:
@@ -98,11 +99,12 @@ class _ProjectedStream(Stream):
         inputs = (state, kernel, self._p, bits)
         if torch.is_grad_enabled():
             part = cast("Tensor", _Recomputed.apply(weights, *inputs))
-        elif every and self._total is not None:
-            self._total.addcmul_(_features(*inputs), weights.unsqueeze(-1))
-            return
         else:
-            part = _weighted(weights, *inputs)
+            features, weights = _scaled(weights.unsqueeze(-1), *inputs)
+            if every and self._total is not None:
+                self._total.addcmul_(features, weights)
+                return
+            part = features * weights
         if every:
             self._total = part if self._total is None else self._total + part
             return
@@ -133,9 +135,14 @@ class _ProjectedStream(Stream):
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
-        if len(rows) == 1:
-            return self._members[rows[0]].projection[place : place + 1]
-        return torch.stack([self._members[row].projection[place] for row in rows])
+        parts = [self._members[row].projection[place] for row in rows]
+        if len(parts) == 1:
+            return parts[0].unsqueeze(0)
+        if torch.compiler.is_exporting():
+            return torch.stack(parts)
+        if self._buffer is None or len(self._buffer) != len(parts):
+            self._buffer = parts[0].new_empty(len(parts), *parts[0].shape)
+        return torch.stack(parts, out=self._buffer)
 
     def _sum_together(self) -> Float[Tensor, "members batch tokens dim"]:
         """Return the members' sums over the layers that were collected, computed for all these layers at once."""
@@ -226,6 +233,27 @@ def _features(
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
+
+
+def _scaled(
+    weights: Float[Tensor, "members 1"],
+    state: Float[Tensor, "batch tokens width"],
+    kernel: Float[Tensor, "members dim width"],
+    p: float,
+    bits: Tensor | None,
+) -> tuple[Float[Tensor, "batch tokens members dim"], Float[Tensor, "*batch members 1"]]:
+    """Return two factors of the weighted features of one layer. The arguments are those of `_weighted`.
+
+    On a CPU, LayerNorm of the few features of a member takes long. There the mean is subtracted from the projections,
+    which are small, so that what they project has mean 0, and the second factor divides by the standard deviation.
+    """
+    is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64) and not torch.compiler.is_exporting()
+    if bits is not None or not is_plain:
+        return _features(state, kernel, p, bits), weights
+    centred = kernel - kernel.mean(1, keepdim=True)
+    projected = F.linear(state, centred.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
+    variance = torch.linalg.vector_norm(projected, dim=-1, keepdim=True).square() / kernel.shape[1]
+    return projected, weights * torch.rsqrt(variance + 1e-5)
 
 
 class _Recomputed(torch.autograd.Function):
