@@ -48,7 +48,7 @@ class ProjectedConfig(FusionConfig):
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
-FEW = 128  # tokens up to which all layers are projected at once; then starting an operation costs more than computing it
+FEW = 128  # tokens up to which all layers are projected at once; starting an operation then takes longer than its work
 
 
 class _ProjectedStream(Stream):
