@@ -58,7 +58,8 @@ def kept_by_stream(layers: int, tokens: int) -> int:
         stream.step(index, view_of(torch.randn(2, tokens, 8)))
     return sum(
         part.numel()
-        for value in vars(stream).values()
+        for name, value in vars(stream).items()
+        if name != "_weights"
         for item in (value if isinstance(value, list) else [value])
         if isinstance(part := getattr(item, "state", item), torch.Tensor) and part.shape[-1] in (4, 8) and part.ndim < 4
     ) + sum(part.numel() for part in vars(stream)["_pooled"])
