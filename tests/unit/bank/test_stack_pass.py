@@ -247,7 +247,7 @@ def test_readers_are_grouped_by_shape_and_layers():
     assert one.layers == [1, 2, 3]
 
 
-@pytest.mark.parametrize("tokens", [3, 80])  # few tokens are projected for all layers at once
+@pytest.mark.parametrize("tokens", [3, 150])  # few tokens are projected for all layers at once
 def test_a_renewed_pass_gives_what_a_new_one_gives(tokens: int):
     bank = ReaderBank(FAMILIES["llama"].build())
     head = SequenceClassification(("no", "yes"), pooling="mean")
