@@ -54,8 +54,8 @@ def freeze_(
 
     Raises:
         ConfigError: If `train` is empty, or names inserted layers and the model has none; if `train` is a list and
-            `layers` or `stack` is given too; if the layers have no parameters; if single layers are selected in a stack
-            that has no module per block or whose layers share weights; if the model cannot be edited.
+            `layers` or `stack` is given too; or if the layers have no parameters. Also if single layers are selected in
+            a stack that has no module per block or whose layers share weights, or if the model cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
     """

@@ -51,12 +51,11 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
 def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     """Return, for each layer, up to `MAX_PLACES` events at which its state can be read, best first.
 
-    Events with the very same tensor come before events with an equal value. Within each of these two groups, the order
-    is:
+    Events with the very same tensor come before events with an equal value. The order in each of the two groups is:
 
-    1. the output of the block itself (the input of the first block for layer 0); 2. outputs of other modules, the
-    latest first: dropout changes nothing in eval mode, and in training the state is what comes after dropout; 3. inputs
-    of other modules, the earliest first; 4. modules that return only after the whole stack has been computed, and
+    1. The output of the block itself (the input of the first block for layer 0). 2. Outputs of other modules, the
+    latest first: dropout changes nothing in eval mode, and in training the state is what comes after dropout. 3. Inputs
+    of other modules, the earliest first. 4. Modules that return only after the whole stack has been computed, and
     modules of a head.
 
     Args:

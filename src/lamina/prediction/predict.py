@@ -97,10 +97,10 @@ def predict(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers on a CPU: "torch"; "onnx", ONNX Runtime, for which the bank is exported
-            on first use; "int8", the quantised graph that `lamina export --int8` wrote into the bank's folder; or
-            "auto": ONNX Runtime if a fitting export is in the bank's folder already, or if there are more than
-            2,000,000 tokens, and PyTorch otherwise.
+        backend: What computes a bank's answers on a CPU. "torch": PyTorch. "onnx": ONNX Runtime; the bank is exported
+            on first use. "int8": the quantised graph that `lamina export --int8` wrote into the bank's folder. "auto":
+            ONNX Runtime if a fitting export is in the bank's folder, or for more than 2,000,000 tokens; otherwise
+            PyTorch.
         progress: Show a progress bar on standard error.
 
     Returns:

@@ -47,8 +47,8 @@ class Reloader:
         """Add readers of a saved bank, and replace served readers of the same names.
 
         Raises ConfigError if the server has no root, or the folder is not a bank in the root; UnknownNameError if the
-        bank has no reader of a name in `readers`; StoreError if the bank's files are damaged; BaseMismatchError if the
-        bank was trained on another model; NotFiniteError if a weight is NaN or infinite.
+        bank lacks a reader in `readers`. Raises StoreError if the bank's files are damaged; BaseMismatchError if it was
+        trained on another model; NotFiniteError if a weight is NaN or infinite.
 
         Args:
             folder: The bank's folder, relative to the root.

@@ -89,9 +89,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     cell the model reads every text once. The readers are trained, and the other methods fitted, on the states of that
     pass. A set that is missing, damaged or too small is listed among the failures, and the others run.
 
-    Methods without seeds follow sae-probes 0.4.2, with its grids and folds: "embedding", "pca", "knn" and "xgboost"
-    read the mean of the last layer's states over the tokens, "best_layer" reads the layer that is best on held-out
-    rows, "all_layers" all layers side by side; "tfidf" reads the words, and "majority" predicts the most frequent
+    Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
+    read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
+    rows, "all_layers" all layers side by side. "tfidf" reads the words, and "majority" predicts the most frequent
     class. Readers are trained with the settings of `LaminaClassifier`: "attention_probe" (a linear map of the last
     layer, with one query that weighs the tokens), "scalar_mix", "ada_layers" and "default" (`Reader.default`).
 

@@ -125,9 +125,9 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         DataError: If the training rows have fewer than two classes.
-        ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; if
-            `sites` names "attention" or "ffn" but layer 0 is the only layer; if `resume` is set without `output`, or
-            the cells in `output` were run with other settings; or if every cell failed.
+        ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; or
+            if `sites` names "attention" or "ffn" but layer 0 is the only layer. Also if `resume` is set without
+            `output`, the cells in `output` were run with other settings, or every cell failed.
         UnknownNameError: If a probe, split, stack or site does not exist.
         UnsupportedModelError: If the parts of a block cannot be read separately; the message gives the reason.
         LayerIndexError: If a layer does not exist.
