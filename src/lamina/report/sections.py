@@ -56,7 +56,7 @@ class Section:
     def verdicts(self) -> list[tuple[str, str]]:
         """The most important sentence about each task, as pairs (task, sentence).
 
-        The most important sentence about no task is in a pair with the task "".
+        Sentences about no task count under the task "".
         """
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
