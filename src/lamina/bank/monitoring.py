@@ -15,7 +15,6 @@ from lamina.bank.listening import reads_generated_text
 from lamina.bank.reader import MONITORS, Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, check_known, convert_errors
-from lamina.heads.base import linear
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
@@ -24,9 +23,11 @@ from lamina.monitors.monitor import Monitor
 
 if TYPE_CHECKING:
     from lamina.bank.reader_collection import ReaderCollection
+    from lamina.heads.base import AffineMap
 
 Readers = Mapping[str, ReaderModule]
 OnFeatures = Callable[[Mapping[str, Tensor]], None]
+TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stacked weights and biases of their heads
 
 
 # Storing monitors with their readers
@@ -243,17 +244,23 @@ def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int
     return {name: statistics.median(own) for name, own in times.items()}
 
 
-def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -> dict[str, Tensor]:
+def token_logits(
+    stack_pass: StackPass, on_features: OnFeatures | None = None, maps: TokenMaps | None = None
+) -> dict[str, Tensor]:
     """Return reader name -> logits of each token by itself, `[rows, tokens, classes]`, on the CPU.
 
     If the head weighs tokens, a last column holds the logarithm of the token's weight. The pass must have received all
     its states, and its readers must be token-wise. `on_features` is called with reader name -> features `[rows, tokens,
-    dim]`, on the model's device.
+    dim]`, on the model's device. `maps` are the readers' `token_maps`, if the caller has stored them.
     """
     features = stack_pass.features()
     if on_features is not None:
         on_features(features)
-    logits = _mapped_logits(stack_pass.readers, features)
+    logits: dict[str, Tensor] = {}
+    for names, weights, biases in token_maps(stack_pass.readers) if maps is None else maps:
+        stacked = torch.stack([features[name] for name in names])  # [readers, rows, tokens, dim]
+        mapped = torch.baddbmm(biases, stacked.flatten(1, 2), weights)
+        logits |= zip(names, mapped.unflatten(1, stacked.shape[1:3]), strict=True)
     if rest := {name: part for name, part in features.items() if name not in logits}:
         rows, count = next(iter(rest.values())).shape[:2]
         # every token becomes a text of its own, [rows * tokens, 1, dim]: a head that pools then returns its own logits
@@ -268,17 +275,21 @@ def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -
     return dict(zip(features, parts, strict=True))
 
 
-def _mapped_logits(readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return reader name -> logits `[rows, tokens, outputs]`, for readers whose head is one linear map per token.
+def token_maps(readers: Readers) -> TokenMaps:
+    """Return the weights `[readers, dim, outputs]` and biases of the readers whose head has a `token_map`.
 
-    Such a head has a `token_map`. Maps of one shape are applied in one operation.
+    Maps of one shape are stacked, to be applied in one operation.
     """
-    maps = {name: token_map for name in features if (token_map := readers[name].head.token_map()) is not None}
-    groups: dict[object, list[str]] = defaultdict(list)
-    for name, token_map in maps.items():
-        groups[token_map.weight.shape, token_map.weight.dtype, features[name].device].append(name)
-    logits: dict[str, Tensor] = {}
-    for names in groups.values():
-        stacked = torch.stack([features[name] for name in names])
-        logits |= zip(names, linear([maps[name] for name in names], stacked), strict=True)
-    return logits
+    groups: dict[object, dict[str, AffineMap]] = defaultdict(dict)
+    for name, reader in readers.items():
+        if (token_map := reader.head.token_map()) is not None:
+            weight = token_map.weight
+            groups[weight.shape, weight.dtype, weight.device][name] = token_map
+    return [
+        (
+            list(maps),
+            torch.stack([token_map.weight.mT for token_map in maps.values()]),
+            torch.stack([token_map.bias.unsqueeze(0) for token_map in maps.values()]),
+        )
+        for maps in groups.values()
+    ]

@@ -63,17 +63,26 @@ class PendingTokens:
     def __init__(self, layers: Sequence[int], block_size: int) -> None:
         self._layers, self._block_size = layers, block_size
         self._parts: list[tuple[dict[int, Tensor], np.ndarray]] = []
+        self._borrowed = False  # whether the last part lies in memory of the engine
 
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Add tokens of a step, or those with the indices `rows`, by their states (per layer) and cache slots.
 
-        Their states are copied, because the engine reuses the memory.
+        The engine reuses their memory, so `take` or `keep` must follow.
         """
         if rows is None or len(rows) == len(slots):
-            self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))
+            self._parts.append(({layer: states[layer] for layer in self._layers}, slots))
+            self._borrowed = True
         elif len(rows):
             index = torch.from_numpy(rows).to(states[self._layers[0]].device)
             self._parts.append(({layer: states[layer][index] for layer in self._layers}, slots[rows]))
+
+    def keep(self) -> None:
+        """Copy the tokens of the last `push`, unless they were taken."""
+        if self._borrowed:
+            states, slots = self._parts[-1]
+            self._parts[-1] = ({layer: state.clone() for layer, state in states.items()}, slots.copy())
+            self._borrowed = False
 
     def __len__(self) -> int:
         """Return the number of waiting tokens."""
@@ -86,7 +95,11 @@ class PendingTokens:
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
         """Return the states of all waiting tokens and their segments, and forget these tokens."""
-        slots = np.concatenate([slots for _, slots in self._parts])
+        parts, self._parts, self._borrowed = self._parts, [], False
+        if len(parts) == 1:  # the tokens of each request, and so of each block, stand together in a step
+            ((states, slots),) = parts
+            return states, Segments.of_slots(slots, self._block_size)
+        slots = np.concatenate([slots for _, slots in parts])
         blocks, place = np.unique(slots // self._block_size, return_inverse=True)
         # The first token of a block says that the block has a new owner: what waits for the old one is dropped.
         opened = np.full(len(blocks), -1)
@@ -94,10 +107,8 @@ class PendingTokens:
         np.maximum.at(opened, place, np.where(slots % self._block_size == 0, index, -1))
         kept = index[index >= opened[place]]
         kept = kept[np.argsort(slots[kept], kind="stable")]
-        order = torch.from_numpy(kept)
-        joined = {layer: torch.cat([states[layer] for states, _ in self._parts]) for layer in self._layers}
-        self._parts = []
-        states = {layer: state[order.to(state.device)] for layer, state in joined.items()}
+        order = torch.from_numpy(kept).to(parts[0][0][self._layers[0]].device)
+        states = {layer: torch.cat([part[layer] for part, _ in parts])[order] for layer in self._layers}
         return states, Segments.of_slots(slots[kept], self._block_size)
 
 
@@ -142,14 +153,20 @@ class PooledReaders:
             states: Layer -> its states `[tokens, width]`.
             segments: The tokens, divided by block.
         """
+        padding = (~segments.real).unsqueeze(-1)
+        equal = segments.tokens.numel() == len(states[self.layers[0]])  # no segment is padded
         for index, layer in enumerate(self.layers):
             queries = self._queries[index]
             normed = F.layer_norm(states[layer], states[layer].shape[-1:]).to(queries.dtype)
-            scores = (normed @ queries.T)[segments.tokens].masked_fill(~segments.real.unsqueeze(-1), -torch.inf)
+            scores = normed @ queries.T
+            if equal:
+                normed, scores = (part.view(*segments.tokens.shape, -1) for part in (normed, scores))
+            else:
+                normed, scores = normed[segments.tokens], scores[segments.tokens].masked_fill(padding, -torch.inf)
             maxima = scores.amax(1)  # [segments, columns]
             exponentials = (scores - maxima.unsqueeze(1)).exp()
             sums = exponentials.sum(1)
-            weighted = torch.bmm(exponentials.mT, normed[segments.tokens])  # [segments, columns, width]
+            weighted = torch.bmm(exponentials.mT, normed)  # [segments, columns, width]
             if self._size < weighted.shape[-1]:  # a head pools its own slice of the states
                 slices = weighted.unflatten(-1, (-1, self._size))
                 weighted = slices[:, torch.arange(slices.shape[1], device=slices.device), self._head_of_column]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank import ReaderBank, ReaderModule
-from lamina.bank.monitoring import check_token_wise, token_logits
+from lamina.bank.monitoring import check_token_wise, token_logits, token_maps
 from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError
 from lamina.layers.causality import is_causal
@@ -117,6 +117,8 @@ class EngineReaders:
         self._token_pass = StackPass(
             bank.model, stack, {name: readers[name] for name in layout.names(whole=False)}, grad=False
         )
+        with torch.no_grad():
+            self._maps = token_maps(self._token_pass.readers)
         self._whole = {name: readers[name] for name in layout.names(whole=True)}
         layers = sorted({layer for reader in readers.values() for layer in reader.layers})
         self._depth = stack.depth
@@ -163,17 +165,18 @@ class EngineReaders:
         self._buffers.tokens[torch.from_numpy(slots)] = rows
         if self._whole:
             self._buffers.pending.push(states, slots, self._rows_to_pool(scheduled, ends))
-            if self._buffers.pending.nbytes >= WAITING_BYTES:
-                self._buffers.pool()
         scores: dict[str, StepScores] = {}
-        for index, (request, end) in enumerate(zip(batch.req_ids, ends.tolist(), strict=True)):
-            first = int(batch.num_computed_tokens_cpu[index])
-            part, last = rows[end - scheduled[index] : end], first + scheduled[index]
+        matrix, firsts = rows.numpy(), batch.num_computed_tokens_cpu[: len(scheduled)].tolist()
+        for index, (request, end, first) in enumerate(zip(batch.req_ids, ends.tolist(), firsts, strict=True)):
+            part, last = matrix[end - scheduled[index] : end], first + scheduled[index]
             if (sent := self._sent.get(request, 0)) < first:  # the tokens between come from the prefix cache
-                part = torch.cat([self._buffers.tokens[_slots_of(table, index, sent, first)], part])
+                part = np.concatenate([self._buffers.tokens[_slots_of(table, index, sent, first)].numpy(), part])
             self._sent[request] = last
-            prompt = self._prompt_logits(request, table, index, last)
-            scores[request] = StepScores(min(first, sent), part.numpy().tobytes(), prompt)
+            prompt = self._prompt_logits(request, table, index, last) if request not in self._answered else None
+            scores[request] = StepScores(min(first, sent), part.tobytes(), prompt)
+        if self._buffers.pending.nbytes >= WAITING_BYTES:
+            self._buffers.pool()
+        self._buffers.pending.keep()
         for request in self._sent.keys() - runner.requests.keys():  # a request may end in a step without tokens
             del self._sent[request]
             self._answered.discard(request)
@@ -188,6 +191,8 @@ class EngineReaders:
         if self._runner.vllm_config.cache_config.enable_prefix_caching:
             return None
         batch, requests = self._runner.input_batch, self._runner.requests
+        if self._answered.issuperset(batch.req_ids):
+            return np.empty(0, dtype=np.int64)
         prompts = np.array([requests[request].num_prompt_tokens for request in batch.req_ids])
         left = prompts - batch.num_computed_tokens_cpu[: len(prompts)]
         place = np.arange(ends[-1]) - np.repeat(ends - scheduled, scheduled)  # of a token among those of its request
@@ -200,8 +205,8 @@ class EngineReaders:
         stack_pass = self._token_pass.renewed()
         for layer in stack_pass.layers:
             stack_pass.on_state(layer, states[layer].unsqueeze(0))
-        logits = token_logits(stack_pass)
-        return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
+        logits = token_logits(stack_pass, maps=self._maps)
+        return torch.cat([logits[name][0] for name in stack_pass.readers], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
         """Return the logits of readers that pool whole prompts, if this step ends the prompt of a request; else None.
@@ -209,7 +214,7 @@ class EngineReaders:
         `table` and `row` are its cache blocks, and `last` the number of its tokens that the engine has read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
-        if not self._whole or self._buffers is None or request in self._answered or last < prompt:
+        if not self._whole or self._buffers is None or last < prompt:
             return None
         self._answered.add(request)
         self._buffers.pool()

@@ -79,12 +79,14 @@ def test_tokens_that_wait_are_read_with_their_blocks(bank: ReaderBank):
     readers = PooledReaders({name: bank[name] for name in bank}, blocks=8, device=torch.device("cpu"))
     pending = PendingTokens(readers.layers, BLOCK)
     one, other, old = (states_of(bank, count, seed) for count, seed in ((10, 1), (6, 2), (3, 3)))
-    pending.push(old, slots_of([5], 3))  # ends, and its block goes to the first of the two other requests
+    pending.push(old, slots_of([5], 3))
+    pending.keep()  # ends, and its block goes to the first of the two other requests
     for step in range(10):  # one token of each request at a time
         parts = [(one, [2, 5, 1])] + ([(other, [3, 0])] if step < 6 else [])
         states = {layer: torch.cat([part[layer][step : step + 1] for part, _ in parts]) for layer in one}
         slots = np.array([slots_of([*blocks, 7], 10)[step] for _, blocks in parts])
         pending.push(states, slots)
+        pending.keep()
         states[0].fill_(9)  # the engine uses its memory again
         slots.fill(0)
         if step == 2:
