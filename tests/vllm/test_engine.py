@@ -14,6 +14,7 @@ pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an envi
 from benchmarks.vllm_engines import CLOSE, as_inputs, dividing, engine, watchdog
 from engines import END, bank_scores, greedy_texts, largest_difference, make_bank, make_model, prompts_of
 from vllm.config import VllmConfig
+from vllm.sampling_params import BeamSearchParams
 
 from lamina import load, save, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
@@ -106,6 +107,8 @@ def test_a_request_asks_for_readers_by_name(compiled: Any):
         compiled.generate(as_inputs([[3, 4, 5]]), wrong, use_tqdm=False)
     (after,) = compiled.generate(as_inputs([[3, 4, 5]]), SamplingParams(max_tokens=2), use_tqdm=False)
     assert len(after.lamina) == 6
+    with pytest.raises(ConfigError, match="readers do not run with beam search"):
+        compiled.beam_search(as_inputs([[3, 4, 5]]), BeamSearchParams(beam_width=2, max_tokens=2))
 
 
 def test_a_monitor_ends_one_request_and_leaves_the_others(folders: Folders, watched: tuple[Any, float]):

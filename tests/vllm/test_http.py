@@ -231,6 +231,10 @@ def test_routes_without_the_field_end_a_flagged_text_too(server: Server):
     messages = {**common, "messages": [{"role": "user", "content": said}], "max_tokens": LENGTH}
     answer = server.client.post("/v1/messages", json=messages).json()
     response = server.client.post("/v1/responses", json={**common, "input": said, "max_output_tokens": LENGTH}).json()
+    streamed = server.client.post("/v1/messages", json={**messages, "stream": True}).text
+    assert (answer["stop_reason"], streamed.count('"stop_reason":"refusal"')) == ("refusal", 1)
+    messages["messages"][0]["content"] = " ".join(f"w{token}" for token in server.clean[0])
+    assert server.client.post("/v1/messages", json=messages).json()["stop_reason"] == "max_tokens"
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
     assert response["lamina"]["monitors"]["watchdog"]["flagged_at"] == place
     wrong = {"model": "tiny", "input": said, "vllm_xargs": {"lamina": ["men"]}}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from lamina.vllm.engine_types import Method, Route
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from lamina.utils import JSON
     from lamina.vllm.answers import Answers
 
@@ -125,6 +127,25 @@ class BatchServing(ChatServing, Protocol):
     """An `OpenAIServingChatBatch`."""
 
     chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
+
+
+class EndedChoice(Protocol):
+    """A choice of a response of `/v1/chat/completions`."""
+
+    finish_reason: str | None
+
+
+class ChatResponse(Protocol):
+    """A response of `/v1/chat/completions`."""
+
+    choices: Sequence[EndedChoice]
+
+
+class MessagesServing(ChatServing, Protocol):
+    """The object of vLLM that serves `/v1/messages`, an `AnthropicServingMessages`."""
+
+    messages_full_converter: Callable[[ChatResponse], BaseModel]
+    message_stream_converter: Callable[[AsyncIterator[str]], AsyncIterator[str]]
 
 
 class CompletionServing(Serving, Protocol):

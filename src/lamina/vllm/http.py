@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, create_model
 
 from lamina.errors import ConfigError, LaminaError
 from lamina.vllm.layout import KEY, Layout
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from lamina.vllm.answers import Answers
     from lamina.vllm.frontend_types import (
         BatchServing,
+        ChatResponse,
         ChatServing,
         CompletionServing,
+        MessagesServing,
         PoolingContext,
         PoolingRequest,
         PoolingServing,
@@ -62,6 +65,40 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
     serving.chat_completion_stream_generator = stream_with_answers
     if hasattr(serving, "chat_completion_full_generator_batch"):
         _install_batch(cast("BatchServing", serving), layout)
+    if hasattr(serving, "messages_full_converter"):
+        _install_messages(cast("MessagesServing", serving))
+
+
+def _install_messages(serving: MessagesServing) -> None:
+    """Let responses of `/v1/messages`, also streams, say that a monitor ended the text.
+
+    Their stop reason is then "refusal", as that of Anthropic's API if a classifier ends a text. vLLM leaves it empty.
+    """
+    convert, stream = serving.messages_full_converter, serving.message_stream_converter
+
+    def convert_with_reason(response: ChatResponse) -> BaseModel:
+        message = convert(response)
+        if response.choices[0].finish_reason != "content_filter":
+            return message
+        # vLLM's own class allows no such reason
+        refused = create_model("Refused", __base__=type(message), stop_reason=(str, "refusal"))
+        return refused.model_construct(**{**dict(message), "stop_reason": "refusal"})
+
+    async def stream_with_reason(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+        flagged = False
+
+        async def watched() -> AsyncIterator[str]:
+            nonlocal flagged
+            async for chunk in chunks:
+                flagged |= '"finish_reason": "content_filter"' in chunk  # in a text, the quotes would be escaped
+                yield chunk
+
+        async for event in stream(watched()):
+            ends = flagged and event.startswith("event: message_delta")
+            yield event.replace('"stop_reason":null', '"stop_reason":"refusal"') if ends else event
+
+    serving.messages_full_converter = convert_with_reason
+    serving.message_stream_converter = stream_with_reason
 
 
 def _install_batch(serving: BatchServing, layout: Layout) -> None:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     class ConfiguredFrontend(Frontend, Configured, Protocol):
         """A frontend with the config of its engine."""
 
+    class Offline(Protocol):
+        """An `LLM`."""
+
+        llm_engine: Configured
+
     RouteT = TypeVar("RouteT", bound=Route)
 
 T = TypeVar("T")
@@ -57,11 +62,11 @@ def _hook(
     method: str,
     *,
     before: Callable[..., None] | None = None,
-    after: Callable[[T], None],
+    after: Callable[[T], None] | None = None,
 ) -> None:
     """Wrap a method of a class, so that a call runs `before`, the method, and then `after(instance)`.
 
-    `before` gets the arguments of the method.
+    `before` gets the instance and the arguments of the method.
     """
     original = owner.__dict__[method]
     if hasattr(original, "lamina"):
@@ -70,9 +75,10 @@ def _hook(
     @wraps(original)
     def hooked(self: T, *args: object, **kwargs: object) -> object:
         if before is not None:
-            before(*args, **kwargs)
+            before(self, *args, **kwargs)
         result = original(self, *args, **kwargs)
-        after(self)
+        if after is not None:
+            after(self)
         return result
 
     hooked.lamina = True
@@ -102,7 +108,7 @@ def _layout(vllm_config: EngineConfig) -> Layout | None:
     return Layout.from_config(vllm_config.additional_config, pooling=vllm_config.model_config.runner_type == "pooling")
 
 
-def _check_frontend(vllm_config: EngineConfig, *_args: object, **_kwargs: object) -> None:
+def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, **_kwargs: object) -> None:
     """Check, before the engine starts, that the readers can run in it; warn about untried combinations."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
@@ -117,6 +123,7 @@ def _check_frontend(vllm_config: EngineConfig, *_args: object, **_kwargs: object
 def _start_frontend(engine: ConfiguredFrontend) -> None:
     """Install the hooks of a frontend, if its engine was started with a bank."""
     if (layout := _layout(engine.vllm_config)) is not None:
+        from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
         from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
@@ -128,11 +135,20 @@ def _start_frontend(engine: ConfiguredFrontend) -> None:
         frontend.install(engine, layout)
         for output in (EmbeddingRequestOutput, ClassificationRequestOutput) if layout.pooling else ():
             frontend.keep_answers(output)
+        _hook(BeamSearchOfflineMixin, "beam_search", before=_refuse_beams)
         # the routes of a server are made after its engine
         _hook(OpenAIServingChat, "__init__", after=partial(_start_route, http.install_chat))
         _hook(OpenAIServingCompletion, "__init__", after=partial(_start_route, http.install_completion))
         _hook(OpenAIServingResponses, "__init__", after=partial(_start_route, http.install_responses))
         _hook(PoolingBaseServing, "__init__", after=partial(_start_route, http.install_pooling))
+
+
+def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
+    """Raise ConfigError if an engine with a bank is asked for a beam search, whose outputs would have no answers."""
+    if _layout(llm.llm_engine.vllm_config) is not None:
+        from lamina.errors import ConfigError
+
+        raise ConfigError("vllm: readers do not run with beam search. Use generate(), or an engine without a bank.")
 
 
 def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
