@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 import json
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -230,6 +231,7 @@ class Listener:
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
         self._batch: object = None  # what a server calls its batch of requests
+        self._unread = 0  # number of passes, one after the other, that did not reach the highest layer
 
     def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: object = None) -> None:
         """Store the state of one layer. At the highest layer of a pass, call the reader and pass its `Answer` on.
@@ -242,8 +244,8 @@ class Listener:
             output: What the module returned. None in a pre-hook.
 
         Raises:
-            RuntimeError: If the server captures or compiles the model, this pass skipped a lower layer, or the previous
-                pass did not reach the highest layer.
+            RuntimeError: If the server captures or compiles the model, this pass skipped a lower layer, or the two
+                previous passes did not reach the highest layer. After a single one, there is only a warning.
             ValueError: If this is a forward hook although the layer needs a pre-hook, the width of the states is wrong,
                 or the lengths of the batch's requests do not fit the states.
         """
@@ -252,9 +254,7 @@ class Listener:
             raise RuntimeError("captured or compiled code calls no hooks. Start the server without CUDA graphs.")
         layers = self.reader.layers
         if layer == layers[0]:
-            unread, self._states, self._positions, self._batch = list(self._states), {}, None, None
-            if unread:
-                raise RuntimeError(f"a pass ended after layer {unread[-1]}; the reader also needs layer {layers[-1]}.")
+            self._begin_pass()
         if list(self._states) != list(layers[: layers.index(layer)]):
             raise RuntimeError(f"layer {layer} was read, but not every layer below. Hook all layers of the reader.")
         point = self.reader.settings["points"][str(layer)]
@@ -278,6 +278,16 @@ class Listener:
             positions = None if self._positions is None else self._positions.cpu().clone()  # the server reuses its own
             logits = self.reader.to(state.device).tokens(states).cpu()
             self._sink(Answer(logits, positions, requests_of(self._batch, len(logits))))
+
+    def _begin_pass(self) -> None:
+        """Forget the pass before. Warn if it was aborted; raise RuntimeError if that is the second one in a row."""
+        unread, self._states, self._positions, self._batch = list(self._states), {}, None, None
+        self._unread = self._unread + 1 if unread else 0
+        if unread:
+            problem = f"a pass ended after layer {unread[-1]}; the reader also needs layer {self.reader.layers[-1]}."
+            if self._unread > 1:
+                raise RuntimeError(problem)
+            warnings.warn(f"{problem} It has no answer.", stacklevel=3)
 
 
 def requests_of(batch: object, tokens: int) -> list[str] | None:
