@@ -1,6 +1,6 @@
 """Readers inside vLLM: are the scores right, what do they cost, and does a flag end its request in time.
 
-    .venv-vllm/bin/python benchmarks/vllm_readers.py [--part NAME] [--small] [--repeats 5] [--json]
+    .venv-vllm/bin/python benchmarks/vllm_readers.py [--part NAME] [--small] [--repeats 10] [--readers-only]
 
 `make test-vllm` makes the environment. The model is a Llama with 116 million random weights, in float32; `--small`
 takes 7 million, and fewer requests. The bank has four readers of tokens (AdaLayers with 16 features per layer; one
@@ -12,12 +12,16 @@ one between a probability and the bank's own, over prompt, output and both; `wro
 have another number of tokens, or differ by more than 1e-4; `other tokens` counts requests whose output is not that of
 an engine without a bank.
 
-speed: engines in processes of their own, timed in turn on the same prompts without a prefix cache. `throughput` is the
-median of the ratios of neighbouring runs to the bare compiled engine, for 16 requests at once; `between tokens` is the
-same of the time per token of one request alone. Beside readers: forward hooks that copy each block's output in an eager
-engine, which is the least that vllm-lens does, and vLLM-Hook in its eager mode; and the bare engine with a second pass
-of transformers over each text. `extract_hidden_states` of vLLM writes all states to files; it is only tried, since it
-needs a GPU.
+speed: two engines in one process and one thread, without a prefix cache, answer the same requests: the bare compiled
+engine and another. They compute one step each in turn. `processor` counts the time in which the process computes, which
+other programs on the machine hardly change, and `wall` all time. `throughput` is the ratio of the bare engine's time to
+the other's for 16 requests at once, with prompts and outputs of 32 tokens; `prompts` is that for the step that reads
+the prompts. `between tokens` is the ratio of the other's time to the bare engine's for the tokens after the first one,
+of one request alone. Each is the median over the repeats, with an interval that has the true median with at least 95 %
+confidence. `--readers-only` measures the compiled engine with readers only. Otherwise, beside it: eager engines;
+forward hooks that copy each block's output, which is the least that vllm-lens does, and vLLM-Hook when eager; and
+the bare engine with a second pass of transformers over each text. `extract_hidden_states` of vLLM writes all states to
+files; it is only tried, since it needs a GPU.
 
 flags: 32 requests at once, one of which a monitor flags. `in time` counts tries in which it ended with the token after
 the flagged one, as "content_filter" and with the monitor's name; `others identical` those in which the other 31 are
@@ -35,17 +39,17 @@ import logging
 import os
 import random
 import re
-import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from math import comb
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import numpy as np
 import torch
 import vllm_engines
 from common import report
@@ -54,10 +58,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vllm_engines import Ids, Reference, as_inputs, dividing, mixed_prompts, save_tokenizer, scatter, watchdog
 
 from lamina import AdaLayers, PooledLayers, Reader, ReaderBank, SequenceClassification, TokenClassification, load
-from lamina.demo.timing import ratio
 
 LABELS = ("no", "yes")
-BARE, TWICE = "bare, compiled", "bare, second pass"
+BARE = "bare, compiled"
 engine = partial(vllm_engines.engine, max_model_len=256, disable_log_stats=False)
 
 
@@ -72,7 +75,7 @@ class Size(NamedTuple):
     tokens: int
 
 
-LARGE = Size(depth=12, width=768, words=8000, requests=200, tries=100, tokens=64)
+LARGE = Size(depth=12, width=768, words=8000, requests=200, tries=100, tokens=32)
 SMALL = Size(depth=4, width=256, words=8000, requests=24, tries=8, tokens=16)
 
 
@@ -202,39 +205,124 @@ def second_pass(bank: ReaderBank, prompts: Sequence[Ids], completions: Sequence[
         bank(input_ids=ids, attention_mask=mask)
 
 
-def speed(folder: Path, size: Size, repeats: int) -> list[dict[str, Any]]:
-    """Time engines in turn, 16 requests at once and one alone.
+class Batch:
+    """Requests that an engine has begun to answer.
 
-    Each turn starts each engine anew, since the workers of idle engines would take time from the one that is timed.
+    Args:
+        llm: The engine.
+        prompts: The prompts.
+        tokens: Number of tokens of each output.
+
+    Attributes:
+        seconds: Time of the step that reads the prompts, and of all later steps; by columns processor and wall time.
     """
-    bank = ReaderBank.from_pretrained(folder / "bank", load(folder / "model")[0])
-    hooks = {"enforce_eager": True, "worker_extension_cls": "vllm_readers.Hooks"}
+
+    def __init__(self, llm: Any, prompts: Sequence[Ids], tokens: int) -> None:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._engine, self.seconds, self._begun = llm.llm_engine, np.zeros((2, 2)), 0
+        final = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+        self._sampling = SamplingParams(max_tokens=tokens, temperature=0.0, **final)
+        self._prompts, self.completions = as_inputs(prompts), list[Any]()
+
+    def step(self) -> bool:
+        """Compute a step; return whether another one is needed."""
+        start = np.array([time.process_time(), time.perf_counter()])
+        if not self._begun:
+            for number, prompt in enumerate(self._prompts):
+                self._engine.add_request(str(number), prompt, self._sampling)
+        self.completions += [output.outputs[0] for output in self._engine.step()]
+        self.seconds[self._begun] += np.array([time.process_time(), time.perf_counter()]) - start
+        self._begun = 1
+        return self._engine.has_unfinished_requests()
+
+
+def in_steps(engines: Sequence[Any], prompts: Sequence[Ids], tokens: int) -> list[Batch]:
+    """Let engines answer the same requests, each one step after the other."""
+    batches = [Batch(llm, prompts, tokens) for llm in engines]
+    going_on = True
+    while going_on:
+        going_on, *_ = [batch.step() for batch in batches]
+    return batches
+
+
+def speed(folder: Path, size: Size, repeats: int, *, readers_only: bool) -> list[dict[str, Any]]:
+    """Compare other engines with the bare one, for 16 requests at once and for one alone."""
+    torch.set_num_threads(1)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    readers: dict[str, Any] = {"bank": folder / "bank"}
+    eager: dict[str, Any] = {"enforce_eager": True}
     variants: dict[str, dict[str, Any]] = {
-        BARE: {"bank": None},
-        "8 readers, compiled": {"bank": folder / "bank"},
-        "bare, eager": {"bank": None, "enforce_eager": True},
-        "8 readers, eager": {"bank": folder / "bank", "enforce_eager": True},
-        "hooks, eager": {"bank": None, **hooks},
+        "8 readers, compiled": readers,
+        "bare, eager": {"bank": None, **eager},
+        "8 readers, eager": {**readers, **eager},
+        "hooks, eager": {"bank": None, **eager, "worker_extension_cls": "vllm_readers.Hooks"},
     }
-    draw = random.Random(0)
-    works = {count: [[draw.randrange(size.words) for _ in range(64)] for _ in range(count)] for count in (16, 1)}
-    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for _ in range(repeats):
-        for name, settings in variants.items():
-            with engine(folder / "model", enable_prefix_caching=False, **settings) as llm:
-                if name.startswith("hooks"):
-                    llm.collective_rpc("add_hooks")
-                for count, prompts in works.items():
-                    generate(llm, prompts, [8] * count)
-                    start = time.perf_counter()
-                    completions = generate(llm, prompts, [size.tokens] * count)
-                    seconds[name, count].append(time.perf_counter() - start)
-                    if name == BARE:
-                        second_pass(bank, prompts, completions)
-                        seconds[TWICE, count].append(time.perf_counter() - start)
-    rows = [_speed_row(seconds, name, size) for name in dict.fromkeys(name for name, _ in seconds)]
+    draw, rows = random.Random(0), list[dict[str, Any]]()
+    works = [[[draw.randrange(size.words) for _ in range(size.tokens)] for _ in range(count)] for count in (16, 1)]
+    common: dict[str, Any] = {"enable_prefix_caching": False, "in_process": True}
+    for name in list(variants)[: 1 if readers_only else None]:
+        with (
+            engine(folder / "model", None, **common) as bare,
+            engine(folder / "model", **common, **variants[name]) as other,
+        ):
+            if name.startswith("hooks"):
+                other.collective_rpc("add_hooks")
+            in_steps([bare, other], works[0], 4)
+            measured = [[in_steps([bare, other], work, size.tokens) for work in works] for _ in range(repeats)]
+        # axes: repeats, works, engines, phases, clocks
+        seconds = np.array([[[batch.seconds for batch in batches] for batches in turn] for turn in measured])
+        rows = rows or _speed_rows(BARE, seconds[:, :, [0, 0]], size)
+        rows += _speed_rows(name, seconds, size)
+        if not readers_only and name == "8 readers, compiled":
+            rows += _speed_rows("bare, second pass", _with_second_pass(folder, works, measured, seconds), size)
+    if readers_only:
+        return rows
     tried = {**dict.fromkeys(rows[0], ""), "engine": f"extract_hidden_states {_try_extraction(folder, size)}"}
     return [*rows, tried]
+
+
+def _with_second_pass(
+    folder: Path, works: Sequence[list[Ids]], measured: list[list[list[Batch]]], seconds: np.ndarray
+) -> np.ndarray:
+    """Return the `seconds` of the bare engine, and those with a second pass over its texts in the other's place."""
+    bank = ReaderBank.from_pretrained(folder / "bank", load(folder / "model")[0])
+    seconds = seconds[:, :, [0, 0]].copy()
+    for turn, batches in enumerate(measured):
+        for number, work in enumerate(works):
+            start = np.array([time.process_time(), time.perf_counter()])
+            second_pass(bank, work, batches[number][0].completions)
+            seconds[turn, number, 1, 1] += np.array([time.process_time(), time.perf_counter()]) - start
+    return seconds
+
+
+def _speed_rows(name: str, seconds: np.ndarray, size: Size) -> list[dict[str, Any]]:
+    """Return the rows of an engine, one per clock, from the seconds `[repeats, works, engines, phases, clocks]`."""
+    rows: list[dict[str, Any]] = []
+    for number, clock in enumerate(("processor", "wall")):
+        (many, one), own = np.moveaxis(seconds[..., number], 1, 0), np.median(seconds[:, :, 1, :, number], axis=0)
+        rows.append(
+            {
+                "engine": name,
+                "clock": clock,
+                "ms/prompt token": 1000 * own[0, 0] / (16 * size.tokens),
+                "ms/token of 16": 1000 * own[0, 1] / (16 * size.tokens),
+                "ms/token of 1": 1000 * own[1, 1] / size.tokens,
+                "prompts": _median(many[:, 0, 0] / many[:, 1, 0]),
+                "throughput": _median(many[:, 0].sum(-1) / many[:, 1].sum(-1)),
+                "between tokens": _median(one[:, 1, 1] / one[:, 0, 1]),
+            }
+        )
+    return rows
+
+
+def _median(ratios: np.ndarray) -> str:
+    """Return the median of ratios, and the shortest interval of them that has the true median with 95 % confidence."""
+    count, out = len(ratios), 0  # ratios left out at each end; each lies below the true median half of the time
+    while 2 * sum(comb(count, below) for below in range(out + 2)) <= 0.05 * 2**count:
+        out += 1
+    ordered = np.sort(ratios)
+    return f"{np.median(ratios):.3f} [{ordered[out]:.3f}, {ordered[-1 - out]:.3f}]"
 
 
 def _try_extraction(folder: Path, size: Size) -> str:
@@ -249,18 +337,6 @@ def _try_extraction(folder: Path, size: Size) -> str:
     except (EngineDeadError, RuntimeError) as error:
         return f"does not run here ({type(error).__name__})"
     return "runs here, and was not timed"
-
-
-def _speed_row(seconds: Mapping[tuple[str, int], list[float]], name: str, size: Size) -> dict[str, Any]:
-    """Return the row of an engine: tokens per second, milliseconds per token, and their ratios to the bare engine's."""
-    many, one = (statistics.median(seconds[name, count]) for count in (16, 1))
-    return {
-        "engine": name,
-        "tokens/s": 16 * size.tokens / many,
-        "throughput": 1 / ratio(seconds, (name, 16), (BARE, 16)),
-        "ms/token": 1000 * one / size.tokens,
-        "between tokens": ratio(seconds, (name, 1), (BARE, 1)),
-    }
 
 
 # Flags
@@ -335,7 +411,8 @@ def options() -> argparse.Namespace:
     parts = ("scores", "speed", "flags", "memory")
     parser.add_argument("--part", choices=parts, action="append", help="one part; may be repeated (default: all)")
     parser.add_argument("--small", action="store_true", help="a small model, and few requests")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of the part speed (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=10, help="turns of the part speed (default %(default)s)")
+    parser.add_argument("--readers-only", action="store_true", help="part speed: measure no other ways to read")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args()
 
@@ -349,7 +426,7 @@ def main() -> None:
         make(folder, size)
         parts = {
             "scores": lambda: scores(folder, size),
-            "speed": lambda: speed(folder, size, arguments.repeats),
+            "speed": lambda: speed(folder, size, arguments.repeats, readers_only=arguments.readers_only),
             "flags": lambda: flags(folder, size),
             "memory": lambda: memory(folder, size),
         }
