@@ -69,8 +69,8 @@ class UnknownNameError(LaminaError, LookupError):
 def listed(got: str, known: Sequence[str], see: str = "") -> str:
     """Return the names that exist, for a message about the unknown name `got`.
 
-    If there are more than 16 names, only those that resemble `got` are returned, or else the first ones, with the
-    number of the others and `see`, where all can be read.
+    From more than 16 names, return those that resemble `got`, or the first ones if none does, and count the others.
+    `see` is the place where all names can be read.
     """
     if len(known) <= _MOST:
         return ", ".join(known) or "none"

@@ -93,7 +93,7 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states. They stand for inputs that are slow to make and needed only to run the model."""
+    """The masks of cached states. They replace inputs that would only be needed to run the model."""
 
     lengths: Sequence[int]  # number of tokens of each row
     digest: str = ""  # the digest of the inputs
