@@ -140,6 +140,10 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]])
         for number, mark in enumerate(marks):
             if mark not in index:  # in a CoNLL file, every word has a line of its own
                 raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
+    sentences = zip(table.column(spec.text), tags, strict=True)
+    begun = [[word for word, mark in zip(*row, strict=True) if mark and mark[:2] == "B-"] for row in sentences]
+    blank = [at for at, words in enumerate(begun) if not all(word_spans(str(word)) for word in words)]
+    _warn(table, blank, "a span that begins at a word without letters or signs, which no plain text has")
     joined = [join(words) for words in lab.every_row(table).column(spec.text)]
     ids = (tuple(index[mark] for mark in marks) for marks in tags)
     every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))

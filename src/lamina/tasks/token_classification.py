@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from lamina.tasks.tagged_examples import span_splits, tag_splits
 from lamina.tasks.targets import WordTargets
 from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON
+
+if TYPE_CHECKING:
+    from lamina.layers.types import Processor
 
 PIECES = "pieces"  # the key in the `info` of a reader
 Key = tuple[int, int, int]  # a token, how many words it decides about, and its tag
@@ -93,10 +96,6 @@ class Pieces:
                 tags_of[key] = most
         return cls(names, tags_of)
 
-    def __or__(self, other: Pieces) -> Pieces:
-        """Return the pieces of both objects; for a key in both, the tags of `other` are used."""
-        return Pieces(self.labels, {**self.tags, **other.tags})
-
     @classmethod
     def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
         """Return the pieces that `as_json` wrote; `saved` None gives an object without pieces."""
@@ -149,6 +148,7 @@ def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
 
 
 Text: TypeAlias = str | tuple[str, str]  # a text, or a pair whose second text is tagged
+Parts: TypeAlias = Sequence[Sequence[Span]]  # of a text: for each word, the words of a plain text inside it
 logger = logging.getLogger(__name__)
 
 
@@ -239,12 +239,15 @@ class TokenClassificationKind(TextClassKind):
 
         See `Pieces`.
         """
-        listed = Pieces.learnt(inputs.encoded, list(split.words or ()), list(split.labels), task.labels)
-        pieces = listed | Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
+        pieces = Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
         """Return an empty collection for the logits of every word."""
+        return _TagResults(task, split, inputs, _parts(task, split))
+
+    def answers(self, task: TaskLike, split: Split, inputs: EncodedInputs, processor: Processor) -> Results:
+        """Return an empty collection for the logits of every word of texts that `examples` has split into words."""
         return _TagResults(task, split, inputs)
 
     def examples(self, raw: Sequence[object], processor: object) -> Split:
@@ -259,11 +262,18 @@ class TokenClassificationKind(TextClassKind):
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
     """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
-    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says.
+    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. A listed word with
+    several `parts`, which are the words of a plain text, has the tag of the first. None: no word has several.
     """
 
-    def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> None:
+    def __init__(
+        self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts] | None = None
+    ) -> None:
         self._task, self._split, words = task, split, list(split.words or ())
+        self._first: list[list[int]] | None = None  # for each text, the indices of the words' first parts in it
+        if parts is not None:
+            self._first = [list(accumulate(map(len, row[:-1]), initial=0))[: len(row)] for row in parts]
+            words = _joined(parts)
         self._counts = [len(spans) for spans in words]
         empty = torch.zeros(len(task.labels))
         empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
@@ -308,10 +318,11 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         """Yield for each text the probabilities and the ids of its words' predicted tags."""
         scores, tags = (values.tolist() for values in self._logits.softmax(-1).max(-1))
         self._pieces.spread(self._groups, tags, scores)
-        first = 0
-        for count in self._counts:
-            yield scores[first : first + count], tuple(tags[first : first + count])
-            first += count
+        start = 0
+        for text, count in enumerate(self._counts):
+            places = range(count) if self._first is None else self._first[text]
+            yield [scores[start + at] for at in places], tuple(tags[start + at] for at in places)
+            start += count
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Return metric -> score over the words that have labels."""
@@ -392,20 +403,28 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return [spans_of_tags(ids, scores, self._task.labels, *text) for (scores, ids), text in texts]
 
 
-def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
-    """Return each text's words and their labels.
+def _parts(task: TaskLike, split: Split) -> list[Parts]:
+    """Return for each text the parts of each word.
 
     If the tags mark spans, words are divided as the words of a plain text are, for example "(x)" into "(", "x" and ")".
-    Each part has a label.
+    Otherwise a word is its only part.
     """
-    words: list[Sequence[Span]] = list(split.words or ())
-    labels: list[Sequence[int]] = list(split.labels)
+    words = list(split.words or ())
     if not marks_spans(task.labels):
-        return words, labels
-    parts = [divided(_tagged(text), spans) for text, spans in zip(split.texts, words, strict=True)]
-    further = continued(task.labels)
-    of_parts = [_labels_of_parts(row, of, further) for row, of in zip(labels, parts, strict=True)]
-    return [[part for word in row for part in word] for row in parts], list(of_parts)
+        return [[[word] for word in row] for row in words]
+    return [divided(_tagged(text), spans) for text, spans in zip(split.texts, words, strict=True)]
+
+
+def _joined(parts: Sequence[Parts]) -> list[Sequence[Span]]:
+    """Return the parts of all words of each text in one list."""
+    return [[part for word in row for part in word] for row in parts]
+
+
+def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
+    """Return the parts of each text's words, and a label for each part; see `_parts`."""
+    parts, further = _parts(task, split), continued(task.labels)
+    labels = [_labels_of_parts(row, of, further) for row, of in zip(split.labels, parts, strict=True)]
+    return _joined(parts), list(labels)
 
 
 def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], further: Sequence[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TypeAlias
 
 import regex
@@ -51,10 +50,7 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
-    """Divide each listed word as `word_spans` divides a plain text; return the character ranges of its parts.
-
-    The first part begins and the last part ends with the listed word. A word without letters or signs is not divided.
-    """
+    """Return for each listed word the words that `word_spans` finds inside it; if there is none, the word itself."""
     found = word_spans(text)
     parts: list[list[Span]] = []
     at = 0
@@ -64,6 +60,5 @@ def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
         first = at
         while at < len(found) and found[at][1] <= end:
             at += 1
-        edges = [start, *(begin for begin, _ in found[first + 1 : at]), end]
-        parts.append(list(pairwise(edges)))
+        parts.append(found[first:at] or [(start, end)])
     return parts

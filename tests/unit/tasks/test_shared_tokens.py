@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForTokenClassification, BertModel, PreT
 
 from lamina import evaluate, finetune, fit, predict
 from lamina.bank import Reader, ReaderBank
+from lamina.data.windows import IGNORED
 from lamina.fusion.concat import Concat
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.base import EncodeOptions
@@ -136,27 +137,47 @@ def test_listed_words_and_plain_texts_agree(kind: str, by_character: bool):
     assert found(bank, "Chinese") == [[(start, start + size)] for _, start, size in CHINESE]
 
 
-def test_listed_words_that_a_plain_text_divides(caplog: pytest.LogCaptureFixture):
-    rows = [
-        {"tokens": [*text[:start].split(), text[start : start + size], *text[start + size :].split()]}
-        for text, start, size in ENGLISH
-        if "\u200b" not in text
-    ]
-    for row in rows:
-        row["tags"] = ["O" if word in "we met now was there" else "B-X" for word in row["tokens"]]
-    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="tokens", label="tags")
-    bank = trained("byte-level BPE", "English", task)
-    assert evaluate(bank, {"where": task})["where"]["span_f1"] == 1.0
-    answers = predict(bank, task.split("train").texts[:6])
-    assert [answer["where"][0]["text"] for answer in answers] == [
-        "C++",
-        "C++",
-        "Ke$$ha",
-        "Ke$$ha",
-        "Zoe\u0308",
-        "Zoe\u0308",
-    ]
+def by_heart(task: Task, words: Any, noise: int) -> tuple[float, list[tuple[int, int]]]:
+    """Span F1, and the spans of the plain text, if each token says its target, and `noise` where it has none."""
+    split, kind = task.split("train"), task.kind
+    inputs: Any = kind.encode(split, words, EncodeOptions(part="train", max_length=32, windows=True))
+    targets: Any = kind.targets(task, split, inputs)
+    chosen = targets.tensor([0])
+    logits = torch.eye(len(task.labels))[torch.where(chosen == IGNORED, noise, chosen)] * 20
+    plain: Any = kind.answers(task, kind.examples(list(split.texts), words), inputs, words)
+    listed = kind.results(task, split, inputs)
+    for results in (listed, plain):
+        results.set_learnt(kind.learnt(task, split, inputs))
+        results.add([0], logits)
+    spans = plain.predictions()[0]
+    return listed.scores(["span_f1"])["span_f1"], [(span["start"], span["end"]) for span in spans]
+
+
+LISTED: list[tuple[str, str, list[str], str]] = [
+    *(("byte-level BPE", "English", ["we", "met", name, "now"], name) for name in PLACES),
+    ("byte-level BPE", "Chinese", ["在北京", "工作", "住"], "在北京"),  # one token has characters of two listed words
+    ("byte-level BPE", "English", ["we", "\u202emet\u202c", "Lisbon"], "Lisbon"),
+    ("Unigram", "English", ["\u202ewe\u202c", "C++"], "C++"),
+]
+
+
+@pytest.mark.parametrize(("kind", "texts", "words", "name"), LISTED)
+def test_listed_words_that_a_plain_text_divides(
+    kind: str, texts: str, words: list[str], name: str, caplog: pytest.LogCaptureFixture
+):
+    row = {"tokens": words, "tags": ["B-X" if word == name else "O" for word in words]}
+    rows = {"train": [row], "validation": [row]}
+    task = Task.from_dataset("token_classification", rows, text="tokens", label="tags")
+    start = task.split("train").texts[0].index(name)
+    for noise in range(len(task.labels)):
+        assert by_heart(task, tokenizer(kind, texts), noise) == (1.0, [(start, start + len(name))])
     assert "cannot be told apart" not in caplog.text
+
+
+def test_spans_at_words_that_no_plain_text_has_are_counted(caplog: pytest.LogCaptureFixture):
+    row = {"tokens": ["a", "\u200b", " ", "b"], "tags": ["B-X", "I-X", "B-X", "O"]}
+    Task.from_dataset("token_classification", {"train": [row], "validation": [row]}, text="tokens", label="tags")
+    assert "1 of 1 rows have a span that begins at a word without letters or signs" in caplog.text
 
 
 def test_tags_that_no_token_can_tell_apart_are_counted(caplog: pytest.LogCaptureFixture):
