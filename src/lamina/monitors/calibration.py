@@ -103,7 +103,7 @@ class Calibration:
     def of(
         cls,
         highest: Sequence[float],
-        positive: Sequence[bool],
+        positive: Sequence[object],
         *,
         false_positive_rate: float = 0.01,
         threshold: float | None = None,
@@ -115,7 +115,7 @@ class Calibration:
 
         Args:
             highest: Highest score of each text; -inf for a text without a score.
-            positive: For each text, whether it should be flagged.
+            positive: For each text, whether it should be flagged: True or False.
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
             threshold: A threshold whose rates are measured. None: choose one.
             confidence: Confidence level of the intervals, above 0 and below 1.
@@ -131,6 +131,10 @@ class Calibration:
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("calibrate: the threshold is NaN; it must be a number.")
+        if threshold is not None and guarantee:
+            problem = "guarantee is set for a threshold that was given; only one that is chosen keeps a rate"
+            raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
+        highest = [float(score) for score in highest]  # NumPy's numbers would not be written as JSON
         negatives, positives = by_label(highest, positive)
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
@@ -160,7 +164,7 @@ class Calibration:
         )
 
 
-def by_label(highest: Sequence[float], positive: Sequence[bool]) -> tuple[list[float], list[float]]:
+def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list[float], list[float]]:
     """Return the highest scores of the negative texts and of the positive texts, each in descending order.
 
     Raises:
@@ -170,6 +174,8 @@ def by_label(highest: Sequence[float], positive: Sequence[bool]) -> tuple[list[f
         raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
     if any(map(math.isnan, highest)):
         raise ConfigError("calibrate: a score is NaN; scores are numbers. Check the reader.")
+    if (odd := next((flag for flag in positive if flag not in (False, True)), positive)) is not positive:
+        raise ConfigError(f"calibrate: `positive` has {odd!r}; it is True or False. Leave out texts without a label.")
     labelled = list(zip(highest, positive, strict=True))
     negatives = sorted((score for score, is_positive in labelled if not is_positive), reverse=True)
     positives = sorted((score for score, is_positive in labelled if is_positive), reverse=True)

@@ -104,6 +104,10 @@ def calibrate(  # noqa: PLR0913
     """
     check_confidence(confidence)
     check_known("calibrate", [per], get_args(Unit), "unit")
+    unused = {"guarantee": guarantee, "per": per != "reply", "false_positive_rate": false_positive_rate != 0.01}
+    if threshold is not None and (names := [name for name, is_set in unused.items() if is_set]):
+        problem = f"{names[0]} is set, but has no effect on a threshold that is given"
+        raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
     require_packages("calibrate", "metrics", "scipy")
     options = PassOptions.checked(
         "calibrate",
@@ -216,7 +220,7 @@ class TextScores:
             false_positive_rate=rate,
             threshold=threshold,
             confidence=confidence,
-            guarantee=guarantee,
+            guarantee=guarantee and threshold is None,
             **facts,
         )
         if chooses:

@@ -254,7 +254,8 @@ def to_lamina_error(details: ErrorDetails) -> LaminaError:
         keys = [part.strip("[]") for part in details["loc"] if isinstance(part, str)]
         return UnknownNameError(op="recipe", got=value, known=known, what=keys[-1] if keys else "name")
     message = details["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if value is None else f", not {reprlib.repr(value)}"))
+    shown = "" if value is None or isinstance(value, dict | BaseModel) else f", not {reprlib.repr(value)}"
+    return ConfigError(f"{message[0].lower()}{message[1:]}{shown}")
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.portions import one_in
@@ -183,3 +185,20 @@ def test_scores_that_are_nan_or_too_few_are_an_error():
 def test_a_score_equal_to_the_threshold_counts_as_flagged():
     found = Calibration.of([0.5, 0.2, 0.5], [False, False, True], threshold=0.5)
     assert (found.false_positive_rate, found.recall) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("odd", [None, "no", math.nan, -1])
+def test_labels_that_are_neither_true_nor_false_are_refused(odd: Any):
+    with pytest.raises(ConfigError, match="it is True or False. Leave out texts without a label"):
+        Calibration.of([0.1, 0.2, 0.9], [False, odd, True], false_positive_rate=0.5)
+
+
+def test_scores_of_numpy_give_a_threshold_that_is_written_as_json():
+    highest = [np.float64(score) for score in (0.1, 0.2, 0.9)]
+    found = Calibration.of(highest, [False, False, True], false_positive_rate=0.5)
+    assert type(found.threshold) is float
+
+
+def test_a_given_threshold_guarantees_nothing():
+    with pytest.raises(ConfigError, match="guarantee is set for a threshold that was given"):
+        Calibration.of([0.1, 0.9], [False, True], threshold=0.5, guarantee=True)

@@ -162,6 +162,7 @@ def test_training_a_reader_anew_takes_its_monitors_away():
         (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; at least 200 are needed"),
         (SPANS, {"positive": "worse"}, UnknownNameError, "calibrate: unknown label 'worse'; known: B-bad, I-bad, O"),
         (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "no row is negative"),
+        (SPANS, {"threshold": 0.5}, ConfigError, "false_positive_rate is set, but has no effect on a threshold"),
         (SPANS, {"split": "test"}, UnknownNameError, "task spans: unknown split 'test'; known: train, validation"),
         (Monitor("none", FLAGS), {}, UnknownNameError, "calibrate: unknown reader 'none'; known: spans, cheap, whole"),
         (Monitor("spans", "bad"), {"positive": FLAGS}, UnknownNameError, "monitor 'spans': unknown label 'bad'"),
