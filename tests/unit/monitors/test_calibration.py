@@ -189,7 +189,7 @@ def test_a_score_equal_to_the_threshold_counts_as_flagged():
 
 @pytest.mark.parametrize("odd", [None, "no", math.nan, -1])
 def test_labels_that_are_neither_true_nor_false_are_refused(odd: Any):
-    with pytest.raises(ConfigError, match="it is True or False. Leave out texts without a label"):
+    with pytest.raises(ConfigError, match=r"it is True or False\. Leave out texts without a label"):
         Calibration.of([0.1, 0.2, 0.9], [False, odd, True], false_positive_rate=0.5)
 
 
