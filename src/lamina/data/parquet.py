@@ -114,6 +114,9 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
         return 8 + lengths.fill_null(0).to_numpy(zero_copy_only=False)
     if isinstance(cells, pa.StructArray):
         return sum(map(_row_sizes, cells.flatten()), np.full(len(cells), 8))
+    if isinstance(cells, pa.MapArray):  # a list of pairs
+        pairs = pa.StructArray.from_arrays([cells.keys, cells.items], ["key", "value"])
+        cells = pa.ListArray.from_arrays(cells.offsets, pairs)
     if isinstance(cells, pa.ListArray | pa.LargeListArray):
         lengths = pc.list_value_length(cells)  # pyright: ignore[reportAttributeAccessIssue]
         ends = np.cumsum(lengths.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -176,11 +176,15 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if the header cannot be read, or two columns have the same name.
+    DataError if the header cannot be read, two columns have the same name, or the only name has signs of a divider.
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
+    if header is None and len(names) == 1 and (signs := sorted(set(names[0]) & {*";,|\t"})):
+        rule = "columns are divided by commas in CSV files and by tabs in TSV files"
+        problem = f"has the one column {names[0]!r}, in which {signs[0]!r} may divide columns; {rule}"
+        raise DataError(f"read: {path} {problem}. Convert the file.", path=str(path))
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)

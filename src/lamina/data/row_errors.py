@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,10 @@ _SET_BY = {  # default name of a column -> the advice if a file has no such colu
 def existing(path: str | Path) -> Path:
     """Return the path of a file; raise DataError if it does not exist or is a folder."""
     if not is_file(path):
-        problem = "is a folder" if is_dir(path) else "is not there"
-        raise DataError(f"read: {path} {problem}; a file is needed.{similar_file(path)}", path=str(path))
+        exists = os.path.lexists(path)
+        problem = "is a folder" if is_dir(path) else "is no ordinary file" if exists else "is not there"
+        hint = "" if exists else similar_file(path)
+        raise DataError(f"read: {path} {problem}; a file is needed.{hint}", path=str(path))
     return Path(path)
 
 

@@ -7,9 +7,11 @@ its bytes are complete. At the end the hidden file is renamed to the output, or 
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import json
 import logging
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -295,6 +297,8 @@ class Partial:
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
         with partial.writing(), ExitStack() as stack:
+            if output.parent.exists() and not output.parent.is_dir():  # `mkdir` would say "File exists"
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             output.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(beside.with_name(f"{beside.name}.lock"), output, "predict"))
             if resume and partial.note.is_file() and beside.is_file():
@@ -329,9 +333,9 @@ class Partial:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Convert an OSError in the `with` block to a StoreError that says how many rows are complete."""
-        left = f"{self.rows} rows are kept there. Make room and start again to go on."
+        left = f"; {self.rows} rows are kept there. Make room and start again to go on." if self.rows else "."
         where = f"predict: {self.lines.parent} cannot be written"
-        with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
+        with convert_errors(lambda reason: StoreError(f"{where} ({reason}){left}")):
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:

@@ -67,11 +67,15 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = _spelled(cell.strip())
     if isinstance(cell, list | tuple) and len(cell) == 1 and isinstance(cell[0], Mapping) and "result" in cell[0]:
-        cell = cell[0]["result"]
+        cell = cell[0]
     if isinstance(cell, Mapping):
+        if cell.get("was_cancelled") is True or cell.get("answer") in ("reject", "ignore"):  # Label Studio; Prodigy
+            raise UnplacedSpanError(shown(cell), f", which its annotator skipped or rejected; leave it out. {_IGNORE}.")
         cell = _list_of(cell)
     if not isinstance(cell, list | tuple):
-        raise SpanError(type(cell).__name__, "; spans are a list, which may be empty.")
+        raise SpanError(
+            shown(cell) if isinstance(cell, str) else type(cell).__name__, "; spans are a list, which may be empty."
+        )
     return [_mark(span, default) for span in cell]
 
 

@@ -152,6 +152,26 @@ def test_missing_column(tmp_path: Path):
     assert info.value.column == "text"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.csv", "text;label\nx;1\n"), ("a.csv", "text\tlabel\nx\t1\n"), ("a.tsv", "text,label\nx,1\n")]
+)
+def test_columns_that_another_sign_divides(tmp_path: Path, name: str, text: str):
+    with pytest.raises(DataError, match=r"has the one column 'text.*may divide columns"):
+        list(read_chunks(put(tmp_path, name, text)))
+
+
+def test_a_pipe_and_a_broken_link_are_no_ordinary_files(tmp_path: Path):
+    (tmp_path / "link.csv").symlink_to(tmp_path / "link.csv")
+    with pytest.raises(DataError, match=r"link.csv is no ordinary file; a file is needed.$"):
+        read_table(tmp_path / "link.csv")
+
+
+def test_a_column_of_maps_in_parquet(tmp_path: Path):
+    maps = pa.array([[("k", 1)], None, [("k", 2), ("l", 3)]], pa.map_(pa.string(), pa.int32()))
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "more": maps}), tmp_path / "a.parquet")
+    assert list(read_table(tmp_path / "a.parquet").column("text")) == ["a", "b", "c"]
+
+
 def test_column_named_twice(tmp_path: Path):
     with pytest.raises(DataError, match="two columns 'label'"):
         read_table(put(tmp_path, "a.tsv", "label\tlabel\nx\t1\n"))

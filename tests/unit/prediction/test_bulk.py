@@ -256,6 +256,12 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
     assert list(rows(output)[0]["readers"]) == ["mood"]
 
 
+def test_an_output_inside_a_file(tmp_path: Path):
+    source = write(tmp_path / "in.jsonl", TEXTS)
+    with pytest.raises(StoreError, match=r"in.jsonl cannot be written \(Not a directory\)\.$"):
+        run(bank(), source, source / "out.jsonl")
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_disk_that_fills(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / f"out.{ending}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from lamina.errors import DataError
-from lamina.recipes.strict_yaml import parse_yaml
+from lamina.recipes.strict_yaml import parse_yaml, to_lamina_error
+from lamina.studies.run_study import TextsRecipe
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,9 @@ def test_a_merge_and_a_key_that_is_a_number_are_read():
     assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, 3: 2}", "a.yaml")[1]["b"] == {"x": 1, 3: 2}
     with pytest.raises(DataError, match="1:30 is not a number"):
         parse_yaml("key: !!int 1:30", "a.yaml")
+
+
+def test_an_error_about_a_whole_mapping_does_not_quote_it():
+    with pytest.raises(ValidationError) as info:
+        TextsRecipe.model_validate({"file": "a.txt", "task": "b"})
+    assert str(to_lamina_error(info.value.errors()[0])) == "texts are a list, or have one of 'file' and 'task'"

@@ -241,3 +241,16 @@ def test_a_missing_word_is_an_error():
 def test_tags_without_any_span_are_an_error(tmp_path: Path):
     with pytest.raises(DataError, match="'O' is its only class; a task needs at least two"):
         conll(tmp_path, "Anna O\nin O\n")
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ({"spans": [{"start": 0, "end": 3, "label": "PER"}], "answer": "reject"}, "its annotator skipped or rejected"),
+        ([{"result": [], "was_cancelled": True}], "its annotator skipped or rejected"),
+        ("0 3 PER", "'0 3 PER' in column 'label'; spans are a list"),
+    ],
+)
+def test_cells_that_hold_no_spans_to_learn(cell: Any, problem: str):
+    with pytest.raises(DataError, match=problem):
+        read(cell)
