@@ -70,7 +70,7 @@ def test_what_spans_are_called():
         (["carla"], "row 1 has the span 'carla' in column 'spans', which is not in its text; .*'ignore'"),
         ([(3, 99)], r"row 1 has the span \(3, 99\) in column 'spans', which is not in its text"),
         ([(5, 5)], r"row 1 has the span \(5, 5\)"),
-        ("anna", "row 1 has str in column 'spans'; spans are a list, which may be empty"),
+        ("anna", "row 1 has 'anna' in column 'spans'; spans are a list, which may be empty"),
         (None, "row 1 has no label in column 'spans'"),
     ],
 )
