@@ -36,7 +36,8 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     compiled = any(map(is_compiled, model.modules()))
     quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)
     is_quantized = getattr(model, "is_quantized", False) or any(quantizer is not None for quantizer in quantizers)
-    is_offloaded = hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
+    is_placed = hasattr(model, "hf_device_map") or any(hasattr(part, "_hf_hook") for part in model.modules())
+    is_offloaded = is_placed and any(parameter.is_meta for parameter in model.parameters())
     problems = (
         (compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
         (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),

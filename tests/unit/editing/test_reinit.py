@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES, Passing
 from torch.nn.utils import prune
 
 from lamina.editing.insert import insert_
+from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError, UnsupportedModelError
@@ -287,3 +289,12 @@ def test_offloaded_models_and_wrappers_are_refused():
     model.encoder.layer[2].to("meta")
     with pytest.raises(ConfigError, match="parts of the model are offloaded"):
         reinit_(model, 1)
+
+
+@pytest.mark.parametrize("edit", [lambda model: reinit_(model, layers="all"), merge_])
+def test_weights_that_accelerate_has_offloaded_by_hooks_are_not_edited(edit: Any):
+    model = FAMILIES["bert"].build()
+    insert_(model, position="ffn")
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match="parts of the model are offloaded"):
+        edit(model)
