@@ -21,7 +21,7 @@ from torch import Tensor
 from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, Stream, require_fed
+from lamina.fusion.base import LayerView, Stream, is_full, require_fed
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
 
@@ -193,7 +193,7 @@ class StackPass:
             check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
-            self._is_padded = not _is_full(self._real)
+            self._is_padded = not is_full(self._real)
             if self._ids is not None:
                 self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
         segments = None if self._segments is None else self._segments.to(state.device)
@@ -424,17 +424,9 @@ def real_tokens(
         problem = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
         raise ConfigError(f"bank: {problem}. Give a mask [batch, tokens] of the tokens that the model reads.")
     real = mask.to(device, torch.bool, copy=True)
-    if not _is_full(real):
+    if not is_full(real):
         real[:, 0] |= ~real.any(1)
     return real
-
-
-def _is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
-    """Return whether it is known that a mask is True everywhere.
-
-    It is not known on a GPU, whose values would have to be waited for, and during an export.
-    """
-    return mask.is_cpu and not torch.compiler.is_exporting() and bool(mask.all())
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:

@@ -378,6 +378,14 @@ class _BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
+def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
+    """Return whether it is known that a mask is True everywhere.
+
+    It is not known on a GPU, whose values would have to be waited for, and during an export.
+    """
+    return mask.is_cpu and not torch.compiler.is_exporting() and bool(mask.all())
+
+
 def require_fed(total: T | None) -> T:
     """Return a stream's accumulated result; raise ConfigError if it is None, because no state was processed."""
     if total is None:

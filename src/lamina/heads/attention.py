@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Generators, dropout
+from lamina.fusion.base import Generators, dropout, is_full
 from lamina.heads.base import check_attention_heads, linear
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def attend(
         scores = dropout(scores.unflatten(1, (len(members), -1)), first.dropout, generators, axis=1).flatten(1, 2)
         attended = scores @ value
     else:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=None if is_full(mask) else key_mask)
     attended = attended.unflatten(1, (len(members), -1)).permute(1, 0, 3, 2, 4).flatten(-2)
     return linear([member.output for member in members], attended)
 
