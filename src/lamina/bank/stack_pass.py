@@ -228,7 +228,7 @@ class StackPass:
             groups = {(type(head), head.group()) for head in heads}
             if features.stride(2) == 0 and heads[0].reads_first:
                 features = features[:, :, :1]
-            if len(groups) == 1 and heads[0].group() and _is_batched(features.shape[2], real, grad=self._grad):
+            if len(groups) == 1 and heads[0].group() and _is_batched(features, real, grad=self._grad):
                 with torch.set_grad_enabled(self._grad):
                     logits = heads[0].forward_many(heads, features, _mask_of(features, real))
                 return {name: ReaderOutput(part, real) for name, part in zip(names, logits, strict=True)}
@@ -240,9 +240,13 @@ def _by_name(by_stream: Features) -> dict[str, Tensor]:
     return {name: part for names, parts in by_stream for name, part in zip(names, parts, strict=True)}
 
 
-def _is_batched(tokens: int, real: Bool[Tensor, "batch tokens"], *, grad: bool) -> bool:
-    """Return whether equal heads are computed as one operation, given how many tokens of a text they read."""
-    return tokens == 1 or grad or real.is_cuda or real.numel() <= _FEW
+def _is_batched(
+    features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"], *, grad: bool
+) -> bool:
+    """Return whether equal heads are computed as one operation on these features. An export is for any length."""
+    if features.shape[-2] == 1 or grad or real.is_cuda:
+        return True
+    return not torch.compiler.is_exporting() and real.numel() <= _FEW
 
 
 def _mask_of(features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"]) -> Tensor:
@@ -318,7 +322,7 @@ def _head_groups(
     groups: dict[object, list[str]] = defaultdict(list)
     for name, part in features.items():
         head = readers[name].head
-        group = head.group() if _is_batched(part.shape[1], real, grad=grad) else None
+        group = head.group() if _is_batched(part, real, grad=grad) else None
         same = id(part) if shared[id(part)] > 1 else None
         groups[name if group is None else (type(head), group, part.shape[1:], part.dtype, same)].append(name)
     return list(groups.values())
