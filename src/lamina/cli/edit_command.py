@@ -209,8 +209,8 @@ class LeastOptions(NamedTuple):
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
     """Return a function that applies the requested edits; `changes` has the name and arguments of each.
 
-    `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, or `--drop auto:N` lacks a task
-    or has no number.
+    `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
+    has no number, or `least` has options without `--drop auto:N`.
     """
     from lamina.recipes.edits import EDITS
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
@@ -240,9 +240,15 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
 
 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
-    """Return a function that applies the plan in a file; `named` are options that request edits and must not be set.
+    """Return a function that applies the plan in a file.
 
-    Raises ConfigError if there are other edits or options without an effect, or the plan is wrong.
+    Raises ConfigError if `named` is not empty, or the plan is wrong; and if `least` sets how blocks are chosen, which
+    the plan says, or has a task or data folder that the plan does not use.
+
+    Args:
+        plan: The file.
+        named: The edit options that were set on the command line; with a plan there must be none.
+        least: Its task and seed, if set, replace the plan's.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 

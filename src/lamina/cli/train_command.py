@@ -110,7 +110,14 @@ def train(  # noqa: PLR0913
 
 
 def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | None) -> Recipe:
-    """Read a recipe, put the values of `sweep` into its grids, and keep the runs that match `only` and `seeds`."""
+    """Return the recipe in a file, changed by the options of the command line.
+
+    Args:
+        recipe: The file.
+        sweep: Texts such as "fusion.dim=32,64", whose values go into the grids.
+        only: Texts such as "task=cola". Only runs that match these patterns are kept; they replace the recipe's `only`.
+        seeds: Number of seeds, from 0. They replace the recipe's. None: the recipe's.
+    """
     from lamina.recipes.expand import read_sweeps, with_part, with_sweep
     from lamina.recipes.part import read_only
     from lamina.recipes.schema import load_recipe

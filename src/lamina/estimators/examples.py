@@ -79,7 +79,8 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
     """Check that `table` has `n_features_in_` columns, as at `fit`; with `reset`, set this attribute.
 
-    A one-dimensional `table` has no columns. Raises DataError unless there are one or two columns, as many as at `fit`.
+    A one-dimensional `table` has no columns and passes; with `reset`, the attribute is then deleted. Raises DataError
+    unless there are one or two columns, as many as at `fit`; the message begins with `op`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):
@@ -96,7 +97,10 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
 
 
 def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> None:
-    """Raise DataError unless row `row` of X consists of `count` strings; `parts` is its content."""
+    """Raise DataError unless row `row` of X consists of `count` strings.
+
+    `parts` is its content. The message begins with `op`.
+    """
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
     wrong = next((part for part in parts if not isinstance(part, str)), parts)
@@ -105,7 +109,11 @@ def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> No
 
 
 def as_words(X: TextsLike, op: str) -> list[list[str]]:
-    """Return X as lists of words; raise DataError, naming the first wrong row, unless each row is a list of strings."""
+    """Return X as lists of words.
+
+    Raises DataError if X is no collection or is empty, or a row is not a list of strings. The message begins with `op`,
+    and names the first such row.
+    """
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
     if not len(X):
@@ -125,7 +133,8 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
 def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[list[object]]:
     """Return y as lists of tags, with NumPy scalars as Python values.
 
-    Raises DataError if y is None, has another number of rows than `words`, or a row does not have one tag per word.
+    Raises DataError if y is None, has another number of rows than `words`, or a row does not have one tag per word. The
+    message begins with `op`.
     """
     check_given(y, op)
     with data_errors(op):
@@ -139,7 +148,7 @@ def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[
 
 
 def check_given(y: TargetsLike, op: str) -> None:
-    """Raise DataError if y is None."""
+    """Raise DataError, whose message begins with `op`, if y is None."""
     if y is None:
         raise DataError(f"{op}: this estimator requires y to be passed, but the target y is None.")
 

@@ -162,7 +162,10 @@ def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) 
 
 
 def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
-    """Return uniform random 16-bit integers of a given shape; slice i along `axis` comes from `generators[i]`."""
+    """Return uniform random 16-bit integers of a given shape, on a device, where the generators must be too.
+
+    Slice i along `axis` comes from `generators[i]`; None there: torch's global generator.
+    """
     slice_shape = torch.Size((*shape[:axis], *shape[axis + 1 :]))
     count, bits = slice_shape.numel(), []
     for generator in generators:
@@ -173,9 +176,12 @@ def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axi
 
 
 def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
-    """Return `values` after dropout that random integers `bits` from `draw` decide; remaining elements are scaled up.
+    """Return `values` after dropout; remaining elements are scaled up.
 
-    An element is set to 0 with probability `p`, rounded to a multiple of 1 / 65,536.
+    Args:
+        values: The values.
+        p: Probability with which an element is set to 0, rounded to a multiple of 1/65,536.
+        bits: Random integers that `draw` returned. They decide which elements are set to 0.
     """
     level = min(round(p * _LEVELS), _LEVELS - 1)
     keep = torch.empty(values.shape, dtype=values.dtype, device=values.device)

@@ -167,7 +167,7 @@ def _output_of(head: nn.Module) -> nn.Linear:
 def _chunk_weights(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:
     """Return weights that average each of `chunks` equally long parts of a sequence's tokens, padding excluded.
 
-    If a sequence has fewer tokens than `chunks`, its parts overlap, so that none is empty.
+    If `chunks` does not divide the number of tokens, neighbouring parts may share a token, so that none is empty.
     """
     place = (mask.cumsum(1) - 1).unsqueeze(1)
     count = mask.sum(1, keepdim=True)

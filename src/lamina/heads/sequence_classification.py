@@ -261,7 +261,10 @@ class PooledClassificationHead(LabelHead):
         return (error * present).sum() / present.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the number of labels that are present. For classification, return the sum of their class weights."""
+        """Return the divisor of `loss`: the number of labels that are present.
+
+        With problem type "classification" and class weights, it is the sum of these labels' weights.
+        """
         return super().count(labels) if self.config.problem_type == "classification" else self._present(labels).sum()
 
     def _present(self, labels: Tensor) -> Tensor:

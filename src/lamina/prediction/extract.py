@@ -74,8 +74,8 @@ def extract(  # noqa: PLR0913
     """Write the hidden states of the texts in a file to a folder, with `states.json`, which describes them.
 
     `Task.from_states` reads the folder. The other columns of the file are written to `rows.jsonl`, so that readers find
-    their labels there. The size on disk is logged before the model runs. After a killed run, the same call continues
-    with the first missing file.
+    their labels there. The number of bytes to write is logged before the model runs. After a killed run, the same call
+    continues with the first missing file.
 
     Args:
         model: The model.
@@ -196,10 +196,10 @@ class _Plan:
     def begin(self, folder: Path) -> None:
         """Write the plan to the folder; or, if an earlier run has left its plan there, check that the two are equal.
 
-        The size on disk is logged.
+        The number of bytes that are still to be written is logged.
 
         Raises:
-            StoreError: If the folder has the states of another run, or the disk is too small.
+            StoreError: If the folder has the states of another run, or the disk has too little room for these bytes.
         """
         if is_file(folder / PLAN):
             written = read_json(folder / PLAN)

@@ -330,7 +330,8 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the `TaskOutline`: what is known about the task before its data is read.
 
-        If the recipe names no labels, there are placeholders: as many as a reader has class weights, or else two.
+        A preset brings its own labels. If there is no preset and the recipe names no labels, there are placeholders:
+        one for a regression; otherwise as many as the first class weights among the readers, or two without any.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}

@@ -195,9 +195,10 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts shown beside the verdicts: the first chart of the page, and other runs' charts with its name.
+    """Return the charts shown beside the verdicts.
 
-    If these are more than `MOST_LEADING`, return only the first chart.
+    These are the page's first chart, and the charts of the same name from sections of the same kind. If they are more
+    than `MOST_LEADING`, return only the first chart.
     """
     first = charts[0]
     group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]

@@ -76,7 +76,7 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    If the repository has other files of readers or of a base model, the same commit deletes them.
+    If the repository has other files of readers, of a base model or of a processor, the same commit deletes them.
 
     Args:
         save: Called with the folder to write to.

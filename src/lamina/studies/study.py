@@ -110,7 +110,10 @@ class _StudyFacts(SavedFacts):
 
 
 def _undefined(table: DataFrame) -> str | None:
-    """Return a sentence that says how many scores of a study's table are NaN or infinite; None if all are finite."""
+    """Return how many scores of a study's table are NaN or infinite, as a sentence, and a second one with advice.
+
+    None if all are finite, or the table has no column "score" of floats.
+    """
     if "score" not in table or table["score"].dtype.kind != "f":
         return None
     bad = table[~(table["score"].abs() < float("inf"))]

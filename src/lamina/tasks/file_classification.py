@@ -97,8 +97,15 @@ def object_files(
 ) -> Column:
     """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
 
-    Relative paths start from `folder`; None: the working directory. Raises DataError if a cell has none of the accepted
-    forms. The message names the table `name` and the row.
+    Raises DataError if a cell has none of the accepted forms.
+
+    Args:
+        name: Name of the table, for messages.
+        cells: The cells of the column.
+        column: Name of the column, for messages.
+        file_class: Class of the files.
+        folder: Folder from which relative paths in strings start. None: the working directory. Other cells, such as a
+            `Path` or a mapping with "path", always start from the working directory.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
@@ -123,7 +130,7 @@ def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int
 
 
 def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int) -> LazyFile:
-    """Return the file in the cell of a dataset's column."""
+    """Return the file in a cell of a dataset's column; the name of a file without a path has the column and the row."""
     return file_class.of(f"row {row} of column '{column}'", cell)
 
 
@@ -177,9 +184,10 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield each file at any depth below `root`, as the parts of its path relative to `root` and the file.
+    """Yield every file at any depth below the folder `root`: the parts of its relative path, and a `file_class`.
 
-    The file is None for a symbolic link or anything else that is no plain file. Raises DataError if listing fails.
+    A symbolic link, or anything else that is no plain file, gives None in place of the `file_class`. Raises DataError
+    if a folder cannot be listed.
     """
 
     def unreadable(error: OSError) -> None:
@@ -193,9 +201,10 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield each file in a plain tar file, as the parts of its name and the file.
+    """Yield every file in a plain tar file: the parts of its name, and a `file_class` that reads it in place.
 
-    Raises DataError if the tar file is compressed, damaged or cut off.
+    A link or special file gives None in place of the `file_class`. Raises DataError if the tar file is compressed,
+    damaged or cut off.
     """
     try:
         with tarfile.open(path, mode="r:") as archive:

@@ -230,11 +230,11 @@ class Engine:
             self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
-        """Clip each learner's gradients to `max_grad_norm`, in place, and return the norms before clipping.
+        """Unscale each learner's gradients, clip them to `max_grad_norm`, in place; return the norms before clipping.
 
-        The caller looks for NaN and infinity in the norms. The list is empty if `max_grad_norm` is None, and in
-        float16. In float16 gradients are clipped too, but infinite ones are normal: the gradient scaler then skips the
-        step.
+        The caller looks for NaN and infinity in the norms. If `max_grad_norm` is 0, nothing is clipped and the list is
+        empty. In float16 the list is empty too, although gradients are clipped: infinite norms are normal there, and
+        the gradient scaler skips the step.
         """
         norms: list[Tensor] = []
         for learner in learners:

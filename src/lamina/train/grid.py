@@ -147,7 +147,7 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
     Args:
         key: The key, full or short.
         known: Every full key that the grid may have; see `keys_of`.
-        op: The operation, for messages.
+        op: The operation, with which error messages begin.
 
     Raises:
         UnknownNameError: If no known key has this name.
@@ -163,7 +163,7 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
 
 
 def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
-    """Check a grid, and return full key -> values. Errors are those of `expand`; their messages begin with `op`.
+    """Check a grid, and return full key -> values. Errors are those of `expand`; most messages begin with `op`.
 
     The key "fusion" comes first, with configs as values, because other keys set fields of these configs.
     """
@@ -183,7 +183,10 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
 
 def _values(key: str, values: object, op: str) -> list[object]:
-    """Return the values of a grid's key; raise ConfigError if they are not a list, are empty, or have duplicates."""
+    """Return the values of a grid's key.
+
+    Raises ConfigError if they are not a list, are empty, or have duplicates; the message begins with `op`.
+    """
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
     listed = list(values)
@@ -199,6 +202,7 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
     """Return a fusion's config from its registered name, from a dict with a "name", or from the config itself.
 
     Raises UnknownNameError for an unknown name or key, and ConfigError for another type or a value that does not fit.
+    The message of a ConfigError begins with `op`, the operation.
     """
     if isinstance(value, str):
         value = {"name": value}

@@ -419,7 +419,10 @@ def _best_results(engine: Engine) -> dict[str, Results]:
 
 
 def _baselines(engine: Engine) -> Scores:
-    """Return learner name -> the best constant prediction ("always"), and its validation scores by metric."""
+    """Return learner name -> dict: the best constant prediction under "always", and metric -> its validation score.
+
+    Learners of kinds without such a prediction are left out.
+    """
     baselines: Scores = {}
     for group in engine.validation:
         for name, task in group.tasks.items():

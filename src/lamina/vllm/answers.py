@@ -95,7 +95,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
     @property
     def read(self) -> int:
-        """Number of tokens of the text with scores."""
+        """Number of tokens, of prompt and output together, that have scores so far."""
         return self._end
 
     def before(self, output: int) -> int:

@@ -98,7 +98,11 @@ class TextReaders:
 
 
 def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None:
-    """Raise ConfigError if a reader needs more than the states of one text, or has no labels."""
+    """Raise ConfigError if a reader cannot run in a pooling engine.
+
+    Such a reader compares two texts, reads inside blocks, or has a head that is not for sequence or token
+    classification.
+    """
     for name in layout.readers:
         fusion, head = bank[name].config.fusion, bank[name].config.head
         if fusion.reads_pairs:

@@ -283,7 +283,12 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 
 def _figures(*, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart: bars over the data sets; or curves over the points, if there are `several`."""
+    """Return chart name -> chart.
+
+    Without points: bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
+    score against time and size. If there are `several` points (numbers of training rows, or shares of the positive
+    class): curves of the mean score and the mean rank over them.
+    """
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
         axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}

@@ -70,8 +70,8 @@ class LeastBlocks:
             layer, one per seed, trained on the whole model and again on the cut one.
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
         change: Mean of the differences between the last score (after healing, if any) and the score of the whole model.
-        interval: Half the width of the 95 % interval of `change`; None if there is one value, because of few rows.
         values: Number of values in the mean `change`: one per part of the validation split, or per seed.
+        interval: Half the width of the 95 % interval of `change`. None if `values` is 1, which happens with few rows.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
         bytes: Sizes of the weights in memory before and after.

@@ -108,7 +108,7 @@ def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: 
 
 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the label.
+    """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the truth.
 
     Their sums over some rows give Pearson's correlation over these rows. x and y are centred by their means over all
     rows.
@@ -118,7 +118,10 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return what `_moments` returns, for the ranks of predictions and labels; it gives Spearman's correlation."""
+    """Return what `_moments` returns for the ranks of `predictions` and `truths`.
+
+    Their sums give Spearman's correlation. `labels` is unused.
+    """
     from scipy.stats import rankdata
 
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)

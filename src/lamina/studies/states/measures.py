@@ -109,7 +109,10 @@ class Entropy(LayerMeasure):
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the entropy of every text, `[1, texts]`. Padding, where `real` is False, is left out."""
+        """Return the entropy of every text that has a state other than zero, `[1, texts]`.
+
+        Padding, where `real` is False, is left out. `index` is unused.
+        """
         del index
         states = state * real.unsqueeze(-1)
         lengths = states.flatten(1).norm(dim=1)
@@ -130,7 +133,10 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text that has an angle, `[1, texts]`. Padding (`real` False) is left out."""
+        """Return the mean angle of every text that has an angle, `[1, texts]`.
+
+        Padding, where `real` is False, is left out. `index` is unused.
+        """
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
         first, second = steps[:, :-1], steps[:, 1:]
