@@ -53,7 +53,11 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
         return self.scores.detach().softmax(0)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that sums weighted states. In training, it drops random layers for the whole pass."""
+        """Return a stream that sums weighted states.
+
+        In training, each layer is dropped for the whole pass with probability `layer_dropout`. If all would be dropped,
+        none is. `members` is unused.
+        """
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:
             drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()

@@ -168,7 +168,10 @@ class Head(nn.Module, ABC):
         """Raise ConfigError if this head cannot read the features that `fusion` computes from `stack`."""
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the divisor of `loss`: the number of labels that are not IGNORE, or the sum of their class weights."""
+        """Return the divisor of `loss`: the number of labels that are not IGNORE.
+
+        Heads with class weights return the sum of these labels' weights instead.
+        """
         return count_labels(labels, None)
 
     def borrowed_tensors(self) -> Mapping[str, Tensor]:
@@ -297,7 +300,7 @@ class LabelHead(Head):
         return self.forward_many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy over the labels that are not IGNORE.
+        """Return the mean cross-entropy over the labels that are not IGNORE, by class weights if any; 0 without labels.
 
         Raises:
             ConfigError: If there is not one label per sequence or token.
@@ -308,7 +311,7 @@ class LabelHead(Head):
         return cross_entropy(logits, labels, self.class_weights)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the number of labels that are not IGNORE, or the sum of their class weights."""
+        """Return the number of labels that are not IGNORE; with class weights, the sum of these labels' weights."""
         return count_labels(labels, self.class_weights)
 
 
@@ -328,7 +331,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
 
 
 def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:
-    """Raise ConfigError unless `attention_heads` divides `dim`."""
+    """Raise ConfigError, whose message begins with `op`, unless `attention_heads` is positive and divides `dim`."""
     if attention_heads < 1 or dim % attention_heads:
         divisors = ", ".join(str(heads) for heads in range(1, dim + 1) if dim % heads == 0)
         problem = f"attention_heads is {attention_heads} for features of size {dim}"

@@ -228,7 +228,11 @@ class TextScores:
         return self.counted(found, positive)
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return a copy of `rates` with alarms per thousand tokens, and the mean number of tokens to a flag."""
+        """Return a copy of `rates` with alarms per thousand tokens, and the mean number of tokens to a flag.
+
+        A text's tokens count up to its first flag. Alarms are those on texts whose `positive` is False; the mean is
+        over the flagged texts whose `positive` is True (None without any).
+        """
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]
         alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if bad is False)
@@ -251,7 +255,8 @@ def score_texts(
 ) -> dict[str, TextScores]:
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
-    With `features`, the readers' features are computed too, for a sketch.
+    `finished` is as in `monitoring.scores_of_monitors`. With `features`, the readers' features are computed too, for a
+    sketch.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts

@@ -91,7 +91,7 @@ class _Worker:
 
 
 def import_ray(op: str) -> ModuleType:
-    """Import Ray and return the module; raise MissingExtraError if it is not installed."""
+    """Import Ray and return the module; raise MissingExtraError, which names `op`, if it is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -102,7 +102,11 @@ def import_ray(op: str) -> ModuleType:
 
 @contextmanager
 def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
-    """Connect to the Ray cluster at `address` inside the `with` block, unless this process is already connected."""
+    """Connect to the Ray cluster at `address` inside the `with` block, and disconnect at its end.
+
+    If this process is already connected, that connection is used and stays. A local cluster is started if `address`
+    asks for one. Raises ConfigError, whose message begins with `op`, if `address` is malformed or no cluster answers.
+    """
     if ray.is_initialized():
         yield
         return

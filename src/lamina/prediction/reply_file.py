@@ -214,7 +214,8 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
     """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
-    Prompts with and without a bad reply are divided separately, so that each part has about its share of both.
+    Prompts with and without a bad reply are divided separately, so that each part has about its share of both. They are
+    shuffled first; `seed` decides the order. Prompts that differ only in white space count as one.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

@@ -427,7 +427,10 @@ class _Promise:
     confidence: float
 
     def checked(self) -> _Promise:
-        """Return this object; raise an error if the rate or the confidence is out of range or the unit is unknown."""
+        """Return this object.
+
+        Raises ConfigError if the rate or the confidence is out of range, and UnknownNameError if the unit is unknown.
+        """
         check_known("monitor", [self.per], get_args(Unit), "unit")
         high = 1 if self.per == "reply" else 1000
         if not 0 < self.rate < high:

@@ -118,7 +118,8 @@ def monitored_report(
 ) -> Report:
     """Calibrate a recipe's monitors, save them with the bank, and return the report with their rates added.
 
-    `folder` is the output folder; None: nothing is written. For the other arguments see `add_monitors`.
+    Without monitors or a bank, return `report` as it is. `folder` is the output folder, into which the first process
+    writes the bank and the report; None: nothing is written. For the other arguments see `add_monitors`.
     """
     if not monitors or bank is None:
         return report

@@ -248,10 +248,12 @@ class _Session:
         return specs
 
     def fit_batches(self, memory_bytes: int | None, options: Mapping[str, object]) -> None:
-        """Find batches that fit the memory of each GPU, unless that is None, and save them in the output folder.
+        """Find batches that fit the memory of each GPU, and save them in the output folder, if there is one.
 
-        Raises ConfigError if no batch fits, or an option is not allowed; StoreError if the batches of a run to resume
-        cannot be read.
+        If `memory_bytes` is None no batches are found; unless the run is resumed, those of an earlier run are then
+        deleted from the folder. `options` replace those of the recipe's `fit`. Only the first process writes. Raises
+        ConfigError if no batch fits, or an option is not allowed; StoreError if the batches of a run to resume cannot
+        be read.
         """
         resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:

@@ -172,8 +172,8 @@ class SeparateRuns:
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
         """Save the model of a run that was just trained, if all models are kept or this one may be the best.
 
-        `row` is the run's row of results, with "metric" and "score". This is called in the process that trained the
-        model, which may not know the scores of all other runs. `end` decides later.
+        `row` is the run's row of results, with "metric" and "score". This is called in every process that trained the
+        model, of which the first saves it. It may not know the scores of all other runs; `end` decides later.
         """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):

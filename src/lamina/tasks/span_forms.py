@@ -56,7 +56,8 @@ class SpanMark:
 def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     """Return the spans in a cell.
 
-    Raises SpanError if the cell or a span in it has another form.
+    Raises SpanError if the cell or a span in it has another form; UnplacedSpanError if the cell says that its annotator
+    skipped or rejected the row.
 
     Args:
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",

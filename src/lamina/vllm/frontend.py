@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def install(engine: Frontend, layout: Layout) -> None:
-    """Make a vLLM frontend check which readers a request chooses, and add an attribute `lamina` to its outputs."""
+    """Make a vLLM frontend check which readers a request chooses, and add an attribute `lamina` to its outputs.
+
+    Methods of the engine's processors are replaced, in place. A prompt that comes in pieces then raises ValueError. The
+    scheduler's messages are taken out of the outputs' `kv_transfer_params`.
+    """
     processor = engine.output_processor
     process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
     process_outputs = processor.process_outputs

@@ -110,7 +110,8 @@ class Layout:
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
         """Return the layout of some readers (None: all) of the bank in `folder`.
 
-        `on_flag` and `pooling` are stored as attributes. The errors are those of `from_config`.
+        `on_flag` and `pooling` are stored as attributes. With `pooling` there are no monitors. The errors are those of
+        `from_config`.
         """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers

@@ -281,7 +281,8 @@ def load_bank(
     """Load the bank's readers, check that their base is the engine's model, and return the bank and the readers' stack.
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check` is called with
-    the bank and its model, and raises an error if the readers cannot run.
+    the bank, the stack and `layout`, and raises an error if the readers cannot run. Raises ConfigError if the readers
+    read several stacks.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -297,7 +298,11 @@ def load_bank(
 
 
 def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
-    """Raise ConfigError if a reader needs a whole text, and so cannot read a text that is still being generated."""
+    """Raise ConfigError if a reader cannot read a text that is still being generated.
+
+    That is so if the model is not causal, or a reader of tokens looks at other tokens. Readers of whole prompts may not
+    compare two texts.
+    """
     if not is_causal(bank.model, stack):
         model = type(bank.model).__name__
         raise ConfigError(f"vllm: the states of {model} depend on later tokens; use a causal model.")
