@@ -207,6 +207,14 @@ def _fixed_seed() -> None:
             torch.set_num_threads(1)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a moment instead of a second for the lock of another run."""
+    from lamina.store import files
+
+    monkeypatch.setattr(files, "LOCK_WAIT_S", 0.05)
+
+
 @pytest.fixture(autouse=True)
 def _log_handlers() -> Iterator[None]:
     """Remove the handlers that a command adds to Lamina's logger, so that later tests do not print its warnings."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from tests.support.formulas import stir_
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, HEADED, model_of
 from torch import Tensor
 
@@ -38,6 +40,12 @@ VARIED = [
     "vit",
     "wav2vec2",
     "whisper",
+]
+WAYS: list[dict[str, Any]] = [
+    {"do_sample": False, "num_beams": 3},
+    {"do_sample": False},
+    {"do_sample": True, "num_return_sequences": 2},
+    {"do_sample": True},
 ]
 DECODER_ONLY = ["gpt2-CausalLM", "llama-CausalLM"]
 
@@ -103,7 +111,7 @@ def generating(name: str) -> tuple[Any, dict[str, Tensor]]:
     return model, inputs
 
 
-@pytest.mark.parametrize("name", HEADED)
+@pytest.mark.parametrize("name", one_in(4, HEADED))
 @torch.no_grad()
 def test_a_call_of_the_model_is_untouched(name: str):
     family, model = FAMILIES[name], model_of(name).eval()  # XLM's activation is a module that all XLMs share
@@ -131,7 +139,7 @@ def test_states_fewer_than_the_mask_says_are_refused():
         bank.eval()(**FAMILIES["sew"].inputs(model_of("sew"), batch=2, tokens=9, seed=1))
 
 
-@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("name", one_in(4, VARIED, 1))
 @torch.no_grad()
 def test_listening_gives_the_outputs_of_the_bank(name: str):
     """Wherever the mask comes from, for each of a model's stacks."""
@@ -150,12 +158,7 @@ def test_listening_gives_the_outputs_of_the_bank(name: str):
         assert torch.equal(bank(**inputs)["r"].logits, out["r"].logits)
 
 
-@pytest.mark.parametrize("name", GENERATING)
-@pytest.mark.parametrize(
-    "options",
-    [{"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}],
-    ids=["greedy", "beams", "sampled"],
-)
+@pytest.mark.parametrize(("name", "options"), one_in(3, itertools.product(GENERATING, WAYS)))
 @torch.no_grad()
 def test_generation_is_untouched_and_its_text_is_read(name: str, options: dict[str, Any]):
     model, inputs = generating(name)
@@ -249,7 +252,7 @@ def test_listening_uses_the_readers_at_the_time_of_the_call():
     assert torch.equal(outputs["r0"].logits, bank(**inputs)["r0"].logits)
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", one_in(2, TALKING))
 def test_training_mode_concerns_the_readers_only(name: str):
     family, model = FAMILIES[name], FAMILIES[name].known()
     inputs = family.inputs(model)
@@ -269,7 +272,7 @@ def test_training_mode_concerns_the_readers_only(name: str):
     assert torch.equal(outputs["r0"].logits, expected["r0"].logits)
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", one_in(2, TALKING))
 def test_a_step_of_training_by_hand_reaches_the_readers_only(name: str):
     family, model = FAMILIES[name], FAMILIES[name].known()
     bank = bank_of(model)

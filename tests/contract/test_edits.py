@@ -79,7 +79,7 @@ def test_reinit_changes_the_maps_of_the_named_block_alone(name):
         assert sum(named[each].ndim >= 2 for each in edit.parameters) == len(edit.parameters) > 1
 
 
-@pytest.mark.parametrize("name", one_in(10, EDITABLE, 1, (*ONE_BLOCK, *OWN_START)))
+@pytest.mark.parametrize("name", one_in(30, EDITABLE, 1, (*ONE_BLOCK, *OWN_START)))
 def test_reinit_of_a_block_sets_all_of_it(name):
     model = READABLE[name].known()
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_reinit_of_a_block_sets_all_of_it(name):
         assert changed(model, before) == same_names(model, edit) == whole
 
 
-@pytest.mark.parametrize("name", one_in(20, EDITABLE, 2, DEEP))
+@pytest.mark.parametrize("name", one_in(40, EDITABLE, 2, DEEP))
 @torch.no_grad()
 def test_truncate_keeps_the_rest_and_reloads(name, tmp_path: Path):
     family = READABLE[name]
@@ -171,7 +171,7 @@ def test_insert_adds_what_it_names_and_changes_nothing(name):
     assert not any(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "gpt2", "wav2vec2"])
+@pytest.mark.parametrize("name", ["t5", "gpt2"])
 def test_edits_are_recorded_in_order(name):
     model = FAMILIES[name].known()
     made = [reinit_(model, 1), truncate_(model, 2), freeze_(model, "0-1")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -135,7 +136,7 @@ def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], outputs: Bank
     return lengths
 
 
-@pytest.mark.parametrize(("name", "mode"), one_in(6, CASES))
+@pytest.mark.parametrize(("name", "mode"), one_in(14, CASES))
 @torch.no_grad()
 def test_outputs_equal_those_of_one_plain_pass(name: str, mode: str):
     inputs, bank, options = prompt_of(name), bank_of(name), MODES[mode]
@@ -172,8 +173,9 @@ def test_a_prompt_in_pieces_is_read_whole():
         torch.testing.assert_close(prompt["text"].logits, once["text"].logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "bart"])
-@pytest.mark.parametrize("mode", ["a model drafts", "the prompt is looked up"])
+@pytest.mark.parametrize(
+    ("name", "mode"), one_in(3, itertools.product(("llama", "bart"), ("a model drafts", "the prompt is looked up")))
+)
 @torch.no_grad()
 def test_rejected_drafts_are_not_part_of_the_outputs(name: str, mode: str):
     bank = bank_of(name)

@@ -23,7 +23,7 @@ PER_TOKEN = ("causal_lm", "masked_lm", "token_classification")  # the kinds whos
 VOCABULARY = ("causal_lm", "masked_lm")  # the kinds whose logits are over the base's vocabulary
 LENGTHS = (3, 9, 1, 6)
 FAMILIES_READ = ("bert", "gpt2", "t5")
-EVERY = 6  # one in so many heads of each fusion is tried on each family, all of them with `-m full`
+EVERY = 12  # one in so many heads of each fusion is tried on each family, all of them with `-m full`
 PORTIONS = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some", "all"])
 
 

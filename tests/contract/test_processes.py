@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
+COMMON = ("readers", "base", "tags", "accumulated")
 
 
 def become(rank: int, port: int) -> None:
@@ -37,9 +38,9 @@ def become(rank: int, port: int) -> None:
 
 
 def train_as_rank(rank: int, folder: Path, port: int) -> None:
-    """Train everything as one of two processes."""
+    """Train what every run of the tests compares, as one of two processes."""
     become(rank, port)
-    for name in (*BANKS, *MODELS):
+    for name in COMMON:
         run(folder / name, name)
 
 
@@ -75,7 +76,7 @@ def launch_two(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.fixture(scope="module", params=[fork_two, pytest.param(launch_two, marks=pytest.mark.full)])
+@pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with what two processes wrote, all runs of both in one launch."""
     folder = tmp_path_factory.mktemp("two")
@@ -100,7 +101,11 @@ def differences(one: Path, other: Path, *, key_bias: bool) -> dict[str, float]:
     return {key: gap for key, value in ours.items() if (gap := float((value - theirs[key]).abs().max())) > 1e-5}
 
 
-@pytest.mark.parametrize("name", [*BANKS, *MODELS])
+CASES = [(name, fork_two) for name in COMMON]
+CASES += [pytest.param(name, launch_two, marks=pytest.mark.full) for name in (*BANKS, *MODELS)]
+
+
+@pytest.mark.parametrize(("name", "two"), CASES, indirect=["two"])
 def test_two_processes_train_as_one_does(name: str, two: Path, tmp_path: Path):
     run(tmp_path / name, name)
     ours, theirs = tmp_path / name, two / name

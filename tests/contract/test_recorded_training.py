@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.portions import set_apart
 from tests.support.recorded import labelled, manifest, packed, per_request, states_of
 from tests.support.training import (
     PEOPLE,
@@ -56,7 +57,7 @@ def test_a_positive_class_may_be_a_number(tmp_path: Path):
     assert task.positive == "1"
 
 
-@pytest.mark.parametrize("write", [packed, per_request])
+@pytest.mark.parametrize("write", set_apart([packed, per_request], per_request))
 def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_path: Path, write: Any):
     live = yes_no(train=20, validation=10)
     task, folder = recorded(tmp_path, write, live, fingerprint=fingerprint(tiny_model(), "main"))
@@ -85,7 +86,7 @@ FUSIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", FUSIONS)
+@pytest.mark.parametrize("name", set_apart(FUSIONS, "ScalarMix", "Concat"))
 def test_readers_of_several_layers_learn_the_same(tmp_path: Path, name: str):
     live = yes_no(train=12, validation=8)
     task, folder = recorded(tmp_path, packed, live)

@@ -15,7 +15,7 @@ from lamina.studies import drift, similarity
 from lamina.studies.states.lens import OutputHead
 
 
-@pytest.mark.parametrize("name", one_in(8, READABLE, 0, ["sew"]))
+@pytest.mark.parametrize("name", one_in(24, READABLE, 0, ["sew"]))
 def test_similarity(name: str):
     family, model = READABLE[name], model_of(name)
     batches = [family.inputs(model, batch=4, seed=seed) for seed in (0, 1)]
@@ -32,7 +32,7 @@ def test_similarity(name: str):
         assert set(study.table[study.table["measure"] == "entropy"]["layer"]) == set(range(layers))
 
 
-@pytest.mark.parametrize("name", one_in(8, [name for name, family in READABLE.items() if family.blocks], 1))
+@pytest.mark.parametrize("name", one_in(24, [name for name, family in READABLE.items() if family.blocks], 1))
 def test_drift(name: str):
     family, model = READABLE[name], model_of(name)
     for stack in family.stacks:
@@ -52,7 +52,7 @@ def language_models() -> list[Family]:
     return [replace(f, auto=mapped[f.causal][0]) for f in texts if f.model_type in mapped[f.causal][1]]
 
 
-@pytest.mark.parametrize("family", one_in(8, language_models(), 2), ids=lambda family: family.name)
+@pytest.mark.parametrize("family", one_in(24, language_models(), 2), ids=lambda family: family.name)
 @torch.no_grad()
 def test_lens(family: Family):
     model = family.build()

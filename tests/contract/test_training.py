@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.deaths import die_at_step, forked
+from tests.support.portions import set_apart
 from tests.support.tiny import FAMILIES
 from tests.support.training import (
     largest_difference,
@@ -98,19 +99,16 @@ def effective(bank: ReaderBank, name: str) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("schedule", "dropout"), [pytest.param("linear", 0.0, marks=pytest.mark.full), ("plateau", 0.3)]
-)
+@pytest.mark.parametrize(("schedule", "dropout"), [("linear", 0.0), ("plateau", 0.3)])
 def test_a_reader_is_the_same_beside_fifteen_others(schedule: str, dropout: float):
-    task = yes_no(train=100)
+    task = yes_no(train=60)
     options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_ratio": 0.1}
     alone = tiny_bank({"one": reader(task, dropout=dropout)})
-    assert train(alone, {"one": task}, **options).steps == 25
+    assert train(alone, {"one": task}, **options).steps == 15
     readers, tasks = crowd(task, dropout)
     beside = tiny_bank({**readers, "one": reader(task, dropout=dropout)})
-    epochs = {name: 2 if name.startswith("other") else 1 for name in beside}
-    result = train(beside, {**tasks, "one": task}, epochs=epochs, **options)
-    assert result.steps > 25
+    result = train(beside, {**tasks, "one": task}, **options)
+    assert result.steps > 15
     assert largest_difference(weights(alone), weights(tiny_bank({"one": reader(task)}))) > 0.1  # it did learn
     assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
 
@@ -249,7 +247,9 @@ def killed(folder: Path, method: str, count: int, options: dict[str, Any] = OPTI
     ("method", "count"),
     [
         pytest.param("step", 1, marks=pytest.mark.full),  # before the first checkpoint
-        ("step", 5),  # after one that is in the middle of the first epoch, when no epoch was scored yet
+        pytest.param(
+            "step", 5, marks=pytest.mark.full
+        ),  # after one that is in the middle of the first epoch, when no epoch was scored yet
         ("step", 3 * PER_EPOCH + 2),  # when a reader has stopped
         ("record", 4),  # between the readers' scores
         pytest.param("save", 3, marks=pytest.mark.full),
@@ -313,7 +313,7 @@ def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.
     assert same(weights(bank), whole[0])
 
 
-@pytest.mark.parametrize("written", ["save_file", "write_text", "replace"])
+@pytest.mark.parametrize("written", set_apart(["save_file", "write_text", "replace"], "write_text"))
 def test_a_checkpoint_that_was_not_written_to_its_end_is_ignored(
     written: str, whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
 ):

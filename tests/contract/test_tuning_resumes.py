@@ -73,14 +73,14 @@ def check_resumed(output: Path, whole: tuple[dict[str, torch.Tensor], Any], **op
 
 
 @pytest.mark.parametrize(
-    "when", one_in(2, [1, PER_EPOCH, PER_EPOCH + 1, PER_EPOCH + 6, 2 * PER_EPOCH + 1, 3 * PER_EPOCH], 1)
+    "when", one_in(6, [1, PER_EPOCH, PER_EPOCH + 1, PER_EPOCH + 6, 2 * PER_EPOCH + 1, 3 * PER_EPOCH], 3)
 )
 def test_a_killed_run_resumes(when: int, whole: Any, tmp_path: Path):
     killed(tmp_path, when)
     check_resumed(tmp_path, whole)
 
 
-@pytest.mark.parametrize(("when", "every"), one_in(3, [(1, 2), (1, 5), (2, 2), (2, 5)]))
+@pytest.mark.parametrize(("when", "every"), one_in(4, [(1, 2), (1, 5), (2, 2), (2, 5)], 1))
 def test_a_run_that_is_killed_while_it_scores_resumes(when: int, every: int, whole: Any, tmp_path: Path):
     """The last step of an epoch is one of those that save."""
     killed(tmp_path, when, "score", save_steps=every)

@@ -238,7 +238,6 @@ PAGES |= {
 FRESH = ("docs/training.md",)  # pages whose blocks begin anew
 LESS_WORK: dict[str, dict[str, str]] = {  # changed in these pages, which only `-m full` runs as they stand
     "README.md": {"epochs=30": "epochs=15"},
-    "docs/index.md": {"epochs=20": "epochs=10"},
 }
 
 
@@ -271,11 +270,14 @@ LONG = {  # pages that take seconds each: `make test-long` runs them, as .ci/run
     "docs/guides/cutting.md",
     "docs/guides/inserting.md",
     "docs/guides/layers.md",
+    "docs/guides/live-monitor.md",
+    "docs/guides/one-pass.md",
     "docs/guides/probe-my-csv.md",
     "docs/guides/recorded-states.md",
     "docs/guides/sweeps.md",
     "docs/guides/three-columns.md",
     "docs/guides/which-reader.md",
+    "docs/index.md",
     "docs/studies.md",
 }
 CASES = [(page, page not in LESS_WORK) for page in PAGES if page not in LONG]

@@ -211,7 +211,7 @@ def test_what_is_not_mutated_opens(made: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(
-    max_examples=2000 if LONG else 5,
+    max_examples=2000 if LONG else 2,
     derandomize=not LONG,
     deadline=None,
     database=None,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.adapters import adapted, add_adapter, enable_adapters, set_adapter
+from tests.support.portions import one_in
 from tests.support.stored import TEXTS, logits, tiny_bank, tiny_model, tiny_tokenizer
 from torch import nn
 
@@ -55,7 +56,7 @@ def scaled(model: Any) -> None:
 CHANGES = [disabled, other, both, scaled]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", one_in(2, CHANGES))
 def test_a_base_with_other_adapters_is_another_base(change: Callable[[Any], None], tmp_path: Path):
     model = with_adapters("b", "a")
     tiny_bank(model).save_pretrained(tmp_path)
@@ -187,7 +188,7 @@ def subclassed(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("pack", [dynamic, packed, subclassed])
+@pytest.mark.parametrize("pack", one_in(3, [dynamic, packed, subclassed]))
 def test_packed_weights_count(pack: Callable[[Any], Any], tmp_path: Path):
     changed = tiny_model()
     weight = changed.encoder.layer[1].attention.self.query.weight.data

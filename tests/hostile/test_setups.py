@@ -161,13 +161,13 @@ def test_code_by_inductor_rounds_otherwise_and_is_left_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(2, FAMILY))
 def test_half_precision(name: str, dtype: torch.dtype):
     assert_read_as_it_runs(name, FAMILIES[name].build().to(dtype))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(2, FAMILY, 1))
 def test_implementations_of_attention(name: str, attention: str):
     model = FAMILIES[name].known()
     model.set_attn_implementation(attention)
@@ -179,7 +179,7 @@ def dynamic(model: Any) -> Any:
     return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(3, FAMILY))
 def test_dynamic_quantisation(name: str):
     assert_read_as_it_runs(name, dynamic(FAMILIES[name].build()))
 
@@ -250,7 +250,7 @@ def test_offloaded_weights(case: str, tmp_path: Path):
         ReaderBank.from_pretrained(tmp_path / "bank", other)
 
 
-@pytest.mark.parametrize("load", [to_memory, to_disk])
+@pytest.mark.parametrize("load", one_in(2, [to_memory, to_disk], 1))
 def test_readers_of_offloaded_weights_learn_and_answer(load: Callable[[Any, Path], Any], tmp_path: Path):
     task, source = yes_no(), tmp_path / "in.txt"
     source.write_text("".join(f"{text}\n" for text in task.split("validation").texts))
@@ -281,7 +281,7 @@ def lora(name: str) -> Any:
     return peft.get_peft_model(FAMILIES[name].build(), config).eval()
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(3, FAMILY))
 def test_an_adapter_that_is_on(name: str, tmp_path: Path):
     model = lora(name)
     bank = assert_read_as_it_runs(name, model)
@@ -295,7 +295,7 @@ def test_an_adapter_that_is_on(name: str, tmp_path: Path):
         ReaderBank.from_pretrained(tmp_path, model)
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(3, FAMILY, 1))
 @torch.no_grad()
 def test_an_adapter_that_is_off_or_merged(name: str, tmp_path: Path):
     model, plain = lora(name), FAMILIES[name].build()
@@ -330,7 +330,7 @@ def test_a_learned_prompt_is_refused():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", one_in(3, FAMILY))
 def test_gradients_of_a_base_that_is_trained_along_are_the_same_with_checkpointing(name: str, reentrant: bool):
     labels = torch.tensor([0, 1, 1])
     gradients: list[dict[str, Tensor | None]] = []
@@ -429,7 +429,7 @@ def test_two_requests_at_once_never_mix():
     assert hooks_of(bank.model) == hooks
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("error", one_in(4, [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit], 1))
 @pytest.mark.parametrize("where", ["around", "inside"])
 def test_leaving_by_an_error_leaves_no_hook(error: type[BaseException], where: str):
     bank, family = bank_on(FAMILIES[BART].known()), FAMILIES[BART]

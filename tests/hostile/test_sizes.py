@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_bank, tiny_model
 
 from lamina.bank import Reader, ReaderBank
@@ -51,7 +52,7 @@ def changed(path: Path, **fields: Any) -> None:
 
 
 @pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("fusion", FUSIONS, ids=repr)
+@pytest.mark.parametrize("fusion", one_in(3, FUSIONS), ids=repr)
 def test_of_a_fusion(tmp_path: Path, fusion: dict[str, Any]):
     save_bank(tiny_bank(), tmp_path / "bank")
     (key,) = fusion.keys() - {"name"}
@@ -90,7 +91,7 @@ def test_of_a_seed(seed: int):
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("key", [*DEPTHS, *WIDTHS])
-@pytest.mark.parametrize("size", [10**7, 10**9, 10**12, 10**30])
+@pytest.mark.parametrize("size", one_in(4, [10**7, 10**9, 10**12, 10**30]))
 def test_of_a_config(tmp_path: Path, key: str, size: int):
     base = save_base(tmp_path / "base")
     changed(base / "config.json", **{key: size})

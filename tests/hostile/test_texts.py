@@ -132,8 +132,7 @@ def test_odd_texts_in_a_file(bank: Any, tmp_path: Path):
     assert [row["text"] for row in rows if row["row"] in (1, 5)] == ["", "a\0b"]
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize(("special", "cache"), [(True, "on"), (False, "off")])
 def test_odd_texts_in_training(bare: Any, tmp_path: Path, special: bool, cache: str):
     rows = [{"sentence": text, "label": label} for text, label in zip(ODD, ["bad", "good"] * 6, strict=True)]
     task = Task.from_dataset(KIND, {"train": rows, "validation": rows})

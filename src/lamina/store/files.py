@@ -46,6 +46,7 @@ Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> function th
 T = TypeVar("T")
 
 WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
+LOCK_WAIT_S = 1.0  # a process that only undoes a plan is faster than that
 _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
@@ -71,7 +72,7 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
     """
     lock = FileLock(path.absolute(), is_singleton=True)
     try:
-        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # a process that only undoes a plan is faster than that
+        held = lock.acquire(timeout=LOCK_WAIT_S, poll_interval=0.02)
     except Timeout:
         raise StoreError(f"{op}: {output} is being written by another run. Give another output, or wait.") from None
     with held:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from torch import Tensor
 
@@ -161,7 +162,7 @@ def padded(texts: list[Tensor], side: str, pad: int, positions: bool) -> dict[st
 PADDED = [(GPT2, True), ("llama-CausalLM", True), ("llama-CausalLM", False), ("bert", True), ("roberta", False)]
 
 
-@pytest.mark.parametrize(("name", "positions"), PADDED)
+@pytest.mark.parametrize(("name", "positions"), one_in(3, PADDED))
 @torch.no_grad()
 def test_padding_on_either_side_gives_the_same_logits(name: str, positions: bool):
     """With positions that are counted over real tokens: as `generate` gives them, or as the model counts itself."""

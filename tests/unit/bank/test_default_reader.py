@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.finetuned import copies, pairs, running_text
+from tests.support.portions import one_in
 from tests.support.training import length_of_text, names, several, tiny_bank, train, yes_no
 
 from lamina.bank import Reader
@@ -28,7 +29,7 @@ def test_a_whole_text_has_its_layers_pooled_and_a_pair_has_its_texts_compared(
     assert (reader.head.labels, reader.head.problem_type) == (task.labels, task.problem_type)
 
 
-@pytest.mark.parametrize("make", [yes_no, length_of_text, several, names, pairs])
+@pytest.mark.parametrize("make", one_in(3, [yes_no, length_of_text, several, names, pairs]))
 def test_a_task_in_place_of_a_reader_learns(make: Callable[[], Task]):
     if make is names:
         pytest.importorskip("seqeval", reason="the environment of vLLM has no metrics of names")

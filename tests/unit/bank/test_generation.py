@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from torch import Tensor
 from transformers import (
@@ -98,7 +99,7 @@ TEXTS: dict[str, tuple[list[list[int]], dict[str, Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", one_in(3, TEXTS))
 def test_a_text_ends_where_generate_ends_it(name: str):
     texts, options, lengths = TEXTS[name]
     bank = bank_of()

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from tests.support.formulas import stir_
+from tests.support.portions import one_in
 from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
 
@@ -158,7 +159,7 @@ def test_padding_on_the_left_is_segment_0():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("over", ["prompt", "both"])
+@pytest.mark.parametrize("over", one_in(2, ["prompt", "both"]))
 def test_a_prompt_of_embeddings_is_refused_while_it_is_read(over: Over):
     bank = ReaderBank(FAMILIES["llama-CausalLM"].build(), Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]))
     bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first")))

@@ -9,10 +9,13 @@ from typing import Any
 
 from tests.support.probing_sets import probing_sets
 
+from lamina.studies.benchmarking import benchmark_cell
+
 Lamina = Callable[..., Any]
 
 
-def test_the_comparison_is_printed_and_a_lost_set_is_named(lamina: Lamina, base: Path, tmp_path: Path):
+def test_the_comparison_is_printed_and_a_lost_set_is_named(lamina: Lamina, base: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(benchmark_cell, "usual_epochs", lambda *_: 1)
     out = tmp_path / "out"
     arguments = ["bench", "probes", "--model", base, "--data", probing_sets(tmp_path), "--seeds", 0, "-o", out]
     arguments += ["--methods", "embedding", "--methods", "default", "--no-progress"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from tests.support.towers import two_towers
@@ -326,7 +327,7 @@ def test_a_head_that_needs_more_is_compared_by_its_backbone(lamina, base: Path, 
     assert run(lamina, folder, "--insert", "ffn", "-o", tmp_path / "out")["output_difference"] <= 1e-5
 
 
-@pytest.mark.parametrize("head", ["RobertaPreLayerNormModel", "MegatronBertModel", "BertForMaskedLM"])
+@pytest.mark.parametrize("head", one_in(3, ["RobertaPreLayerNormModel", "MegatronBertModel", "BertForMaskedLM"]))
 def test_a_head_whose_layers_would_be_new_is_refused(lamina, base: Path, tmp_path: Path, head: str):
     """Its class runs with the config, but not with the weights."""
     out, options = tmp_path / "out", ("--freeze", "0", "--head", head)
@@ -424,7 +425,7 @@ def test_cuts_that_are_wrong(lamina, base: Path, tmp_path: Path, options, messag
     assert (ran.code, message in ran.err) == (2, True), ran.err
 
 
-@pytest.mark.parametrize("by", ["influence", "readers"])
+@pytest.mark.parametrize("by", one_in(2, ["influence", "readers"]))
 def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by, caplog):
     rows = [f"{'abcdef'[n % 6]} {'good' if n % 2 else 'bad'},{n % 2}" for n in range(60)]
     for name, end in {"train": " the", "validation": ""}.items():  # no text is in both

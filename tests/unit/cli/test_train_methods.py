@@ -39,7 +39,7 @@ methods:
   no insertion: {{}}
   identity, gelu on the weight:
     edits: [{{insert: {{position: attention, init: identity, activation: gelu, placement: weight}}}}]
-    grid: {{insert.layers: ["1-2", "1-3"]}}
+    grid: {{insert.layers: ["1-2"]}}
   frozen:
     edits:
       - insert: {{position: ffn, init: xavier, activation: relu, placement: output}}
@@ -57,13 +57,12 @@ def test_a_recipe_that_fine_tunes(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--json")
     assert (ran.code, ran.err) == (0, "")
     found = json.loads(ran.out)
-    assert found["steps"] == 4 * 2 * 3 * 4
+    assert found["steps"] == 3 * 2 * 3 * 4
     rows = {(row["method"], row["settings"].get("insert.layers")): row for row in found["table"]}
     assert list(rows) == sorted(rows, key=lambda key: -rows[key]["mean"])
     assert rows.keys() == {
         ("no insertion", None),
         ("identity, gelu on the weight", "1-2"),
-        ("identity, gelu on the weight", "1-3"),
         ("frozen", None),
     }
     assert rows["no insertion", None]["mean"] == 1.0
@@ -83,7 +82,7 @@ def test_a_recipe_that_fine_tunes(lamina: Lamina, recipe: Path):
     [
         ("insert: {position: ffn", "insrt: {position: ffn", "unknown edit 'insrt'"),
         ("insert.layers:", "insert.layer:", "line 11, methods.identity, gelu on the weight.grid: unknown key"),
-        ('["1-2", "1-3"]', '["1-9"]', "layer 9 does not exist"),
+        ('["1-2"]', '["1-9"]', "layer 9 does not exist"),
         ("epochs: 3", "epoch: 3", "unknown option 'epoch'"),
         ("no insertion: {}", "no insertion: {fit: {seed: 1}}", "methods take theirs from 'seeds'"),
     ],
@@ -101,7 +100,7 @@ def test_a_recipe_that_cannot_be(lamina: Lamina, recipe: Path, right: str, wrong
 
 def test_a_run_that_fails_is_told_and_the_command_ends_with_1(lamina: Lamina, recipe: Path):
     text = recipe.read_text().replace("no insertion: {}", "no insertion: {fit: {learning_rate: 1.0e+38}}")
-    recipe.write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))
+    recipe.write_text(text.replace("seeds: [0, 1]", "seeds: [0]").replace("epochs: 3", "epochs: 1"))
     ran = run(lamina, recipe)
     assert ran.code == 1
     (line,) = [line for line in ran.err.splitlines() if line.startswith("failed: ")]

@@ -17,6 +17,7 @@ import torch
 from tests.support.image_rows import image_column, image_split
 from tests.support.pictures import encoded as encoded_image
 from tests.support.pictures import picture
+from tests.support.portions import one_in
 
 from lamina.data import arrow
 from lamina.data.arrow import Column, Ragged, chunks, dataset_of, encodable
@@ -57,7 +58,7 @@ def test_a_large_split_is_on_disk_and_reads_the_same(folder: Path, monkeypatch: 
     assert files(folder) == [file]
 
 
-@pytest.mark.parametrize("cut", [encode, blocks])
+@pytest.mark.parametrize("cut", one_in(2, [encode, blocks]))
 def test_a_large_encoding_gives_the_same_batches(folder: Path, monkeypatch: pytest.MonkeyPatch, minilm: Any, cut: Any):
     spilt = cut(TEXTS, minilm, max_length=16)
     assert len(files(folder)) == 1
@@ -118,6 +119,7 @@ def test_many_images_in_memory_go_to_disk_too(folder: Path):
     assert files(folder) == []
 
 
+@pytest.mark.full
 def test_a_process_that_ends_takes_its_files_along(folder: Path):
     code = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1];"

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.portions import one_in
 
 from lamina.data import parquet
 from lamina.data.parquet import parquet_rows
@@ -436,7 +437,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str):
     assert peaks[1] < 1.5 * peaks[0]
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", one_in(2, [False, True]))
 def test_a_parquet_file_of_some_kilobytes_that_expands_without_limit(
     nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

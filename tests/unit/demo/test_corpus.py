@@ -262,14 +262,9 @@ def test_seed_decides(parts):
 
 def test_same_corpus_in_every_process():
     code = "import json; from lamina.demo import corpus as demo; print(json.dumps(demo.corpus(rows=60)))"
-    made = [
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert made[0] == made[1]
-    assert json.loads(made[0]) == demo.corpus(rows=60)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has a random one
+    made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    assert json.loads(made) == demo.corpus(rows=60)
 
 
 def test_too_few_rows():

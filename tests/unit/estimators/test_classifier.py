@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
+from tests.support.portions import one_in
 
 import lamina
 from lamina.errors import ConfigError, DataError, UnknownNameError
@@ -19,7 +20,9 @@ FAST = {"learning_rate": 0.05, "epochs": 8, "batch_size": 4, "options": {"cache"
 
 
 @pytest.mark.parametrize(
-    ("one", "two"), [("good", "bad"), (3, -1), (True, False), (2.0, 7.0)], ids=["texts", "numbers", "truth", "floats"]
+    ("one", "two"),
+    one_in(2, [("good", "bad"), (3, -1), (True, False), (2.0, 7.0)]),
+    ids=["texts", "numbers", "truth", "floats"],
 )
 def test_labels_of_any_type_come_back_as_they_went_in(base: str, texts: list[str], one: object, two: object):
     y = np.array([one, two] * 4)
@@ -41,7 +44,7 @@ def test_probabilities_scores_and_classes_agree(base: str, texts: list[str]):
     np.testing.assert_allclose(1 / (1 + np.exp(-two.decision_function(texts))), two.predict_proba(texts)[:, 1])
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", one_in(2, [False, True]))
 def test_several_labels_per_text(base: str, texts: list[str], sparse: bool):
     y = np.array([["good" in text, "film" in text] for text in texts]).astype(int)
     fitted = LaminaClassifier(base, **FAST | {"epochs": 30}).fit(texts, csr_array(y) if sparse else y)
@@ -62,7 +65,7 @@ def test_pairs_are_tuples_or_two_columns(base: str, texts: list[str], mood: list
     assert np.array_equal(of_frame.predict_proba(frame), fitted.predict_proba(pairs))
 
 
-@pytest.mark.parametrize("kind", [np.array, pd.Series, tuple, lambda texts: np.array(texts)[:, None]])
+@pytest.mark.parametrize("kind", one_in(2, [np.array, pd.Series, tuple, lambda texts: np.array(texts)[:, None]]))
 def test_texts_of_any_list(base: str, texts: list[str], mood: list[str], kind: type):
     fitted = LaminaClassifier(base, **FAST).fit(kind(texts), mood)
     assert np.array_equal(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, Family
 from torch import nn
 from torch.nn import functional as F
@@ -43,7 +44,7 @@ def inputs() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", one_in(3, OWN))
 @torch.no_grad()
 def test_it_starts_as_the_models_own_head(name: str):
     model = masked_model(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.small_configs import small_config
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -34,7 +35,7 @@ def build(name: str):
     return MODEL_MAPPING[type(config)](config).eval()
 
 
-@pytest.mark.parametrize("name", TAKEN_AS)
+@pytest.mark.parametrize("name", one_in(3, TAKEN_AS))
 @torch.no_grad()
 def test_layers_are_the_states_in_one_form(name: str):
     model = build(name)
@@ -80,7 +81,7 @@ def test_the_side_of_padding_is_seen_in_layer_0():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", [4, 9, 16])
+@pytest.mark.parametrize("tokens", one_in(3, [4, 9, 16]))
 def test_characters_that_share_a_state_are_those_of_the_model(tokens: int):
     """Layer i of CANINE's middle blocks is what the model itself joins with the states of its characters."""
     model = build("canine")

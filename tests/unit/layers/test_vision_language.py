@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.small_configs import small_config
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -53,7 +54,7 @@ def with_image(model: Any, seed: int = 0) -> dict[str, Tensor]:
 _KINDS = ("token_type_ids", "mm_token_type_ids")  # which tokens stand for an image
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(4, FAMILIES))
 @torch.no_grad()
 def test_layers_are_the_states_of_text_and_image(name: str):
     """Law 2: the stack was found on a text alone."""
@@ -69,7 +70,7 @@ def test_layers_are_the_states_of_text_and_image(name: str):
     assert all((states[layer] - state).abs().max() > 1e-4 for layer, state in others.items())  # the image is seen
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(4, FAMILIES))
 @torch.no_grad()
 def test_a_reader_reads_the_same_alone_and_while_the_model_writes(name: str):
     model = build(name)
@@ -88,7 +89,7 @@ def tower_of(model: Any) -> Any:
     return model.model.visual if hasattr(model.model, "visual") else model.model.vision_tower
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", one_in(4, FAMILIES))
 @torch.no_grad()
 def test_both_parts_are_cut_and_reload(name: str, tmp_path: Any):
     """The stack is the language model; the vision tower is edited as a model of its own."""

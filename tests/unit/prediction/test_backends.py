@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.formulas import stir_
+from tests.support.portions import one_in
 from tests.support.stored import TEXTS, save_base, tiny_tokenizer
 
 import lamina
@@ -129,7 +130,7 @@ def test_auto_without_an_export_is_pytorch_and_a_long_job_exports(folder: Path, 
         lamina.predict(bank, TEXTS, backend="onnx")
 
 
-@pytest.mark.parametrize("harm", ["cut", "bit", "other reader", "no facts"])
+@pytest.mark.parametrize("harm", one_in(2, ["cut", "bit", "other reader", "no facts"]))
 def test_a_damaged_or_foreign_export_is_not_used(harm: str, folder: Path, untraced: list[Path], caplog: Any):
     graph, facts = folder / "bank" / "onnx" / "model.onnx", folder / "bank" / "onnx" / "onnx.json"
     content = bytearray(graph.read_bytes())
@@ -163,7 +164,7 @@ def test_a_graph_that_answers_otherwise_is_not_used(folder: Path, monkeypatch: p
         OnnxEngine.open(loaded(folder), folder / "bank" / "onnx")
 
 
-@pytest.mark.parametrize("way", ["in place", "optimizer", "loaded"])
+@pytest.mark.parametrize("way", one_in(3, ["in place", "optimizer", "loaded"]))
 def test_a_reader_that_was_trained_since_is_not_answered_by_the_old_graph(way: str, folder: Path, untraced: list[Path]):
     bank = loaded(folder)
     lamina.predict(bank, TEXTS[:1])

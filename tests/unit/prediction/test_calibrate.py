@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.bad_spans import FLAGS, NEUTRAL, SPANS, fitted, spans, spans_task, whole_task
+from tests.support.portions import one_in
 from tests.support.stored import WORDS, tiny_tokenizer
 from tests.support.tiny import FAMILIES
 
@@ -30,7 +31,7 @@ def plain_highest(bank: ReaderBank, monitor: Monitor, text: str) -> float:
     return float(scores[mask].max())
 
 
-@pytest.mark.parametrize("monitor", [SPANS, Monitor("whole", "bad", MeanScore(), scale="log_odds")])
+@pytest.mark.parametrize("monitor", one_in(2, [SPANS, Monitor("whole", "bad", MeanScore(), scale="log_odds")]))
 def test_the_rates_are_those_of_the_texts_one_by_one(monitor: Monitor):
     bank = fitted()
     found = calibrate(bank, monitor, whole_task(), positive="bad", false_positive_rate=0.05, store=False)

@@ -21,6 +21,7 @@ from tests.support.finetuned import (
     tensors,
     vit,
 )
+from tests.support.portions import one_in
 from tests.support.training import (
     LENGTH,
     length_of_text,
@@ -49,16 +50,19 @@ def scored(model: Any, task: Any, processor: Any = None, part: str = "validation
 
 @pytest.mark.parametrize(
     ("build", "make", "options"),
-    [
-        (bert, yes_no, {}),
-        (lambda: bert(labels=1), length_of_text, {}),
-        (lambda: bert(labels=3), several, {}),
-        (lambda: bert(TOKEN, 5), names, {}),
-        (lambda: bert(TOKEN, 5), lambda: names(validation=5, low=60, high=90), {}),
-        (lambda: bert("AutoModelForMaskedLM"), running_text, {"processor": masking_tokenizer()}),
-        (t5, copies, {"processor": t5_tokenizer(), "max_target_length": 6}),
-        (vit, shades, {"processor": image_processor()}),
-    ],
+    one_in(
+        3,
+        [
+            (bert, yes_no, {}),
+            (lambda: bert(labels=1), length_of_text, {}),
+            (lambda: bert(labels=3), several, {}),
+            (lambda: bert(TOKEN, 5), names, {}),
+            (lambda: bert(TOKEN, 5), lambda: names(validation=5, low=60, high=90), {}),
+            (lambda: bert("AutoModelForMaskedLM"), running_text, {"processor": masking_tokenizer()}),
+            (t5, copies, {"processor": t5_tokenizer(), "max_target_length": 6}),
+            (vit, shades, {"processor": image_processor()}),
+        ],
+    ),
 )
 def test_scores_do_not_depend_on_the_batches(build: Any, make: Any, options: dict[str, Any]):
     task, model = make(), build()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support import shipped
-from tests.support.portions import set_apart
+from tests.support.portions import one_in, set_apart
 
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import apply_edits, config_of
@@ -190,7 +190,7 @@ ATTENTION, FFN = 4_718_592, 25_165_824  # Table 8, of all 24 blocks
 CLASSIFIER = {"stsb": 1024 + 1}  # else of two classes
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", one_in(3, POSITIONS))
 def test_a_frozen_row_of_table_1_trains_what_is_inserted_and_the_classifier(position: str):
     model = edited("table-1", "stsb", "frozen", insert_position=position, insert_layers="1-20")
     inserted = {"attention": ATTENTION, "ffn": FFN, "both": ATTENTION + FFN}[position] * 20 // 24

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.portions import one_in
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.recipes.expand import expand_recipe
@@ -280,7 +281,7 @@ NAMES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.yaml"
 BY_NAME = {"", "language", "text of the language in pre-training"}  # titles of axes without numbers
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(6, NAMES))
 def test_a_recipe_s_runs_fill_its_tables_and_figures(name: str):
     recipe = load_recipe(ROOT / name)
     specs = expand_recipe(recipe, {})

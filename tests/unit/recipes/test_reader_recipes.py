@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.portions import one_in
 
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.schema import Recipe, load_recipe
@@ -27,7 +28,7 @@ def recipe(name: str) -> Recipe:
     return load_recipe(FOLDER / f"{name}.yaml")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_the_checkpoint_and_what_is_trained(name: str):
     found = recipe(name)
     assert found.model == OTHER_BASES.get(name, LARGE)
@@ -35,7 +36,7 @@ def test_the_checkpoint_and_what_is_trained(name: str):
     assert not found.methods
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_the_best_epoch_on_other_rows_than_those_that_are_learnt_is_kept(name: str):
     found = recipe(name)
     assert {FitOptions.of(spec.options).keep for spec in expand_recipe(found, {}).values()} == {"best"}
@@ -45,7 +46,7 @@ def test_the_best_epoch_on_other_rows_than_those_that_are_learnt_is_kept(name: s
         assert task.hold_out == (thesis and task.preset == "cola")  # IMDB has no published validation part
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_texts_are_read_as_far_as_the_model_can(name: str):
     texts = {task.preset for task in recipe(name).tasks.values()}
     lengths = {spec.options.get("max_length") for spec in expand_recipe(recipe(name), {}).values()}

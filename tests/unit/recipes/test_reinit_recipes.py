@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.support import shipped
-from tests.support.portions import set_apart
+from tests.support.portions import one_in, set_apart
 from transformers import AutoModelForSequenceClassification
 
 from lamina.recipes.edits import apply_edits, config_of
@@ -106,7 +106,7 @@ def test_every_number_of_top_blocks_is_tried(name: str):
     assert arguments == {str({"scope": "linear", "std": 0.02, "bound": 2, "norms": "reset", "layers": ""})}
 
 
-@pytest.mark.parametrize(("layers", "blocks"), [("12", [11]), ("10-12", [9, 10, 11]), ("1-12", range(12))])
+@pytest.mark.parametrize(("layers", "blocks"), one_in(3, [("12", [11]), ("10-12", [9, 10, 11]), ("1-12", range(12))]))
 def test_the_six_maps_of_the_top_blocks_start_anew_and_everything_learns(layers: str, blocks):
     model = edited("figure-1a", "reinit.layers", layers)
     (edit,) = model._lamina_edits
@@ -116,7 +116,7 @@ def test_the_six_maps_of_the_top_blocks_start_anew_and_everything_learns(layers:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("keep", [12, 11, 6, 1])
+@pytest.mark.parametrize("keep", one_in(4, [12, 11, 6, 1]))
 def test_a_probe_trains_the_classifier_alone_on_what_is_left(keep: int):
     model = edited("figure-2", "truncate.keep", keep)
     assert len(model.bert.encoder.layer) == model.config.num_hidden_layers == keep

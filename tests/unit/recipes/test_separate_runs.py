@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.film_recipes import LAST, methods, recipe, write_films
+from tests.support.portions import one_in
 
 from lamina.cells import run_cells as cells
 from lamina.editing.insert import insert_
@@ -133,7 +134,7 @@ def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
     assert {path.suffix for path in (tmp_path / "separate").iterdir()} == {".json"}
 
 
-@pytest.mark.parametrize(("resume", "kept"), [(True, "good"), (False, "bad")])
+@pytest.mark.parametrize(("resume", "kept"), one_in(2, [(True, "good"), (False, "bad")]))
 def test_a_part_that_is_added_to_a_folder_keeps_the_better_model_of_the_first_part(
     folder: Path, tmp_path: Path, resume: bool, kept: str
 ):

@@ -125,6 +125,7 @@ def test_what_cannot_be_reported(run: Path, tmp_path: Path, monkeypatch: pytest.
     assert names(run) == {"table.json", REPORT}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_folder_that_another_run_writes_is_refused(run: Path):
     import threading
 

@@ -38,7 +38,7 @@ def test_drift_is_in_the_responses_and_in_the_metrics():
         first = client.post("/generate", json=BODY).json()["details"]
         assert first["drift"] == {}
         assert 'lamina_monitor_drift{monitor="odd"}' in client.get("/metrics").text
-        for _ in range(5):  # texts that a flag may cut short are not tested
+        for _ in range(2):  # texts that a flag may cut short are not tested
             client.post("/generate", json={**BODY, "stop_on_flag": True})
         assert client.app.state.generator.drift.of(client.app.state.scheduler.bank)["odd"].replies == 1  # pyright: ignore
         for _ in range(25):

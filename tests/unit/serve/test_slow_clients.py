@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from fastapi import HTTPException, Request
+from tests.support.portions import one_in
 from tests.support.stored import tiny_bank
 from tests.support.writing import Gate, writing_bank
 
@@ -84,7 +85,7 @@ def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
         assert received(connection).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("requests", [1, 2, 5])
+@pytest.mark.parametrize("requests", one_in(3, [1, 2, 5]))
 def test_a_client_that_sends_several_requests_and_hangs_up_ends_its_text(
     requests: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,6 +14,7 @@ import torch
 import yaml
 from tests.support.causal import causal_model
 from tests.support.finetuned import bert
+from tests.support.portions import one_in
 from tests.support.stored import logits, save_base, tiny_bank, tiny_model
 from tests.support.tiny import FAMILIES
 from tests.support.training import tiny_tokenizer, yes_no
@@ -170,7 +171,7 @@ class TestBase:
             kinds = [type(load_bank(tmp_path / "bank", writes=writes).model).__name__ for writes in (False, True)]
             assert kinds == [plain, asked]
 
-    @pytest.mark.parametrize("trained", [False, True])
+    @pytest.mark.parametrize("trained", one_in(2, [False, True], 1))
     def test_with_inserted_layers_comes_back(self, trained: bool, tmp_path: Path):
         model = tiny_model(1)
         insert_(model, "ffn", 2)

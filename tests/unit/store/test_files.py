@@ -100,6 +100,7 @@ class TestStaged:
         with pytest.raises(StoreError, match=r"cannot be written \(Is a directory\); nothing"):
             save(tmp_path, "new")
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_second_run_is_refused_and_the_first_may_go_on(self, tmp_path: Path):
         with claimed(tmp_path / "bank"):
             with (
@@ -113,6 +114,7 @@ class TestStaged:
         save(tmp_path / "bank", "newer")
         assert files(tmp_path).keys() == {"bank/mark.json", "bank/parts/one", "bank/page.md"}
 
+    @pytest.mark.usefixtures("impatient")
     def test_saving_to_a_claimed_folder_does_not_release_it(self, tmp_path: Path):
         with claimed(tmp_path), ThreadPoolExecutor() as other:
             save(tmp_path, "new")
@@ -120,6 +122,7 @@ class TestStaged:
                 other.submit(save, tmp_path, "other").result()
         assert set(files(tmp_path).values()) == {"new"}
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_folder_is_read_while_another_run_writes(self, tmp_path: Path):
         save(tmp_path, "old")
         with ThreadPoolExecutor() as other, staged(tmp_path, NAMES) as stage:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
 
 from lamina.bank import ReaderBank
@@ -39,7 +40,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
+@pytest.mark.parametrize("rename", one_in(4, RENAMES.values()), ids=RENAMES)
 def test_prefixes_of_wrappers_are_stripped(rename: Callable[[str], str], tmp_path: Path):
     model, _ = load(checkpoint(tmp_path / "model", rename))
     for name, value in tiny_model().state_dict().items():
@@ -93,7 +94,9 @@ def test_a_pipe_in_a_model_folder_is_refused(file: str, tmp_path: Path):
         load(folder)
 
 
-@pytest.mark.parametrize("file", ["lamina.json", "readers/mood/reader.json", "readers/mood/model.safetensors"])
+@pytest.mark.parametrize(
+    "file", one_in(3, ["lamina.json", "readers/mood/reader.json", "readers/mood/model.safetensors"])
+)
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_device_in_a_bank_is_refused(file: str, kind: str, tmp_path: Path):
     save_bank(tiny_bank(), tmp_path / "bank")

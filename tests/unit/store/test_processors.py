@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.portions import one_in
 from tests.support.stored import WORDS, save_base, tiny_bank, tiny_model, tiny_tokenizer
 from tokenizers import normalizers
 from transformers import ViTImageProcessor
@@ -60,7 +61,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", one_in(4, CHANGES.values()), ids=CHANGES)
 def test_a_changed_tokenizer_comes_back_with_the_bank(change: Callable[[Any], object], base: Path, tmp_path: Path):
     bank = bank_on(base, change)
     expected = predict(bank, [LONG, "Anna is GOOD"])
@@ -69,7 +70,7 @@ def test_a_changed_tokenizer_comes_back_with_the_bank(change: Callable[[Any], ob
     assert predict(load_bank(tmp_path / "bank", load(base)[0]), [LONG, "Anna is GOOD"]) == expected
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("what", one_in(2, CHANGES, 1))
 def test_another_tokenizer_is_refused_with_what_differs(what: str, base: Path, tmp_path: Path):
     save_bank(bank_on(base), tmp_path / "bank")
     CHANGES[what](other := tiny_tokenizer())
@@ -78,7 +79,7 @@ def test_another_tokenizer_is_refused_with_what_differs(what: str, base: Path, t
     load_bank(tmp_path / "bank", processor=tiny_tokenizer())
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("what", one_in(4, CHANGES, 2))
 def test_another_tokenizer_for_one_call_is_refused(what: str, base: Path):
     """It is compared whether the bank was loaded or made, at every call that can be passed one."""
     bank, other = bank_on(base), tiny_tokenizer()
@@ -134,7 +135,7 @@ def test_files_of_a_tokenizer_are_replaced_with_the_bank(base: Path, tmp_path: P
     assert (tmp_path / "bank/notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("what", ["stacks", "fingerprint", "stack of a reader"])
+@pytest.mark.parametrize("what", one_in(3, ["stacks", "fingerprint", "stack of a reader"]))
 def test_a_manifest_without_fingerprints_is_damaged(what: str, base: Path, tmp_path: Path):
     save_bank(bank_on(base), tmp_path / "bank")
     path = tmp_path / "bank/lamina.json"

@@ -214,15 +214,15 @@ def test_one_seed_claims_no_interval(model, tokenizer, mood):
 
 def test_cutting_the_model_gives_the_same_numbers(model, tokenizer, mood, tags):
     """Truncate, freeze and train the same head on the last layer (partial re-initialisation, Algorithm 2)."""
-    for task in (mood, tags):
-        options = {"processor": tokenizer, "seeds": [0], "controls": False, "code_length": True, "baselines": False}
-        whole = probe(model, task, **options, **FAST)
-        for layer in (1, 2):
-            cut = deepcopy(model)
-            lamina.truncate_(cut, layer)
-            own = probe(cut, task, layers=-1, **options, **FAST)
-            expected = whole.table[whole.table["layer"] == layer]["score"].tolist()
-            assert own.table["score"].tolist() == pytest.approx(expected, rel=1e-4), (task.name, layer)
+    for task, layer in ((mood, 1), (tags, 2)):
+        options = {"processor": tokenizer, "seeds": [0], "controls": False, "baselines": False, **FAST}
+        options["code_length"] = task is mood
+        whole = probe(model, task, **options)
+        cut = deepcopy(model)
+        lamina.truncate_(cut, layer)
+        own = probe(cut, task, layers=-1, **options)
+        expected = whole.table[whole.table["layer"] == layer]["score"].tolist()
+        assert own.table["score"].tolist() == pytest.approx(expected, rel=1e-4), (task.name, layer)
 
 
 def test_a_probe_does_not_depend_on_its_neighbours(model, tokenizer, mood):
@@ -247,7 +247,8 @@ def test_the_model_is_not_changed(tokenizer, mood):
 
 
 def test_tags(model, tokenizer, tags):
-    study = probe(model, tags, processor=tokenizer, seeds=[0], learning_rate=0.05, **{**FAST, "epochs": 8})
+    options = {"seeds": [0], "probes": ["linear"], "learning_rate": 0.05, **FAST, "epochs": 8}
+    study = probe(model, tags, processor=tokenizer, **options)
     assert {"score", "accuracy", "control", "selectivity", "compression"} <= set(study.table["measure"])
     assert set(study.table.query("measure == 'score'")["metric"]) == {"span_f1"}
     assert set(study.table.query("measure == 'selectivity'")["metric"]) == {"accuracy"}
@@ -280,7 +281,8 @@ def test_several_labels_of_a_text(model, tokenizer):
 def test_images(tmp_path):
     folder = picture_folder(tmp_path / "pets", rows=6)
     task = Task.from_files("image_classification", train=folder, validation=folder)
-    study = probe(vit(8), task, processor=image_processor(8), seeds=[0], learning_rate=0.01, **{**FAST, "epochs": 8})
+    options = {"seeds": [0], "controls": False, "probes": ["linear"], "learning_rate": 0.01, **FAST, "epochs": 8}
+    study = probe(vit(8), task, processor=image_processor(8), **options)
     baselines = study.table[study.table["layer"].isna()]
     assert baselines["probe"].tolist() == ["majority"]
     assert max(values(study, "score", probe="linear")) > 0.6

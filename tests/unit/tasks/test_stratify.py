@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.support.portions import one_in
 
 from lamina.data.read import Table
 from lamina.errors import DataError
@@ -45,7 +46,7 @@ def test_tasks_over_one_table_hold_out_the_same_rows():
             assert counts["validation"][label] == pytest.approx(total / 10, abs=2)
 
 
-@pytest.mark.parametrize("kind", ["token_classification", "masked_lm"])
+@pytest.mark.parametrize("kind", one_in(2, ["token_classification", "masked_lm"]))
 def test_so_do_tasks_of_other_kinds(kind: str):
     rows = [row | {"spans": [{"start": 0, "end": 4, "label": "AB"[at % 2]}]} for at, row in enumerate(three_columns())]
     other = task(rows, "spans", kind, **({"by_row": True} if kind == "masked_lm" else {}))
@@ -62,13 +63,16 @@ def test_a_file_and_rows_in_memory_are_held_out_alike(tmp_path: Any):
 
 @pytest.mark.parametrize(
     ("counts", "held"),
-    [
-        ({f"big{at}": 10 for at in range(9)} | {f"one{at}": 1 for at in range(10)}, 10),
-        ({"a": 19, "b": 1}, 2),
-        ({"a": 2, "b": 1}, 1),
-        ({"a": 3} | {f"one{at}": 1 for at in range(27)}, 2),
-        ({f"c{at}": 1 for at in range(10)}, 0),
-    ],
+    one_in(
+        3,
+        [
+            ({f"big{at}": 10 for at in range(9)} | {f"one{at}": 1 for at in range(10)}, 10),
+            ({"a": 19, "b": 1}, 2),
+            ({"a": 2, "b": 1}, 1),
+            ({"a": 3} | {f"one{at}": 1 for at in range(27)}, 2),
+            ({f"c{at}": 1 for at in range(10)}, 0),
+        ],
+    ),
 )
 def test_a_class_keeps_its_last_row(counts: dict[str, int], held: int, caplog: pytest.LogCaptureFixture):
     rows = [{"text": f"{name} {at}", "label": name} for name, count in counts.items() for at in range(count)]
@@ -81,7 +85,7 @@ def test_a_class_keeps_its_last_row(counts: dict[str, int], held: int, caplog: p
             task(rows, "label").held_out()
 
 
-@pytest.mark.parametrize("stratify", [True, False])
+@pytest.mark.parametrize("stratify", one_in(2, [True, False]))
 def test_a_tag_or_one_of_several_labels_keeps_its_last_row(stratify: bool):
     tags = [{"text": ["x", "y"], "label": ["O", "O"]}] * 9 + [{"text": ["Ana", "ran"], "label": ["B-PER", "O"]}]
     lists = [{"text": f"t{at}", "label": ["a"] if at else ["a", "rare"]} for at in range(10)]

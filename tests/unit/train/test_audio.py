@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.pictures import put
-from tests.support.portions import set_apart
+from tests.support.portions import one_in, set_apart
 from tests.support.sounds import (
     RATE,
     ast_features,
@@ -75,7 +75,7 @@ def probabilities(answer: dict[str, Any]) -> list[float]:
     return [p for own in answer.values() for p in own["probabilities"].values()]
 
 
-@pytest.mark.parametrize("name", HEARS)
+@pytest.mark.parametrize("name", one_in(3, HEARS))
 def test_a_clip_is_independent_of_its_batch(name: str, tones: Task):
     """Law 5, in models that take a mask, that take none, and that read one length."""
     bank = bank_of(name, tones)
@@ -171,7 +171,7 @@ def test_readers_hear_whisper_while_it_transcribes(tones: Task):
         np.testing.assert_allclose(found.detach(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["wav2vec2 with a mask", "wav2vec2 without", "whisper"])
+@pytest.mark.parametrize("name", one_in(3, ["wav2vec2 with a mask", "wav2vec2 without", "whisper"]))
 def test_states_of_clips_are_computed_once(name: str, tmp_path: Path):
     """Kept states, without the frames of padding, train the same readers; a changed clip is noticed."""
     files = {label: sound_folder(tmp_path / "clips", rows=4) / label / "0003.wav" for label in ("low", "high")}
@@ -205,7 +205,7 @@ def test_states_of_clips_whose_frames_are_not_known_are_not_kept(tones: Task, tm
         fit(bank, dict.fromkeys(bank, tones), epochs=1, cache="on", cache_dir=tmp_path, progress=False)
 
 
-@pytest.mark.parametrize("name", ["wav2vec2 with a mask", "whisper", "ast"])
+@pytest.mark.parametrize("name", one_in(3, ["wav2vec2 with a mask", "whisper", "ast"]))
 def test_whole_models(name: str, tones: Task, tmp_path: Path):
     make, processor = HEARS[name]
     config = make().config

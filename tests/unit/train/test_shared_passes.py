@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.portions import one_in
 from tests.support.training import reader, tiny_bank, train
 
 from lamina.bank import ReaderBank
@@ -37,7 +38,7 @@ def three_columns(rows: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("pair", [{}, {"text_pair": "topic"}])
+@pytest.mark.parametrize("pair", one_in(2, [{}, {"text_pair": "topic"}]))
 def test_tasks_over_one_file_share_every_pass(tmp_path: Path, pair: dict[str, Any], caplog: pytest.LogCaptureFixture):
     path = tmp_path / "train.csv"
     rows = three_columns(200)
@@ -53,7 +54,7 @@ def test_tasks_over_one_file_share_every_pass(tmp_path: Path, pair: dict[str, An
     assert {name: bank[name].info["rows"] for name in tasks} == dict.fromkeys(COLUMNS, 180)
 
 
-@pytest.mark.parametrize("pair", [{}, {"text_pair": "other"}])
+@pytest.mark.parametrize("pair", one_in(2, [{}, {"text_pair": "other"}]))
 def test_tasks_that_hold_out_other_rows_of_the_same_are_named(pair: dict[str, Any], caplog: pytest.LogCaptureFixture):
     rows = [{"text": f"alpha {number}", "other": "beta", "a": "xy"[number % 2]} for number in range(90)]
     tasks = {
@@ -90,13 +91,16 @@ def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: 
 
 @pytest.mark.parametrize(
     ("column", "gap", "more"),
-    [
-        ("stars", None, {"problem_type": "regression"}),
-        ("stars", None, {"problem_type": "classification"}),
-        ("lists", None, {}),
-        ("tags", None, {"kind": "token_classification", "text": "words"}),
-        ("spans", None, {"kind": "token_classification"}),
-    ],
+    one_in(
+        3,
+        [
+            ("stars", None, {"problem_type": "regression"}),
+            ("stars", None, {"problem_type": "classification"}),
+            ("lists", None, {}),
+            ("tags", None, {"kind": "token_classification", "text": "words"}),
+            ("spans", None, {"kind": "token_classification"}),
+        ],
+    ),
 )
 def test_masked_rows_have_no_score_and_no_loss(column: str, gap: Any, more: dict[str, Any]):
     """Scores are those of the task without these rows, whatever stands in their texts."""

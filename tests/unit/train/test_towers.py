@@ -111,7 +111,7 @@ def vision(name: str) -> Any:
     return AutoModel.from_config(AutoConfig.for_model(name, **_VISION)).eval()
 
 
-@pytest.mark.parametrize("name", one_in(2, SEES))
+@pytest.mark.parametrize("name", one_in(5, SEES))
 def test_images_are_read_on_many_models(name: str, shades: Task, tmp_path: Path):
     """Every position is read: patches, class tokens, registers. An image is independent of its batch (law 5)."""
     bank = ReaderBank(vision(name), ViTImageProcessor(size={"height": 16, "width": 16}))
