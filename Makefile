@@ -44,10 +44,11 @@ report: .venv/.demo .venv/.report
 test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# What `make test` leaves out and every change should pass: clusters of Ray, the docs as a site in a browser, long pages of
-# the docs, and the dry runs of all recipes that come along.
-LONG := $(addprefix tests/,contract/test_ray.py unit/cli/test_serve_ray.py unit/recipes/test_shipped_recipes.py \
-	end_to_end/test_docs.py end_to_end/test_site.py)
+# What `make test` leaves out and every change should pass: clusters of Ray, most of what pages do in a browser, long pages
+# of the docs, and the dry runs of all recipes that come along.
+LONG := $(addprefix tests/,contract/test_ray.py unit/cli/test_serve_ray.py \
+	$(addprefix unit/recipes/test_,discussed_methods.py insertion_recipes.py paper_tasks.py reinit_recipes.py shipped_recipes.py) \
+	$(addprefix end_to_end/test_,docs.py site.py few_shot_page.py page_in_browser.py serve_page.py prompt_page.py))
 test-long: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full $(LONG) $(ARGS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,17 +55,20 @@ def without_command(page: str) -> list[str]:
     return [part.heading for part in sections(page) if FIGURE.search(part.shown) and not COMMAND.search(part.typed)]
 
 
+@cache
+def known_words() -> dict[str, set[str]]:
+    """Return the subcommands of each program."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return {"lamina": set(build().commands), "make": set(targets)}
+
+
 def unknown_commands(page: str) -> list[str]:
     """Commands of a page whose subcommand, make target, recipe or benchmark is not there."""
-    known = {
-        "lamina": set(build().commands),
-        "make": set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)),
-    }
     wrong = []
     for command in COMMAND.findall("\n".join(part.typed for part in sections(page))):
         program, word = command.split()[:2]
         files = [name.rstrip("/.") for name in NAMED.findall(command)]
-        if word not in known.get(program, {word}) or not all((ROOT / name).exists() for name in files):
+        if word not in known_words().get(program, {word}) or not all((ROOT / name).exists() for name in files):
             wrong.append(command)
     return wrong
 

@@ -73,6 +73,7 @@ def test_a_script_that_got_into_the_page_would_not_run(page: Any):
     assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
 
 
+@pytest.mark.full
 def test_headings_sort_both_ways_and_by_the_keyboard(page: Any):
     from selenium.webdriver import Keys
 
@@ -89,6 +90,7 @@ def test_headings_sort_both_ways_and_by_the_keyboard(page: Any):
     assert cell.get_attribute("aria-sort") == "descending"
 
 
+@pytest.mark.full
 def test_filters(page: Any):
     card = page.find_element("css selector", "[data-table='0']")
     card.find_element("css selector", "input[type=search]").send_keys("mlp")
@@ -103,6 +105,7 @@ def test_filters(page: Any):
     assert EVIL in texts(page, 0, 0)
 
 
+@pytest.mark.full
 def test_the_theme_follows_the_system_until_the_switch_is_used(page: Any):
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.execute_script(colour)
@@ -122,6 +125,7 @@ def test_the_theme_follows_the_system_until_the_switch_is_used(page: Any):
     assert page.execute_script(colour) != light
 
 
+@pytest.mark.full
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Any):
     resize(page, 390, 9000)
     wait(lambda: all(chart["theme"] and chart["room"] < 390 for chart in page.execute_script(DRAWN)))
@@ -130,6 +134,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Any):
     resize(page, 1280, 6000)
 
 
+@pytest.mark.full
 def test_charts_and_tables_are_saved_from_the_page(page: Any, tmp_path: Path):
     page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     page.find_element("css selector", "[data-save=png]").click()

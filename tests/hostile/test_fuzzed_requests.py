@@ -75,9 +75,9 @@ def with_names(case: Any) -> Any:
 
 
 def fuzz(
-    api: Any, examples: int, change: Callable[[Any], Any] = with_names, *, only: str | None = None
+    api: Any, examples: int, change: Callable[[Any], Any] = with_names, *, only: str | None = None, every: int = 1
 ) -> Counter[tuple[str, int]]:
-    """Ask each path (or one) with requests that fit its description and others; path, status -> how often."""
+    """Ask one path in `every`, or `only` one, with requests that fit its description and others; (path, status) -> count."""
     seen: Counter[tuple[str, int]] = Counter()
 
     def ask(case: Any) -> None:
@@ -93,7 +93,7 @@ def fuzz(
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    for operation in (found.ok() for found in api.get_all_operations()):
+    for operation in [found.ok() for found in api.get_all_operations()][::every]:
         if only is not None and operation.path != only:
             continue
         fits = operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE).map(change)
@@ -104,9 +104,9 @@ def fuzz(
 
 
 def test_a_few_requests_of_each_path(api: Any):
-    seen = fuzz(api, 3)
-    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 5, seen
-    assert sum(seen.values()) > 40
+    seen = fuzz(api, 3, every=3)
+    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 1, seen
+    assert sum(seen.values()) > 15
 
 
 def test_a_few_requests_with_files(files_api: Any):

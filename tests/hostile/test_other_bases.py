@@ -213,7 +213,7 @@ def pickled(thing: Any) -> Any:
 WAYS = [copy.copy, copy.deepcopy, pickled]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", one_in(3, WAYS))
 def test_a_copy_of_a_bank_is_as_guarded(way: Callable[[Any], Any], tmp_path: Path):
     bank = tiny_bank()
     expected = logits(bank)
@@ -254,7 +254,7 @@ def test_a_copy_of_a_model_with_adapters_is_as_guarded(way: Callable[[Any], Any]
     logits(bank)
 
 
-@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("way", one_in(2, WAYS[1:]))
 def test_a_copy_of_an_edited_model_is_edited(way: Callable[[Any], Any], tmp_path: Path):
     model = tiny_model()
     insert_(model, position="both", init="xavier")

@@ -128,7 +128,7 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", one_in(2, CHANGES))
 def test_a_run_of_another_kind_is_refused_by_what_differs(change: str, ended: Path, tmp_path: Path):
     """The run has ended, and is resumed with other settings."""
     job, (apply, sentence) = Job(), CHANGES[change]

@@ -54,6 +54,7 @@ def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
     assert run(lamina, base, "--insert", "ffn", *options, "--dry-run")["edits"][0]["seed"] == facts["edits"][0]["seed"]
 
 
+@pytest.mark.full
 def test_a_tower_is_named(lamina, tmp_path: Path):
     model, out = tmp_path / "model", tmp_path / "out"
     two_towers().save_pretrained(model)

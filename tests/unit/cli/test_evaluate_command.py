@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.portions import one_in
 
 from lamina.bank import Reader, ReaderBank
 from lamina.cli.evaluate_command import _show, marked, print_errors, shortened
@@ -48,7 +49,7 @@ def test_a_file_is_scored_whole(lamina, bank_folder: Path, words: Path):
     assert sum(row["count"] for row in rows["who"]["per_class"] if row["label"] in ("PER", "B-PER")) == 1
 
 
-@pytest.mark.parametrize("column", ["text", "sentence"])
+@pytest.mark.parametrize("column", one_in(2, ["text", "sentence"]))
 def test_the_text_is_found_as_by_predict(lamina, bank_folder: Path, tmp_path: Path, column: str):
     """In "sentence", else in "text"; beside "sentence" a column "text" is another."""
     more = {"text": "bad"} if column == "sentence" else {}

@@ -89,6 +89,7 @@ def test_json(lamina: Lamina, recipe: Path):
     assert (found["steps"], found["output"]) == (2, str(recipe.parent / "out"))
 
 
+@pytest.mark.full
 def test_a_sweep_shows_its_best_rows(lamina: Lamina, recipe: Path):
     alphas = ",".join(map(str, range(1, SHOWN + 5)))
     ran = run(lamina, recipe, "--sweep", f"alpha={alphas}", "--sweep", "fusion.entropy=0.1")

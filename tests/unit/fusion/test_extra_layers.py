@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.formulas import view_of
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from torch import Tensor, nn
 from transformers import AutoModel, BertModel, DynamicCache, RobertaConfig
@@ -158,7 +159,7 @@ def test_plain_blocks_follow_nothing():
 # Blocks of the base's own kind
 
 
-@pytest.mark.parametrize(("name", "stack"), VARIED)
+@pytest.mark.parametrize(("name", "stack"), one_in(4, VARIED))
 @torch.no_grad()
 def test_a_new_block_with_the_last_ones_weights_gives_what_the_last_one_gave(name: str, stack: str | None):
     """Fed the state below, on texts of other lengths than the model was tried on; whatever the last block takes."""
@@ -208,7 +209,7 @@ def test_padding_changes_nothing(name: str, stack: str | None):
     torch.testing.assert_close(bank(**alone)["r"].logits[0], whole[1, :real], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "stack"), VARIED)
+@pytest.mark.parametrize(("name", "stack"), one_in(4, VARIED))
 def test_new_blocks_are_initialised_and_learn(name: str, stack: str | None):
     family, model = FAMILIES[name], fresh(name)
     with torch.no_grad():

@@ -50,10 +50,10 @@ def test_seconds_are_those_of_the_first_reader_and_of_the_share_that_asks_the_se
 
 
 def test_the_stated_recall_holds_on_other_texts():
-    """Choose six cascades on different texts, and measure each on texts that no choice has seen."""
+    """Choose three cascades on different texts, and measure each on texts that no choice has seen."""
     bank, recall, low = fitted(), 0.6, 0
     fresh = whole_task(spans(300, 999))
-    for seed in range(6):
+    for seed in range(3):
         task = whole_task(spans(120, 100 + seed))
         choice = choose_cascade(bank, CHEAP, SPANS, task, recall=recall, seed=seed, store=False, **HOW)
         threshold = choice.cascade.threshold
@@ -61,7 +61,7 @@ def test_the_stated_recall_holds_on_other_texts():
         assert found is not None
         assert found.recall < 0.99  # the cheapest cascade is near the stated recall
         low += found.recall < recall
-    assert low <= 1  # with 95 % confidence; 2 or more of 6 would come by chance once in 30 times
+    assert low <= 1  # with 95 % confidence; 2 or more of 3 would come by chance once in 140 times
 
 
 def test_a_higher_recall_asks_for_more_of_the_second_reader():

@@ -61,6 +61,7 @@ def test_routing_is_trained_as_its_author_does():
     assert all(word in header(ROUTING) for word in ("96.2 %", "mixup", "RAdam", "512", "validates on the test part"))
 
 
+@pytest.mark.full
 def test_head2toe_learns_a_linear_map_of_every_layer_s_mean():
     found = tried(HEAD2TOE)
     assert {row["parameters"] for row in found.runs} == {LAYERS * WIDTH * 2 + 2}
@@ -92,6 +93,7 @@ def test_steps_of_head2toe_are_those_of_ada_layers():
     assert kept < 3 * 2**30  # bytes of all states of a batch
 
 
+@pytest.mark.full
 def test_the_mixes_have_the_few_shot_set_of_figure_3():
     found, printed = recipe(MIXES), recipe("dwatt/figure-3")
     assert (found.fit, found.model, found.architecture) == (printed.fit, printed.model, printed.architecture)

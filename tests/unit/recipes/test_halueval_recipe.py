@@ -53,6 +53,7 @@ def test_all_tasks_have_the_same_rows_so_that_one_pass_serves_them(data: Path, m
     assert [row["method"] for row in found.runs] == ["the reply", "the pair", "the spans"]
 
 
+@pytest.mark.full
 def test_it_trains_and_scores(data: Path, tmp_path: Path):
     run = run_recipe(load_recipe(PATH), data=data, output=tmp_path / "out", epochs=4, progress=False, cache="off")
     whether = [row for row in run.rows if row["task"] == "whether"]

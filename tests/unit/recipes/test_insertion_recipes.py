@@ -80,6 +80,7 @@ def edited(name: str, task: str, method: str, **settings: Any) -> PreTrainedMode
 # What they start from and read
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", set_apart(DEBERTA_RECIPES, *SELDOM))
 def test_texts_start_from_the_pretrained_deberta(name: str):
     found = recipe(name)
@@ -90,6 +91,7 @@ def test_texts_start_from_the_pretrained_deberta(name: str):
     assert "max_length" not in found.fit
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", set_apart(VIT_RECIPES, "table-3-imagenet"))
 def test_images_start_from_imagenet_21k_and_have_384_pixels(name: str):
     found = recipe(name)

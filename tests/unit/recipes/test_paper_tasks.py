@@ -43,6 +43,7 @@ def tuned(tasks: dict[str, Any], **fields: Any) -> Recipe:
 # Masked language modelling
 
 
+@pytest.mark.full
 def test_hidden_tokens_of_figures_3_and_6_are_of_rows():
     path = "insertion/figures-3-and-6-masked-lm"
     tasks = recipe(path).tasks.values()

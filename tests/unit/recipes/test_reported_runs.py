@@ -59,6 +59,7 @@ def test_the_folder_holds_the_report(folder: Path, tmp_path: Path, separately: b
     }
 
 
+@pytest.mark.full
 def test_runs_that_ended_keep_their_epochs(folder: Path, tmp_path: Path):
     made = recipe(folder, separately=True)
     whole = run_recipe(made, data=folder, output=tmp_path)

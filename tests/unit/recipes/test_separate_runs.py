@@ -112,6 +112,7 @@ def test_a_model_that_was_edited_before_is_trained(folder: Path, tmp_path: Path)
 # The model that is kept
 
 
+@pytest.mark.full
 def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -93,7 +94,7 @@ def states_of(model: Any, inputs: dict[str, Tensor], rows: list[int], stack: str
     return {layer: torch.cat([state[row][mask[row]] for row in rows]) for layer, state in states.items()}
 
 
-@pytest.mark.parametrize("key", [*TOKENS, *TEXTS])
+@pytest.mark.parametrize("key", one_in(3, [*TOKENS, *TEXTS]))
 @torch.no_grad()
 def test_the_exported_module_gives_the_logits_of_the_bank(key: str, tmp_path: Path):
     family, name = FAMILIES["bert"], NAMES[key]

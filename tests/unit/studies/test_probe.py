@@ -103,7 +103,7 @@ def test_labels_that_are_easy_to_read_have_a_shorter_code(model, tokenizer, stud
     bits, ratio = values(study, "code_length"), values(study, "compression")
     assert ratio == pytest.approx([32 / own for own in bits])
     noise = control_task(mood, ("train", "validation"), seed=0)
-    options = {"processor": tokenizer, "seeds": [0, 1], "controls": False, "learning_rate": 0.02, "baselines": False}
+    options = {"processor": tokenizer, "seeds": [0], "controls": False, "learning_rate": 0.02, "baselines": False}
     other = probe(model, noise, **options, **{**FAST, "epochs": 8})
     assert np.mean(values(other, "compression")) < np.mean(ratio) - 0.1
 

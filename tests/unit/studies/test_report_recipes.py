@@ -37,6 +37,7 @@ def test_a_task_has_every_study_and_what_they_look_at(task: str):
     assert task in load_recipe(FOLDER / "training" / "tuned.yaml").tasks
 
 
+@pytest.mark.full
 def test_the_demo_s_recipes_fit_the_demo_s_rows(tmp_path: Path):
     write(tmp_path, rows=480)
     recipe = load_study_recipe(FOLDER / "demo.yaml")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.support.causal import END, VOCABULARY, causal_model, causal_tokenizer, lines
 from tests.support.finetuned import copies
+from tests.support.portions import one_in
 from tests.support.tiny import model_of
 from tests.support.training import LENGTH, yes_no
 
@@ -56,7 +57,7 @@ def test_rows_that_are_too_long_are_counted_and_blocks_lose_nothing():
     assert int(sum(encoded().lengths)) == 14
 
 
-@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("by_row", one_in(2, [True, False]))
 def test_perplexity_is_that_of_transformers_own_loss(by_row: bool):
     model, tokenizer, task = causal_model(), causal_tokenizer(), lines(by_row=by_row)
     rows = [tokenizer(text)["input_ids"] for text in task.split("validation").texts]

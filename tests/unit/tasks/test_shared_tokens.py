@@ -103,6 +103,7 @@ def test_spans_that_are_learnt_come_back(kind: str, texts: str, tmp_path: Path):
     assert found(loaded, texts) == expected
 
 
+@pytest.mark.full
 def test_a_whole_model_keeps_how_far_spans_reach_inside_a_token(tmp_path: Path):
     rows = [{"text": text, "label": [[start, start + size, "X"]]} for text, start, size in CHINESE]
     task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")

@@ -175,6 +175,7 @@ def test_few_rows_tell_what_scoring_holds(name: str, rows: int, tokens: int):
     assert real <= held.total(rows) <= 1.1 * real + 4 * given
 
 
+@pytest.mark.full
 def test_routing_of_single_tokens_holds_no_more_votes_for_more_rows():
     bank = tiny_bank({"a": Reader(Routing(dim=8, per_token=True), HEADS["pooled"])}).eval()
     short, long = (scoring_memory(bank.model, readers_of(bank), tokens) for tokens in (8, 512))
