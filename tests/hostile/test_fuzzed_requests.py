@@ -77,7 +77,7 @@ def with_names(case: Any) -> Any:
 def fuzz(
     api: Any, examples: int, change: Callable[[Any], Any] = with_names, *, only: str | None = None, every: int = 1
 ) -> Counter[tuple[str, int]]:
-    """Ask one path in `every`, or `only` one, with requests that fit its description and others; (path, status) -> count."""
+    """Ask one path in `every`, or `only` one, with requests that fit its description and others; count the answers."""
     seen: Counter[tuple[str, int]] = Counter()
 
     def ask(case: Any) -> None:
