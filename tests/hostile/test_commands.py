@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
 from transformers import BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
@@ -479,27 +478,24 @@ def test_streams_that_are_not_utf_8():
 
 @pytest.mark.parametrize(
     "arguments",
-    one_in(
-        2,
-        [
-            ("inspect", "x" * 300),
-            ("predict", "x" * 300, "a text"),
-            ("predict", "bank", "--file", "x" * 300 + ".txt"),
-            ("predict", "bank", "--file", "texts.txt", "-o", "x" * 300 + ".jsonl"),
-            ("evaluate", "bank", "--task", "mood=" + "x" * 300),
-            (*EVALUATE[:-1], "mood=glue/sst2", "--data", "x" * 300),
-            ("train", "x" * 300),
-            (*TRAIN[:-1], "x" * 300),
-            (*TRAIN[:-1], "x" * 300, "--dry-run"),
-            (*EDIT[:-1], "x" * 300),
-            ("study", "similarity", "x" * 300),
-            ("study", "x" * 300, "study.yaml"),
-            (*STUDY[:-1], "x" * 300),
-            ("report", "x" * 300),
-            ("cache", "--cache-dir", "train.tsv"),
-            (*DEMO[:2], "x" * 300),
-        ],
-    ),
+    [
+        ("inspect", "x" * 300),
+        ("predict", "x" * 300, "a text"),
+        ("predict", "bank", "--file", "x" * 300 + ".txt"),
+        ("predict", "bank", "--file", "texts.txt", "-o", "x" * 300 + ".jsonl"),
+        ("evaluate", "bank", "--task", "mood=" + "x" * 300),
+        (*EVALUATE[:-1], "mood=glue/sst2", "--data", "x" * 300),
+        ("train", "x" * 300),
+        (*TRAIN[:-1], "x" * 300),
+        (*TRAIN[:-1], "x" * 300, "--dry-run"),
+        (*EDIT[:-1], "x" * 300),
+        ("study", "similarity", "x" * 300),
+        ("study", "x" * 300, "study.yaml"),
+        (*STUDY[:-1], "x" * 300),
+        ("report", "x" * 300),
+        ("cache", "--cache-dir", "train.tsv"),
+        (*DEMO[:2], "x" * 300),
+    ],
     ids=lambda arguments: " ".join(arguments).replace("x" * 300, "xxx"),
 )
 def test_names_that_cannot_be(arguments: tuple[str, ...], made: Path, monkeypatch: pytest.MonkeyPatch):
