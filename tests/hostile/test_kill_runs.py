@@ -475,7 +475,7 @@ class Answer(dict[str, Any]):
 
 def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alive, most = weakref.WeakSet[Answer](), dict[int, int]()
-    plain = Predictor.answer
+    plain = Predictor.predict
 
     def counted(self: Predictor, prepared: Any, **how: Any) -> list[dict[str, Any]]:
         gc.collect()
@@ -484,7 +484,7 @@ def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: 
         most[size] = max(most.get(size, 0), len(alive))
         return answers
 
-    monkeypatch.setattr(Predictor, "answer", counted)
+    monkeypatch.setattr(Predictor, "predict", counted)
     bank, given = training.tiny_bank({"mood": training.reader(training.yes_no())}), {"chunk_rows": 5, "batch_size": 5}
     for size in (10, 20):
         (tmp_path / "in.txt").write_text("anna was in paris\n" * size)
