@@ -119,7 +119,6 @@ def test_many_images_in_memory_go_to_disk_too(folder: Path):
     assert files(folder) == []
 
 
-@pytest.mark.full
 def test_a_process_that_ends_takes_its_files_along(folder: Path):
     code = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1];"

@@ -388,7 +388,6 @@ def test_heads_and_inserted_layers_start_from_the_seed_of_their_run(folder: Path
     assert all(torch.equal(value, again[name]) for name, value in first.items())
 
 
-@pytest.mark.full
 def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = methods(folder)
     whole = run_recipe(made, data=folder)

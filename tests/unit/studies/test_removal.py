@@ -120,7 +120,6 @@ def test_block_influence_is_that_of_the_states_around_the_run():
     )  # float32 near 1
 
 
-@pytest.mark.full
 def test_cells_of_a_model_by_name_resume(tmp_path):
     save_base(tmp_path / "base")
     options = {"runs": [1], "seeds": [0], "epochs": 1, "output": tmp_path / "out"}
