@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from tests.support.probing_sets import probing_sets, write
+from tests.support.probing_sets import probing_sets, rows, write
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
@@ -220,6 +220,22 @@ def test_few_rows_make_a_point_each(model, folder: Path):
     assert study.table.loc[study.table["measure"] == "score", "trained"].unique().tolist() == [16, 32]
     assert study.conclusions[0].startswith("16: knn is")
     assert list(over_sets(study)["point"].unique()) == [16, 32]
+
+
+def test_rare_classes_and_shifted_texts_run(model, folder: Path, tmp_path: Path):
+    place = probing_sets(tmp_path)
+    write(place / "cleaned_data/2_again.csv.zst", rows(300, 1))
+    rare = run(model, place, setting="imbalance", points=[0.1, 0.5], sets=["2"], seeds=[0])
+    scores = rare.table[rare.table["measure"] == "score"]
+    assert scores["trained"].nunique() == 1  # the same size for all shares
+    assert (scores.groupby("method").size() == 2).all()
+    assert rare.conclusions[0].startswith("0.1: default is")
+    with pytest.raises(ConfigError, match=r"points is 0\.01"):
+        run(model, place, setting="imbalance", points=[0.01])
+    shifted = run(model, folder, setting="shift", seeds=[0])
+    assert shifted.table.loc[
+        shifted.table["measure"] == "score", ["set", "rows"]
+    ].drop_duplicates().to_numpy().tolist() == [["1_mood", 20]]
 
 
 def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch):

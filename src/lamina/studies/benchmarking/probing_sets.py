@@ -161,7 +161,7 @@ def portion(
     data: ProbingSet,
     *,
     rows: int | None = None,
-    share: float = 0.5,
+    share: float | None = None,
     scored: int | None = 500,
     other: ProbingSet | None = None,
     seed: int = 42,
@@ -176,14 +176,14 @@ def portion(
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
-        share: Share of the positive class.
+        share: Share of the positive class; the number of rows is the same for all shares. None: half, and more rows.
         scored: Maximum number of scored rows. None: all that are left.
         other: A data set whose texts are scored instead: all, or `scored` of them with the set's shares of classes.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)
     size = 2 * int(counts.min())
-    if share != 0.5:  # the same size for all shares
+    if share is not None:
         size = int(min(counts[0] / (1 - min(SHARES)), counts[1] / max(SHARES)))
     most = min(size - LEAST_SCORED, MOST_TRAINED)
     held = max(LEAST_SCORED, size - most - 1)
@@ -191,6 +191,7 @@ def portion(
         wanted = LEAST_SCORED + (2 if rows is None else rows)
         got = f"set {data.name} has {size} rows of both classes in these shares"
         raise DataError(f"{_OP}: {got}; {wanted} are needed to train and score on. Leave the set or the size out.")
+    share = 0.5 if share is None else share
     train, test = _draw(data.labels, most, held, share, seed)
     if rows is not None and rows < most:
         positives = int(np.ceil(share * rows))
