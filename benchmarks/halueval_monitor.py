@@ -14,8 +14,11 @@ it ends, in a folder for this file and number of rows, and the same command cont
 2. The realised false-positive rate at 1 % and 5 % of the replies, and at 0.2 and 0.5 false alarms per thousand tokens.
    100 times, for the splits in turn, the calibration and test replies of a split are put together and divided anew into
    halves; one half chooses the threshold as `lamina.monitor` does (95 % confidence), the other half is scored. "inside"
-   is how often the rate on that half is at most the promised one; "not above" is how often its interval does not lie
-   above the promised one.
+   is how often the rate on that half is at most the promised one, "in theory" how often it would be for a monitor whose
+   promise is exact (beta-binomial; for a rate per reply). The promise bounds the true rate; the rate of a half scatters
+   around it. "not above" is how often its interval does not lie above the promised one. "inside, rest" divides anew
+   too, but chooses the threshold on as few tenths as have enough good replies for the rate, and scores the rest, whose
+   rate is nearer to the true one.
 3. Thresholds of the calibration parts for replies that are diluted 16-fold: each stands at a drawn place among 15 good
    replies. A rate is given both per reply and per thousand tokens, whichever was promised.
 4. The AUROC of each candidate on the choosing parts: of the splits that choose, and of those that confirm.
@@ -27,16 +30,19 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import statistics
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from common import report
+from scipy.stats import betabinom
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -44,6 +50,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lamina
+from lamina.errors import ConfigError
+from lamina.monitors.calibration import allowed_positives
 from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
@@ -52,9 +60,9 @@ from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from lamina.monitors.calibration import Unit
+    from lamina.monitors.calibration import Calibration, Unit
     from lamina.prediction.reply_file import LabelledReply
     from lamina.prediction.train_monitor import TrainedMonitor
 
@@ -251,33 +259,57 @@ def auroc(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def promised(results: Sequence[dict[str, Any]], rate: float, per: Unit) -> dict[str, Any]:
-    """Return how often the promised rate holds when calibration and test replies are divided anew, 100 times."""
+def resampled(
+    results: Sequence[dict[str, Any]], rate: float, per: Unit, *, tenths: int
+) -> Iterator[tuple[Calibration, Calibration]]:
+    """Divide the calibration and test replies anew, 100 times for the splits in turn, and calibrate on some tenths.
+
+    Yields:
+        The calibration on these tenths, and the rates on the others with the same threshold.
+    """
     rng = np.random.default_rng(0)
-    inside, above, rates, recalls = 0, 0, list[float](), list[float]()
-    times = 100 // len(results) * len(results)
-    for time_ in range(times):
+    for time_ in range(100 // len(results) * len(results)):
         own = results[time_ % len(results)]
         rows = [row for part in ("calibration", "test") for row in own["running"][part]]
         bad = [flag for part in ("calibration", "test") for _, flag in own["scores"][part]]
-        halves = np.array_split(rng.permutation(len(rows)), 2)
-        first, second = (([rows[at] for at in half], [bad[at] for at in half]) for half in halves)
-        threshold = measured(*first, rate, per).threshold
-        found = measured(*second, rate, per, threshold)
-        realised, (low, _) = found.false_positive_rate, found.false_positive_interval
-        if per == "1000 tokens":
-            realised, (low, _) = found.alarms_per_thousand, found.alarms_interval
-        inside += realised <= rate
-        above += low > rate
-        rates.append(realised)
-        recalls.append(found.recall)
+        both = np.split(rng.permutation(len(rows)), [math.ceil(len(rows) * tenths / 10)])
+        first, second = (([rows[at] for at in part], [bad[at] for at in part]) for part in both)
+        chosen = measured(*first, rate, per)
+        yield chosen, measured(*second, rate, per, chosen.threshold)
+
+
+def realised(found: Calibration, per: Unit) -> tuple[float, float]:
+    """Return the rate of false alarms in its unit, and the lower end of its interval."""
+    if per == "1000 tokens":
+        return found.alarms_per_thousand or 0.0, (found.alarms_interval or (0.0, 0.0))[0]
+    return found.false_positive_rate, found.false_positive_interval[0]
+
+
+def promised(results: Sequence[dict[str, Any]], rate: float, per: Unit) -> dict[str, Any]:
+    """Return how often the promised rate holds when calibration and test replies are divided anew, 100 times."""
+    halves = list(resampled(results, rate, per, tenths=5))
+    rates = [realised(found, per)[0] for _, found in halves]
+    expected = [  # the rate of the other half, given how many the first half may flag
+        betabinom.cdf(
+            math.floor(rate * found.negatives + 1e-9), found.negatives, allowed + 1, chosen.negatives - allowed
+        )
+        for chosen, found in halves
+        for allowed in [allowed_positives(chosen.negatives, rate, CONFIDENCE)]
+    ]
+    rest = list[bool]()
+    for tenths in range(1, 5):  # the fewest with enough good replies
+        with suppress(ConfigError):
+            rest = [realised(found, per)[0] <= rate for _, found in resampled(results, rate, per, tenths=tenths)]
+            break
     return {
         "promised": f"{rate:g} per {per}",
         "realised, mean": statistics.fmean(rates),
         "highest": max(rates),
-        "inside": f"{inside} of {times}",
-        "not above": f"{times - above} of {times}",
-        "recall, mean": statistics.fmean(recalls),
+        "inside": f"{sum(value <= rate for value in rates)} of {len(rates)}",
+        "in theory": f"{100 * statistics.fmean(expected):.1f} %" if per == "reply" else "",
+        "not above": f"{sum(realised(found, per)[1] <= rate for _, found in halves)} of {len(rates)}",
+        "inside, rest": f"{sum(rest)} of {len(rest)}",
+        "recall, mean": statistics.fmean(found.recall for _, found in halves),
     }
 
 
