@@ -14,7 +14,7 @@ an engine without a bank.
 
 speed: two engines in one process and one thread, without a prefix cache, answer the same requests: the bare compiled
 engine and another. They compute one step each in turn. `processor` counts the time in which the process computes, which
-other programs on the machine hardly change, and `wall` all time. `throughput` is the ratio of the bare engine's time to
+other programs on the machine change less, and `wall` all time. `throughput` is the ratio of the bare engine's time to
 the other's for 16 requests at once, with prompts and outputs of 32 tokens; `prompts` is that for the step that reads
 the prompts. `between tokens` is the ratio of the other's time to the bare engine's for the tokens after the first one,
 of one request alone. Each is the median over the repeats, with an interval that has the true median with at least 95 %
@@ -242,14 +242,14 @@ def in_steps(engines: Sequence[Any], prompts: Sequence[Ids], tokens: int) -> lis
     batches = [Batch(llm, prompts, tokens) for llm in engines]
     going_on = True
     while going_on:
-        going_on, *_ = [batch.step() for batch in batches]
+        going_on, *others = [batch.step() for batch in batches]
+        if any(other != going_on for other in others):
+            raise SystemExit("the engines need different numbers of steps")
     return batches
 
 
 def speed(folder: Path, size: Size, repeats: int, *, readers_only: bool) -> list[dict[str, Any]]:
     """Compare other engines with the bare one, for 16 requests at once and for one alone."""
-    torch.set_num_threads(1)
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     readers: dict[str, Any] = {"bank": folder / "bank"}
     eager: dict[str, Any] = {"enforce_eager": True}
     variants: dict[str, dict[str, Any]] = {
@@ -317,7 +317,7 @@ def _speed_rows(name: str, seconds: np.ndarray, size: Size) -> list[dict[str, An
 
 
 def _median(ratios: np.ndarray) -> str:
-    """Return the median of ratios, and the shortest interval of them that has the true median with 95 % confidence."""
+    """Return the median of ratios, and their shortest interval that has the true median in 95 %; all if below six."""
     count, out = len(ratios), 0  # ratios left out at each end; each lies below the true median half of the time
     while 2 * sum(comb(count, below) for below in range(out + 2)) <= 0.05 * 2**count:
         out += 1
@@ -420,6 +420,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the parts that were asked for, and print a table for each."""
     arguments = options()
+    torch.set_num_threads(1)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     size = SMALL if arguments.small else LARGE
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Write sentences from templates, with the grammatical role of each word, so that `faults` can break them."""
+"""Write sentences from templates, with the grammatical role of each word, so that `corpus.corrupt` can break them."""
 
 from __future__ import annotations
 

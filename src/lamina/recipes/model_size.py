@@ -1,4 +1,4 @@
-"""Count the sizes of models, edits and readers on models of the meta device, which need no memory for weights."""
+"""Estimate sizes, operations and GPU hours on models of the meta device, which need no memory for weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks before the runs of a recipe start, without loading weights: output folder, device, edits and model."""
+"""Check the output folder, device, edits and model before runs start, and outline tasks; no weights are loaded."""
 
 from __future__ import annotations
 

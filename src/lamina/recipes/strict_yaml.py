@@ -254,7 +254,8 @@ def to_lamina_error(details: ErrorDetails) -> LaminaError:
         keys = [part.strip("[]") for part in details["loc"] if isinstance(part, str)]
         return UnknownNameError(op="recipe", got=value, known=known, what=keys[-1] if keys else "name")
     message = details["msg"].removeprefix("Value error, ")
-    shown = "" if value is None or isinstance(value, dict | BaseModel) else f", not {reprlib.repr(value)}"
+    whole = isinstance(value, BaseModel) or (details["type"] == "value_error" and isinstance(value, dict))
+    shown = "" if value is None or whole else f", not {reprlib.repr(value)}"
     return ConfigError(f"{message[0].lower()}{message[1:]}{shown}")
 
 

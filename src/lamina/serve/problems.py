@@ -1,4 +1,4 @@
-"""Build the bodies of error responses, in the shape that the clients of each path expect."""
+"""Bodies of error responses, in the shape that clients of each path expect, and clients that have left."""
 
 from __future__ import annotations
 

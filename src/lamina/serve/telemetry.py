@@ -1,4 +1,4 @@
-"""OpenTelemetry: record a span for each request and each batch, with reader names and times, never with a text."""
+"""Times of requests and batches: spans of OpenTelemetry and metrics of Prometheus, never with a text."""
 
 from __future__ import annotations
 

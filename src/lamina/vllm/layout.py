@@ -1,4 +1,4 @@
-"""The layout: which readers of a saved bank an engine runs, and which columns of the score matrix each one has."""
+"""Which readers of a saved bank an engine runs, which columns of scores each has, and what engines are refused."""
 
 from __future__ import annotations
 

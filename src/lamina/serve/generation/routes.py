@@ -112,9 +112,9 @@ class Items:
 class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
-    It was already given the first token of `items`. `shape` converts a token or the end to the data of events, `nested`
-    says whether errors are sent in OpenAI's shape, and clients that read nothing are disconnected after `timeout_s`
-    seconds.
+    `first` is the first token, already taken from `items`. `shape` converts a token or the end to the data of events,
+    `nested` says whether errors are sent in OpenAI's shape, and clients that read nothing are disconnected after
+    `timeout_s` seconds.
     """
 
     media_type = "text/event-stream"

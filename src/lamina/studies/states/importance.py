@@ -1,4 +1,4 @@
-"""The study `importance`: which layers trained readers use, by the weights that their fusions learned."""
+"""The studies `importance` (weights of layers that fusions learned) and `contributions` (what layers add)."""
 
 from __future__ import annotations
 
