@@ -120,7 +120,8 @@ def similar_file(path: str | Path, *, folder: bool = False) -> str:
     """Return a suggestion for the message about a missing file, or `folder`: the closest name beside it, or ""."""
     path = Path(path)
     with suppress(OSError, ValueError):  # a folder that does not exist or cannot be read, or a path with a null byte
-        names = [file.name for file in itertools.islice(path.parent.iterdir(), 1000) if file.is_dir() == folder]
+        fits = Path.is_dir if folder else Path.is_file
+        names = [file.name for file in itertools.islice(path.parent.iterdir(), 1000) if fits(file)]
         close = difflib.get_close_matches(path.name, names, n=1)
         return f" Did you mean '{path.with_name(close[0])}'?" if close else ""
     return ""

@@ -219,8 +219,7 @@ class ReaderBank(ReaderCollection):
 
         Returns:
             `[batch, tokens]` in float64, on the CPU; NaN before the first scored token. A cascade's score is -inf where
-            its
-            first monitor is below its threshold, and inf where the first monitor is sure.
+            its first monitor is below its threshold, and inf where the first monitor is sure.
 
         Raises:
             UnknownNameError: If a reader or label does not exist.

@@ -189,7 +189,7 @@ class StackPass:
             ConfigError: If a layer was skipped, or the mask does not have the shape of the state.
         """
         self._layers_seen.append(layer)
-        if self.layers[len(self._layers_seen) - 1] != layer:
+        if self.layers[len(self._layers_seen) - 1 : len(self._layers_seen)] != [layer]:
             check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)

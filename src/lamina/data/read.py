@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
+import reprlib
 import sys
 from array import array
 from collections import Counter, deque
@@ -181,10 +182,11 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
-    if header is None and len(names) == 1 and (signs := sorted(set(names[0]) & {*";,|\t"})):
-        rule = "columns are divided by commas in CSV files and by tabs in TSV files"
-        problem = f"has the one column {names[0]!r}, in which {signs[0]!r} may divide columns; {rule}"
-        raise DataError(f"read: {path} {problem}. Convert the file.", path=str(path))
+    own = "\t" if ".tsv" in path.name.lower() else ","  # a quoted name may hold it
+    if header is None and len(names) == 1 and (signs := sorted({*names[0]} & {*";,|\t"} - {own})):
+        rule = "columns are divided by commas in CSV files and by tabs in TSV files, below a header"
+        problem = f"has the one column {reprlib.repr(names[0])}, in which {signs[0]!r} may divide columns; {rule}"
+        raise DataError(f"read: {path} {problem}. Convert the file, or give it a header.", path=str(path))
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, require_fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, layer_sum, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -156,8 +156,7 @@ class _ProjectedStream(Stream):
             projected = torch.bmm(state.flatten(1, 2), self._kept[chosen].mT).unflatten(-1, (len(self._members), -1))
             projected = projected.movedim(2, 0)
         features = F.layer_norm(projected, projected.shape[-1:])  # [members, layers, batch * tokens, dim]
-        total = torch.bmm(self._weights[:, None, chosen], features.flatten(2))
-        return total.view(-1, *state.shape[1:3], projected.shape[-1])
+        return layer_sum(self._weights[:, chosen], features.unflatten(2, state.shape[1:3]))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
         """Return each member's sum over the layers, with output activation and positions if its config sets them."""
@@ -247,8 +246,8 @@ def _scaled(
     On a CPU, LayerNorm of the few features of a member takes long. There the mean is subtracted from the projections,
     which are small, so that what they project has mean 0, and the second factor divides by the standard deviation.
     """
-    is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64) and not torch.compiler.is_exporting()
-    if bits is not None or not is_plain:
+    is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64)
+    if bits is not None or not is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
         return _features(state, kernel, p, bits), weights
     centred = kernel - kernel.mean(1, keepdim=True)
     projected = F.linear(state, centred.flatten(0, 1)).unflatten(-1, kernel.shape[:2])

@@ -203,7 +203,7 @@ class Stream(ABC):
     def finish(
         self, mask: Bool[Tensor, "batch tokens"]
     ) -> Sequence[Float[Tensor, "batch tokens dim"]] | Float[Tensor, "members batch tokens dim"]:
-        """Return the features of each member, as one tensor if that takes no copy.
+        """Return the features of each member, as one tensor or one by one.
 
         Called after `step` was called for every active layer.
         """
@@ -384,12 +384,21 @@ class _BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
+def layer_sum(
+    weights: Float[Tensor, "members layers"], features: Float[Tensor, "members layers *batch dim"]
+) -> Float[Tensor, "members *batch dim"]:
+    """Return each member's weighted sum over layers. Under autocast it is added in the dtype of the weights."""
+    if torch.is_autocast_enabled(weights.device.type):
+        return (features * weights.view(*weights.shape, *(1,) * (features.ndim - 2))).sum(1)
+    return torch.bmm(weights[:, None], features.flatten(2)).view(len(weights), *features.shape[2:])
+
+
 def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
     """Return whether it is known that a mask is True everywhere.
 
-    It is not known on a GPU, whose values would have to be waited for, and during an export.
+    It is not known on a GPU, whose values would have to be waited for, and while a graph is traced.
     """
-    return mask.is_cpu and not torch.compiler.is_exporting() and bool(mask.all())
+    return mask.is_cpu and not torch.compiler.is_compiling() and bool(mask.all())
 
 
 def require_fed(total: T | None) -> T:

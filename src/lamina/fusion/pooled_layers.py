@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, check_known
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, require_fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, layer_sum, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -166,7 +166,7 @@ class PoolingStream(Stream):
             generators, shape = [member.generator for member in self._members], features[:, 0].shape
             bits = [draw(shape, generators, features.device) for _ in range(features.shape[1])]
             features = drop(features, self._p, torch.stack(bits, dim=1))
-        part = torch.bmm(self._weights[:, None, layers], features.flatten(2)).view(-1, *features.shape[2:])
+        part = layer_sum(self._weights[:, layers], features)
         self._total = part if self._total is None else self._total + part
         self._counts[1], self._pooled = layers.stop, []
 

@@ -15,8 +15,7 @@ def main_device(model: nn.Module) -> torch.device:
     """Return the device for a model's inputs: the device of its first parameter.
 
     For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
-    without weights it is "meta", even if some parameters have values because an old constructor did not use the meta
-    device.
+    without weights it is "meta", even if an old constructor gave some parameters values.
     """
     devices: dict[torch.device, None] = {}
     _add_devices(model, devices, set())

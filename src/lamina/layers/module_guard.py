@@ -113,7 +113,8 @@ class ModuleGuard:
                 and vars(self._owner.config) == self._options
                 and self._present_marks() == self._marks
             )
-        except (KeyError, RuntimeError, ValueError):  # an attribute or a buffer was deleted, or is a tensor now
+        # an attribute or a buffer was deleted, or is None or a tensor now
+        except (KeyError, RuntimeError, TypeError, ValueError):
             return False
 
     def _present_marks(self) -> list[int]:

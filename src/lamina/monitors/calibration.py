@@ -126,7 +126,8 @@ class Calibration:
 
         Raises:
             ConfigError: If the rate or the confidence level is out of range; if there are no positive texts, no
-                negative texts, or too few negative texts for the rate; or if no text has a score.
+                negative texts, or too few negative texts for the rate; if no text has a score; if an entry of
+                `positive` is neither true nor false; or if `guarantee` is set beside a threshold.
         """
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):
@@ -134,6 +135,7 @@ class Calibration:
         if threshold is not None and guarantee:
             problem = "guarantee is set for a threshold that was given; only one that is chosen keeps a rate"
             raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
+        threshold = None if threshold is None else float(threshold)
         highest = [float(score) for score in highest]  # NumPy's numbers would not be written as JSON
         negatives, positives = by_label(highest, positive)
         target = None if threshold is not None else false_positive_rate

@@ -70,7 +70,8 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     if isinstance(cell, list | tuple) and len(cell) == 1 and isinstance(cell[0], Mapping) and "result" in cell[0]:
         cell = cell[0]
     if isinstance(cell, Mapping):
-        if cell.get("was_cancelled") is True or cell.get("answer") in ("reject", "ignore"):  # Label Studio; Prodigy
+        # keys of Label Studio and Prodigy
+        if cell.get("was_cancelled") is True or plain(cell.get("answer")) in ("reject", "ignore"):
             raise UnplacedSpanError(shown(cell), f", which its annotator skipped or rejected; leave it out. {_IGNORE}.")
         cell = _list_of(cell)
     if not isinstance(cell, list | tuple):

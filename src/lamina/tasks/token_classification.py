@@ -36,7 +36,7 @@ from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
-    from lamina.layers.types import Processor
+    pass
 
 PIECES = "pieces"  # the key in the `info` of a reader
 Key = tuple[int, int, int]  # a token, how many words it decides about, and its tag
@@ -245,10 +245,6 @@ class TokenClassificationKind(TextClassKind):
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
         """Return an empty collection for the logits of every word."""
         return _TagResults(task, split, inputs, _parts(task, split))
-
-    def answers(self, task: TaskLike, split: Split, inputs: EncodedInputs, processor: Processor) -> Results:
-        """Return an empty collection for the logits of every word of texts that `examples` has split into words."""
-        return _TagResults(task, split, inputs)
 
     def examples(self, raw: Sequence[object], processor: object) -> Split:
         """Split the texts or pairs that a user passed to `predict` into words, and return them as a split.
