@@ -146,10 +146,12 @@ def by_heart(task: Task, words: Any, noise: int) -> tuple[float, list[tuple[int,
     chosen = targets.tensor([0])
     logits = torch.eye(len(task.labels))[torch.where(chosen == IGNORED, noise, chosen)] * 20
     plain: Any = kind.answers(task, kind.examples(list(split.texts), words), inputs, words)
-    listed = kind.results(task, split, inputs)
-    for results in (listed, plain):
+    listed: Any = kind.results(task, split, inputs)
+    asked: Any = kind.answers(task, split, inputs, words)  # as a tagger does
+    for results in (listed, plain, asked):
         results.set_learnt(kind.learnt(task, split, inputs))
         results.add([0], logits)
+    assert asked.guesses() == listed.guesses()
     spans = plain.predictions()[0]
     return listed.scores(["span_f1"])["span_f1"], [(span["start"], span["end"]) for span in spans]
 
