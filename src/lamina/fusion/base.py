@@ -388,7 +388,8 @@ def layer_sum(
     weights: Float[Tensor, "members layers"], features: Float[Tensor, "members layers *batch dim"]
 ) -> Float[Tensor, "members *batch dim"]:
     """Return each member's weighted sum over layers. Under autocast it is added in the dtype of the weights."""
-    if torch.is_autocast_enabled(weights.device.type):
+    kind = weights.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return (features * weights.view(*weights.shape, *(1,) * (features.ndim - 2))).sum(1)
     return torch.bmm(weights[:, None], features.flatten(2)).view(len(weights), *features.shape[2:])
 
