@@ -141,3 +141,14 @@ def test_values_that_cannot_be_are_refused(settings: dict[str, float], message: 
 def test_no_layers_are_refused():
     with pytest.raises(ConfigError, match="fusion: layers is 0"):
         AdaLayers().build(0, 8)
+
+
+@pytest.mark.parametrize("tokens", [16, 200])  # projected together, and layer by layer
+def test_half_precision_keeps_large_states(tokens: int):
+    torch.manual_seed(0)
+    fusion = AdaLayers(dim=8, dropout=0.0).build(layers=3, width=16).eval()
+    states, mask = torch.randn(3, 1, tokens, 16), torch.ones(1, tokens, dtype=torch.bool)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        small, large = fusion(states, mask), fusion(1000 * states, mask)
+    assert torch.isfinite(large).all()
+    assert large.abs().mean() > small.abs().mean() / 2
