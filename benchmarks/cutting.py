@@ -35,9 +35,8 @@ def cut(model: Path, way: str, data: Path, output: Path) -> dict[str, Any]:
         task.write_text(TASK, encoding="utf-8")
         command = [sys.executable, "-m", "lamina", "edit", str(model), "--drop", "auto:2", "--by", way, "--json"]
         options = ["--task", str(task), "--data", str(data), "--heal", "1", "--seed", seed, "--overwrite"]
-        done = subprocess.run(
-            [*command, *options, "-o", str(output / f"{way}-{seed}")], check=True, capture_output=True, text=True
-        )
+        folder = ["-o", str(output / f"{way}-{seed}")]
+        done = subprocess.run([*command, *options, *folder], check=True, stdout=subprocess.PIPE, text=True)
         printed.write_text(done.stdout, encoding="utf-8")
     return json.loads(printed.read_text(encoding="utf-8"))["lost"][0]
 
@@ -47,7 +46,7 @@ def row(way: str, lost: list[dict[str, Any]]) -> dict[str, Any]:
 
     def over_seeds(*values: float) -> str:
         summary = summarise(values)
-        return f"{summary.mean:+.3f} ± {summary.interval or 0:.3f}"
+        return f"{summary.mean:.3f}" + ("" if summary.interval is None else f" ± {summary.interval:.3f}")
 
     return {
         "by": way,
