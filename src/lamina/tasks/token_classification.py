@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
+from typing import NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor
@@ -34,9 +34,6 @@ from lamina.tasks.tagged_examples import span_splits, tag_splits
 from lamina.tasks.targets import WordTargets
 from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON
-
-if TYPE_CHECKING:
-    pass
 
 PIECES = "pieces"  # the key in the `info` of a reader
 Key = tuple[int, int, int]  # a token, how many words it decides about, and its tag
@@ -68,6 +65,9 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 @dataclass(frozen=True)
 class Pieces:
     """The learnt tags of words that share a token. Tags that form one continuing span are not stored.
+
+    A token may cover several words, for example in Chinese, but has one tag. Which tags its words had is therefore
+    counted in training.
 
     Attributes:
         labels: The class names.
@@ -259,17 +259,13 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
     Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. A listed word with
-    several `parts`, which are the words of a plain text, has the tag of the first. None: no word has several.
+    several `parts`, which are the words of a plain text, has the tag of the first.
     """
 
-    def __init__(
-        self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts] | None = None
-    ) -> None:
-        self._task, self._split, words = task, split, list(split.words or ())
-        self._first: list[list[int]] | None = None  # for each text, the indices of the words' first parts in it
-        if parts is not None:
-            self._first = [list(accumulate(map(len, row[:-1]), initial=0))[: len(row)] for row in parts]
-            words = _joined(parts)
+    def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts]) -> None:
+        self._task, self._split, words = task, split, _joined(parts)
+        # for each text, the indices of the words' first parts in it
+        self._first = [list(accumulate(map(len, row[:-1]), initial=0))[: len(row)] for row in parts]
         self._counts = [len(spans) for spans in words]
         empty = torch.zeros(len(task.labels))
         empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
@@ -315,8 +311,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         scores, tags = (values.tolist() for values in self._logits.softmax(-1).max(-1))
         self._pieces.spread(self._groups, tags, scores)
         start = 0
-        for text, count in enumerate(self._counts):
-            places = range(count) if self._first is None else self._first[text]
+        for places, count in zip(self._first, self._counts, strict=True):
             yield [scores[start + at] for at in places], tuple(tags[start + at] for at in places)
             start += count
 
