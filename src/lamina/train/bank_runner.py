@@ -49,7 +49,7 @@ class Engine(Protocol):
     """An engine that computes readers' answers to a batch in place of PyTorch, such as an ONNX Runtime session."""
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits for a tokenised batch; None if PyTorch must compute this batch."""
+        """Return reader name -> logits of a batch for the readers `names`; None if PyTorch must compute this batch."""
         ...
 
 
@@ -57,8 +57,8 @@ class BankRunner(Runner):
     """Runs batches through the readers of a bank. With the bank's `train_base`, it trains the base model too.
 
     Args:
-        bank: The bank.
-        op: The public operation, for messages.
+        bank: The bank. For "fit", a bank without a processor gets `processor`, so that both are saved together.
+        op: The public operation, such as "fit" or "predict", for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
 
@@ -66,7 +66,8 @@ class BankRunner(Runner):
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
 
     Raises:
-        ConfigError: If there is no processor.
+        ConfigError: If there is no processor, or the bank was made from recorded states and has no model to read
+            inputs.
         BaseMismatchError: If `processor` makes other inputs than the bank's, which its readers were trained with.
     """
 
@@ -99,9 +100,9 @@ class BankRunner(Runner):
             parts: Splits that each task must have, such as "train".
 
         Raises:
-            UnknownNameError: If the bank has no reader of a task's name.
-            ConfigError: If a part is empty, or task and head differ in kind, problem type or labels; or if the frozen
-                model has changed.
+            UnknownNameError: If the bank has no reader of a task's name, or a task does not have a split.
+            ConfigError: If there is no task, a split has no labelled row, task and head differ in kind, problem type or
+                labels, or the frozen model has changed since the bank was made.
         """
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
@@ -141,11 +142,15 @@ class BankRunner(Runner):
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """Check that batches fit in memory. Unless the option `cache` is "off", attach cached states to the groups.
+        """Check that batches fit in memory; unless `options.cache` is "off", attach cached states to the groups.
+
+        The arguments are those of `Runner.prepare`.
 
         Raises:
-            ConfigError: If a batch does not fit in memory; the message says which batch size does. Also if the model is
+            ConfigError: If a batch does not fit in memory; the message says which batch size does. Also if the base
+                model is
                 trained, and could not be loaded again after it is saved.
+            BaseMismatchError: If a group's states were recorded from another model than the bank's.
             CacheError: If `cache` is "on" and the states cannot be cached.
         """
         if self.bank.train_base:
@@ -171,11 +176,14 @@ class BankRunner(Runner):
             )
 
     def prepare_recorded(self, groups: Sequence[Group]) -> None:
-        """Check groups with recorded states, and set which layers they return, and on which device.
+        """Check that readers can use their groups' recorded states, and set which layers these states return.
+
+        The groups are changed in place; those without recorded states stay as they are. The states will be returned on
+        the runner's device.
 
         Raises:
             ConfigError: If a reader cannot be trained on these states.
-            BaseMismatchError: If they are states of another model than the bank's.
+            BaseMismatchError: If the states were recorded from another model than the bank's.
         """
         for group in groups:
             if isinstance(group.states, RowsOfStates):
@@ -205,9 +213,10 @@ class BankRunner(Runner):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return the number of tokens of a group's longest row. For images and audio, return the number of states.
+        """Return the number of tokens of a group's longest row; without tokens, its number of hidden states.
 
-        The number of states is found by running the model on the row, without gradients.
+        Images, audio and recorded states have no tokens. For images and audio, the model runs once on the row, without
+        gradients, to count its states.
         """
         lengths = group.inputs.lengths
         if isinstance(group.states, RowsOfStates):
@@ -233,9 +242,9 @@ class BankRunner(Runner):
         return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Return the bytes per token of buffered states. Fusions that need all of their layers at once buffer them.
+        """Return how many bytes of hidden states the fusions of the readers `names` keep in memory per token.
 
-        A layer that several readers buffer counts once.
+        Only fusions that need all of their layers at once keep states. A layer that several readers keep counts once.
         """
         bank = self.bank
         buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
@@ -302,7 +311,7 @@ class BankRunner(Runner):
     def _run(
         self, batch: Batch, labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> BankOutput:
-        """Return the outputs of readers for a batch, with losses for the readers that have `labels`.
+        """Return the outputs of the readers `names` for a batch, with losses for the readers that have `labels`.
 
         The readers read the batch's cached `states`. None: the model runs.
         """
@@ -328,7 +337,11 @@ class BankRunner(Runner):
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Tensor]:
-        """Return reader name -> logits of a batch. With `labels`, vocabulary heads compute only labelled tokens."""
+        """Return reader name -> logits of a batch. The arguments are those of `Runner.outputs`.
+
+        With `labels`, heads over a vocabulary compute only the labelled tokens. Without `labels` and `states`, the
+        runner's `engine` computes the logits if it can.
+        """
         if self.engine is not None and labels is None and states is None:
             answered = self.engine.run(self.bank, batch, names)
             if answered is not None:
@@ -342,13 +355,13 @@ class BankRunner(Runner):
         return self.bank[name].head.outputs
 
     def info(self, name: str) -> dict[str, JSON]:
-        """Return the dict `info` of the reader `name`."""
+        """Return the dict of facts that is saved with the reader `name`. Callers may write to it."""
         return self.bank[name].info
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """Return the largest value of `option` with which the readers were trained.
+        """Return the largest value of `option`, such as "max_length", with which the readers `names` were trained.
 
-        None if a reader has no record of it.
+        None if a reader has no record of the option.
         """
         largest: int | None = None
         for name in names:

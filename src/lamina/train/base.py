@@ -50,7 +50,10 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 
 
 def checked_target(op: str, target: TargetT) -> TargetT:
-    """Return a bank unchanged, or the model inside torch's wrappers; raise ConfigError for anything else."""
+    """Return a bank unchanged, or the model inside torch's wrappers; for anything else raise ConfigError.
+
+    `op` is the operation, for the message.
+    """
     return target if isinstance(target, ReaderBank) else checked_model(target, op, "a bank or a transformers model")
 
 
@@ -84,7 +87,7 @@ class Runner(ABC):
         return first.device
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a batch: tensors on the device, and image size options."""
+        """Return the model's keyword arguments for a batch: its tensors on the device, and options for image sizes."""
         tensors = to_device(batch, self.device)
         return tensors | size_arguments(self.base, tensors) if "pixel_values" in tensors else tensors
 
@@ -121,9 +124,9 @@ class Runner(ABC):
         return {}
 
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:
-        """Save the facts that `Kind.learnt` returned with the learner `name`.
+        """Store `facts`, which `Kind.learnt` found in the training data, in the `info` of the learner `name`.
 
-        Before training, facts of earlier runs are removed.
+        Facts of earlier runs stay, unless the caller removes them first.
         """
         self.info(name).update(facts)
 
@@ -263,7 +266,7 @@ class Runner(ABC):
         return scores
 
     def rows_per_pass(self, group: Group, names: Iterable[str], options: PassOptions) -> int:
-        """Return the number of rows of a group that are scored in one batch, at least 1.
+        """Return the number of rows of a group that the learners `names` score in one batch, at least 1.
 
         It is `options.scoring_batch_size`, or less if a learner's kind of task has many outputs per position, such as
         one for every entry of a vocabulary.

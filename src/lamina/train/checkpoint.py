@@ -102,7 +102,8 @@ class Checkpoints:
             Tensors and progress of the newest checkpoint; None if there is none, or `resume` is False.
 
         Raises:
-            StoreError: If the newest checkpoint is damaged. The message names an older one that is intact, if any.
+            StoreError: If the newest checkpoint is damaged (the message names an older one that is intact, if any), or
+                a folder with a checkpoint's name holds other files.
             ConfigError: If the checkpoint belongs to another run. The message says what differs.
         """
         barrier()

@@ -183,7 +183,7 @@ class Engine:
             self.save()
 
     def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
-        """Take one optimizer step.
+        """Take one optimizer step with the gradients of all accumulated batches, summed over all processes.
 
         Args:
             step: The step of the plan.
@@ -250,7 +250,8 @@ class Engine:
 
         A weight is the batch's fraction of all labels of the step, over all processes. With these weights, the sum of
         the batches' mean losses is the mean loss of the step. `labels` (learner name -> labels) and `counts` (whether
-        the loss counts) have an entry for each batch of this process. All processes must call this together.
+        the loss counts) have an entry for each batch of this process. `rows` is the number of rows of the whole step.
+        All processes must call this together.
         """
         if self._parts == 1:
             return None
@@ -281,7 +282,7 @@ class Engine:
     # After an epoch
 
     def score(self, names: set[str], bar: tqdm) -> None:
-        """Score the learners `names`; update each one's best epoch, schedule and early stop."""
+        """Score the learners `names`, update each one's best epoch, schedule and stop, and print scores above `bar`."""
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         results: dict[str, Results] = {}
         with eval_mode(*self.runner.modules):
@@ -332,7 +333,8 @@ class Engine:
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
         """Tell a learner that an epoch has ended; return whether its next stage of training begins now.
 
-        A learner that stops early is told that its epochs are almost over, so that its next stage begins now.
+        A learner that stops early (`stopped`) is told that its epochs are almost over, so that its next stage begins
+        now.
         """
         done = (self._epoch + 1) / self.plan.epochs[learner.name]
         return learner.end_epoch(math.nextafter(1, 0) if stopped and done < 1 else done)
@@ -421,7 +423,10 @@ def _seed(seed: int) -> None:
 
 @contextmanager
 def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let only the learners' parameters require gradients inside the `with` block; then restore flags and modes."""
+    """Let only the learners' parameters, among those of `modules`, require gradients inside the `with` block.
+
+    At its end, the flags and modes of the modules are restored, and all gradients are dropped.
+    """
     parameters = [parameter for module in modules for parameter in module.parameters()]
     flags = [parameter.requires_grad for parameter in parameters]
     trained = {id(parameter) for learner in learners for parameter in learner.parameters}
@@ -504,7 +509,7 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the NotFiniteError for training that stops at `step`.
+        """Return the NotFiniteError for training that the learner `name` ends at `step`.
 
         `what` says which number is not finite, as a part of the message.
         """

@@ -215,7 +215,10 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
 
 
 def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: str) -> RunSpec:
-    """Return the spec of a grid's reader `name`, from the template and its `settings` (full key -> value)."""
+    """Return the spec of a grid's reader `name`, from the template and its `settings` (full key -> value).
+
+    Raises ConfigError or UnknownNameError if a value does not fit its field; the message names the settings.
+    """
     shown = {key: _shown(value) for key, value in settings.items()}
     rate, epochs = cast("float | None", settings.get("learning_rate")), cast("int | None", settings.get("epochs"))
     spec = RunSpec(name, template, reader, shown, learning_rate=rate, epochs=epochs)
@@ -231,7 +234,7 @@ def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: s
 
 
 def _shown(value: object) -> JSON:
-    """Return a grid's value as tables show it. A config becomes "Name(field=value)" without defaults; JSON stays."""
+    """Return a grid's value as tables show it. A config becomes "Name(field=value)" without defaults."""
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

@@ -108,11 +108,11 @@ def group_tasks(
 ) -> list[Group]:
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
-    Tasks are in one group if their examples, their kind of inputs, `by_row` and `image_size` are equal.
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal.
 
     Args:
         tasks: Learner name -> task.
-        options: How to encode, and which part of the tasks.
+        options: How to encode, and which split of the tasks.
         processor: Tokenizer, image processor or feature extractor.
         encodings: Encoded examples of earlier calls, which are reused; new ones are added in place. None: encode all.
     """

@@ -99,11 +99,11 @@ def data_digests(split: Split) -> dict[str, str]:
     return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
 
 
-def _digest(cells: Iterable[object]) -> str:
-    """Return a hash of the `repr` of the cells, in order."""
+def _digest(values: Iterable[object]) -> str:
+    """Return a hash of the `repr` of all values, in order."""
     digest = hashlib.blake2b(digest_size=16)
-    for cell in cells:
-        digest.update(repr(cell).encode() + b"\0")
+    for value in values:
+        digest.update(repr(value).encode() + b"\0")
     return digest.hexdigest()
 
 

@@ -162,9 +162,9 @@ class Learner:
         return afresh
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Reset scores and best weights; with `schedule`, also the learning-rate schedule. The count of steps goes on.
+        """Begin the next stage of training, in which scores count from the start: forget best scores and weights.
 
-        Scores of two stages are not comparable.
+        With `schedule`, the learning-rate schedule starts again too. The count of steps goes on.
         """
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)

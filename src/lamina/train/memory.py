@@ -142,7 +142,10 @@ Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name 
 
 
 class RowShape(NamedTuple):
-    """The size of a row: the number of tokens of its text and of its `target` text (0: as many), or an `image_size`."""
+    """The size of a row: `tokens` of its text, `target` tokens of its target text, or its `image_size`.
+
+    If `target` is 0, the target text has as many tokens as the text.
+    """
 
     tokens: int
     target: int = 0
@@ -191,10 +194,10 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
 def _measure(
     model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None, *, grad: bool
 ) -> BatchBytes:
-    """Measure the memory that readers need in one pass of the model, in `reader_memory` and `scoring_memory`.
+    """Measure the memory that readers need for a batch, in training (`reader_memory`) or scoring (`scoring_memory`).
 
-    It is what autograd keeps for gradients in training (`grad`), or the peak in scoring. The readers run on states of
-    zeros. The model itself does not run, and neither its weights nor its gradients count.
+    In training, it is what autograd keeps for the gradients; in scoring, the peak. The readers run on states of zeros.
+    The model itself does not run, and neither its weights nor its gradients count.
 
     Args:
         model: The model.
@@ -238,7 +241,8 @@ def _run(
 ) -> list[object]:
     """Call readers with states of zeros and return their outputs; with `grad`, return their losses too.
 
-    `shape` is the number of rows and of tokens. The model decides the dtype and device of the states.
+    `shape` is the number of rows and of tokens. The model decides the dtype and device of the states. `labels`
+    returns reader name -> labels for a number of rows. None: no losses are computed.
     """
     labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
     results: list[object] = []

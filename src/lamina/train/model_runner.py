@@ -51,7 +51,7 @@ class ModelRunner(Runner):
         task: The task. For predictions, it may be a `TaskOutline`, a task without examples.
         op: The public operation, such as "predict". Messages begin with it; for "predict" the head is checked.
         processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
-        object, or the one that belongs to `model.name_or_path`.
+            object, or the one that belongs to `model.name_or_path`.
         options: Options of the passes. Only the options for generating texts are read here.
 
     Raises:

@@ -83,7 +83,10 @@ class PassOptions(BaseModel):
 
     @classmethod
     def _first_error(cls, error: ValidationError, given: Mapping[str, object], op: str) -> LaminaError:
-        """Return pydantic's first problem as an UnknownNameError (for an unknown choice) or a ConfigError."""
+        """Return pydantic's first problem as an UnknownNameError (for an unknown choice) or a ConfigError.
+
+        `given` are the keywords that were checked, and `op` is the operation, for the message.
+        """
         name = str(error.errors()[0]["loc"][0])
         value = given[name]
         known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
@@ -162,7 +165,10 @@ Rates = Annotated[Mapping[str | int, NotNegative], BeforeValidator(lambda rates:
 
 
 def _patterns(names: object) -> object:
-    """Return a list of patterns as a tuple; raise ValueError if it is empty or holds anything but strings."""
+    """Return a list of patterns as a tuple, and anything but a list or tuple unchanged.
+
+    Raises ValueError if the list is empty or holds anything but strings.
+    """
     if not isinstance(names, list | tuple):
         return names
     if not names or not all(isinstance(name, str) and name.removeprefix("!") for name in names):

@@ -194,7 +194,8 @@ def _training_groups(
 ) -> list[Group]:
     """Return the encoded training examples of a run's learners, together with their entries in `states`.
 
-    Raises DataError if rows of a task have no label and were masked by default, and no other task shares its rows.
+    `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises DataError if rows of a
+    task have no label and were masked by default, and no other task shares its rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
     for group in groups if states else ():
@@ -350,7 +351,7 @@ def _record_training(engine: Engine) -> None:
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:
-    """Return the maximum length that a task's examples were read with; None if states were recorded without it."""
+    """Return the maximum length that a task's examples were read with; None for recorded states without one."""
     if (recorded := recorded_of(task.split("train"))) is not None:
         return recorded.manifest.max_length
     return max_length(engine.runner, {task.name: task}, engine.options.max_length)
