@@ -142,7 +142,10 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """Run a cell. Return its result, converted to JSON types; or the failure, if it raised an error."""
+    """Run a cell with its own random state. Return its result in JSON types; or the failure, if it raised an error.
+
+    In a distributed run, the error is raised. `op` is the operation, for messages.
+    """
     try:
         with torch.random.fork_rng(), memory_errors(op):
             seed_torch(derive_seed(cell.file))

@@ -147,10 +147,13 @@ def export_folder(bank: ReaderBank, backend: str) -> Path | None:
 
 
 def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
-    """Return the bank's engine if one was opened before; otherwise open its export.
+    """Return the engine that answers for the readers `names`: one opened before, or that of the bank's export.
 
-    With `exports`, an export is written if there is none. Raises ConfigError if the bank is not on the CPU, or if
-    `backend` is "int8" and the bank's folder has no such export.
+    With `exports`, an export is written if there is none or if it does not fit. The engine is kept for later calls.
+
+    Raises:
+        ConfigError: If the bank is not on the CPU, or `backend` is "int8" and the bank's folder has no such export.
+        StoreError: If the export in the bank's folder does not fit, and no other one may be written.
     """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):

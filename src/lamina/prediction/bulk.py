@@ -206,7 +206,7 @@ def predict_file(  # noqa: PLR0913
 
 
 def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
-    """Return the text columns that readers of a bank were trained on; [] for a whole model and readers of pairs.
+    """Return the text columns on which readers of single texts were trained; [] for a whole model.
 
     `readers` are the names of the readers. None: all readers of the bank.
     """
@@ -290,9 +290,13 @@ class Partial:
     @classmethod
     @contextmanager
     def open(cls, output: Path, same: JSONObject, *, resume: bool) -> Iterator[Partial]:
-        """Open and lock the partial output for `output`.
+        """Open and lock hidden files beside `output`, for the rows of a run whose arguments are `same`.
 
-        With `resume`, rows of an earlier run stay if that run recorded the same arguments, `same`.
+        With `resume`, rows of an earlier run with the same arguments stay; otherwise they are removed.
+
+        Raises:
+            ConfigError: If the earlier run had other arguments.
+            StoreError: If the folder cannot be written, the hidden file was cut off, or another run holds the lock.
         """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
@@ -317,6 +321,7 @@ class Partial:
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: JSONObject) -> None:
+        """Continue from the numbers in an earlier run's note, `state`; the errors are those of `open`."""
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(
@@ -339,7 +344,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and record how much is complete."""
+        """Append output rows for the next `read` rows of the source, and record in the note how much is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -428,7 +433,7 @@ class Answered:
     """The outcome of a `Chunk`: output rows, errors of bad rows, and the error that ends the run, if any."""
 
     rows: list[JSONObject] = field(default_factory=list)
-    read: int = 0
+    read: int = 0  # rows of the source that were parsed for them
     problems: list[DataError] = field(default_factory=list)
     failed: LaminaError | None = None  # the error that ends the run after these rows
 
@@ -505,6 +510,7 @@ class Answering:
         problems: list[DataError],
         prepared: Prepared | LaminaError | None = None,
     ) -> Iterator[JSONObject]:
+        """Yield the output row of each example; `problems` collects the errors of bad rows, if these are skipped."""
         if not examples:
             return
         try:

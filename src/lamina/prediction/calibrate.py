@@ -255,8 +255,8 @@ def score_texts(
 ) -> dict[str, TextScores]:
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
-    `finished` is as in `monitoring.scores_of_monitors`. With `features`, the readers' features are computed too, for a
-    sketch.
+    With `finished`, a model that reads in both directions is allowed: each score then depends on the whole text. With
+    `features`, the readers' features are computed too, for a sketch. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
@@ -310,8 +310,7 @@ def _running_scores(
 
     The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`; they are empty
     without `features`. The mask is True at the tokens that count: not at special tokens, and not in the first text of a
-    pair if only the second has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a
-    score is NaN.
+    pair if only the second has labels. `finished` is as in `score_texts`. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))
@@ -324,7 +323,7 @@ def _running_scores(
         mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
-            mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
+            mask &= _range_mask([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
         sums: dict[str, Tensor] = {}
 
         def add(by_reader: Mapping[str, Tensor], sums: dict[str, Tensor] = sums, mask: Tensor = mask) -> None:
@@ -344,10 +343,10 @@ def _running_scores(
         yield rows, scores, mask, sums
 
 
-def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
-    """Return a mask `[windows, length]`, True at the tokens inside each window's range in `runs`."""
+def _range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
+    """Return a mask `[windows, length]`, True at the tokens inside each window's range in `ranges`."""
     at = torch.arange(length)
-    return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
+    return torch.stack([(at >= own.start) & (at < own.stop) for own in ranges])
 
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:

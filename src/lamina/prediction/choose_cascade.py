@@ -89,10 +89,11 @@ def choose_cascade(  # noqa: PLR0913
 ) -> CascadeChoice:
     """Choose the cheapest cascade of two monitors that keeps a given recall.
 
-    Half of the rows choose the thresholds. The first monitor's threshold is set by the fraction of positives that it
-    may miss, the second monitor's by the rate of false positives. On the other half, cascades are tested from the
-    safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least `recall`.
-    So with the given confidence, the recall on other texts of the same kind is at least `recall`.
+    In a cascade, the first monitor reads every token, and the second only those at which the first reaches its
+    threshold. Half of the rows choose the thresholds. The first monitor's threshold is set by the fraction of positives
+    that it may miss, the second monitor's by the rate of false positives. On the other half, cascades are tested from
+    the safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least
+    `recall`. So with the given confidence, the recall on other texts of the same kind is at least `recall`.
 
     Args:
         bank: The bank with both readers, trained.
@@ -181,7 +182,10 @@ def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of the labelled rows in two halves, each with half of the positives."""
+    """Return the numbers of the labelled rows in two random halves, each with half of the positives.
+
+    `labels` has a label for each row, or None. `seed` decides the division.
+    """
     halves: tuple[list[int], list[int]] = ([], [])
     for wanted in (True, False):
         rows = [row for row, label in enumerate(labels) if label is wanted]
@@ -192,7 +196,7 @@ def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[i
 
 
 def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:
-    """Return the scores and labels of some rows."""
+    """Return the scores and labels of the texts whose numbers are in `rows`."""
     return TextScores([scored.running[row] for row in rows]), [bool(labels[row]) for row in rows]
 
 

@@ -82,13 +82,13 @@ def extract(  # noqa: PLR0913
         source: File of texts, in a form that `Task.from_files` reads.
         output: Folder to write to; created if it does not exist.
         layers: Selector of the layers.
-        stack: Name of the stack. None: the only one, or the encoder.
+        stack: Name of a stack of blocks, such as "encoder". None: the only one, or the encoder.
         pooling: Write one state per row: of its "first" or "last" token, or the "mean" of its tokens. None: write the
             states of all tokens.
         dtype: Type of the numbers.
         text: Column of the text. None: the only column, or "sentence" or "text".
         text_pair: Column of the second text. None: rows are single texts.
-        processor: The model's tokenizer.
+        processor: The model's tokenizer, which is required.
         max_length: Maximum tokens per row; longer texts lose their end. None: what the model allows.
         batch_size: Rows per pass.
         progress: Show a progress bar on standard error.
@@ -100,7 +100,8 @@ def extract(  # noqa: PLR0913
         UnknownNameError: If the stack, the pooling or the dtype does not exist.
         LayerIndexError: If a layer does not exist.
         DataError: If the file cannot be read, or a state is NaN or too large for `dtype`; the message names the row.
-        ConfigError: If the model does not have one state per token of a text, or `batch_size` is below 1.
+        ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
+            state per token of a text, or `batch_size` is below 1.
         StoreError: If the folder holds other files, or the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
@@ -127,7 +128,10 @@ def extract(  # noqa: PLR0913
 
 
 def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[object], Table]:
-    """Return the texts (or pairs) of a file, and its table; raise DataError if a row has no text."""
+    """Return the texts (or pairs) of a file, and a table of its other columns.
+
+    `text` and `text_pair` are columns, as in `extract`. Raises DataError if a row has no text.
+    """
     table = read_table(source, other="lines" if source.suffix.lower() == ".txt" else None)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
     cells = [table.column(column) for column in columns]
@@ -222,12 +226,12 @@ class _Plan:
                 write_json(path, self.facts)
 
     def shape(self, number: int) -> list[int]:
-        """Return the shape of the array in a file."""
+        """Return the shape of the array in file `number`: states, layers, width."""
         rows = self.parts[number]
         return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
 
     def write(self, number: int, path: Path, batch_size: int) -> None:
-        """Compute the states of the rows of file `number`, and write them to `path`."""
+        """Compute the states of the rows of file `number`, in passes of `batch_size` rows; write them to `path`."""
         rows = self.parts[number]
         with path.open("wb") as file:  # under any name, to which np.save would append .npy
             np.lib.format.write_array_header_1_0(
@@ -243,7 +247,10 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (row number, states `[tokens, layers, width]`) for rows; DataError if a state is not finite."""
+        """Yield (row number, states `[tokens, layers, width]`) for each row, in passes of `batch_size` rows.
+
+        Raises DataError if a state is not finite, and ConfigError if the model does not have one state per token.
+        """
         lengths = [int(self.inputs.lengths[row]) for row in rows]
         for batch in length_batches(lengths, batch_size):
             numbers = [rows.start + at for at in batch]

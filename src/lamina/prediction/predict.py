@@ -105,12 +105,11 @@ def predict(  # noqa: PLR0913
 
     Returns:
         One dict per example: reader name -> prediction. For a whole model, the name is the kind of task.
-        Classification: "label", "score" and
-        "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Token classification: a list of
-        spans with "start" and "end" (characters), "label", "text" and "score". Masked language modelling: for each mask
-        token its "start" and "end", and "candidates", the five likeliest tokens with "token" and "score", best first.
-        Summarisation and translation: "text". Causal language modelling: "text", the continuation that a model
-        generates; for a reader "candidates" for the next token.
+        Classification: "label", "score" and "probabilities". Regression: "value". Multi-label: "labels" and
+        "probabilities". Token classification: a list of spans with "start" and "end" (characters), "label", "text" and
+        "score". Masked language modelling: for each mask token its "start" and "end", and "candidates", the five
+        likeliest tokens with "token" and "score", best first. Summarisation and translation: "text". Causal language
+        modelling: "text", the continuation that a model generates; for a reader "candidates" for the next token.
 
     Raises:
         ConfigError: If there is no processor or reader, a reader cannot read an example, or there is no mask token to
@@ -166,7 +165,7 @@ class Reading:
 
 
 class _Plan(NamedTuple):
-    """What follows from the readers (or a whole model), their training, the processor and the options."""
+    """How to run the readers (or a whole model); it depends on their training, the processor and the options."""
 
     tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     readings: tuple[Reading, ...]
@@ -191,6 +190,10 @@ class Predictor:
 
     Attributes:
         options: Options of each pass.
+
+    Raises:
+        UnknownNameError: If a reader or the backend does not exist.
+        ConfigError: If there is no reader or processor, `kind` is set for a bank, or `readers` for a whole model.
     """
 
     def __init__(

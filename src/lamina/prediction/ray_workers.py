@@ -70,7 +70,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
 
 def _alone(actor: Any, item: object, op: str) -> Any:
-    """Let a worker process a single item, and return the result; raise LaminaError if the worker dies again."""
+    """Let the worker `actor` process one item, and return the result; raise LaminaError if the worker dies again."""
     ray = import_ray(op)
     try:
         return ray.get(actor.run.remote(item))

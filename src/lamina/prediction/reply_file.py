@@ -114,7 +114,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column that has a usual name for `what`, or None; raise DataError if there are several."""
+    """Return the column with a usual name for `what`, a key of `USUAL`, or None; DataError if there are several."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -138,7 +138,7 @@ def _column(table: Table, what: str, named: str | None) -> str:
 
 
 def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
-    """Return the DataError for a cell; `problem` says what is wrong."""
+    """Return the DataError for the cell in `row` and `column`; `problem` says what is wrong."""
     message = f"monitor: {table.path}, row {row}, column '{column}': {problem}"
     return DataError(message, path=table.path, row=row, column=column)
 
@@ -157,7 +157,7 @@ def _labels(table: Table, column: str) -> list[str]:
 
 
 def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from two columns."""
+    """Return (prompt, reply) for each row, from two columns; raise DataError if one of the two is blank or no text."""
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):
@@ -168,7 +168,10 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
 
 
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt."""
+    """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt.
+
+    Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply.
+    """
     tokenizer = tokenizer_of(processor)
     begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
     first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
@@ -195,7 +198,8 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
 def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) -> tuple[Span, ...]:
     """Return the bad words of a positive reply as spans of neighbouring words; all words if no spans are given.
 
-    `cell` is the cell in which the file lists the reply's bad spans.
+    `cell` lists the reply's bad spans; None: there is no such column. Raises DataError, which names the row and the
+    column, if a span is not in the reply.
     """
     words = word_spans(reply)
     try:

@@ -300,7 +300,10 @@ def score_replies(
 
 
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
-    """Return the model and its tokenizer. A model given by name is loaded, with its language model head if saved."""
+    """Return the model and its tokenizer: `processor`, or else the one saved with a model that is given by name.
+
+    A model given by name is loaded, with its language model head if saved. Raises ConfigError without a tokenizer.
+    """
     own: Processor | None = None
     if isinstance(model, str | Path):
         loaded, own = load(model, writing_class(model))
@@ -345,7 +348,7 @@ def _warn_of_repeated(parts: Parts) -> None:
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
-    """Return part name -> a token task over the words of its replies."""
+    """Return part name -> a task that labels the words of its replies; bad words have the label `positive`."""
     tasks: dict[str, Task] = {}
     for part, own in parts.items():
         rows = [
@@ -368,7 +371,10 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
 
 
 def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
-    """Add the candidate readers to a bank; return whether these can score a text while it is written."""
+    """Add the candidate readers to a bank; return whether these can score a text while it is written.
+
+    `task` has the labels of their heads, and `seed` decides their random weights.
+    """
     default = Reader.default(task, watch=True)
     stack = next(iter(bank.stacks.values()))
     live = is_causal(bank.model, stack)
