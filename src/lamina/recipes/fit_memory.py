@@ -110,7 +110,7 @@ def _longest(run: SizedRun) -> int:
     """Return the tokens of a run's longest row: `max_length`, or `LONGEST` times the average, as a power of two."""
     most = run.max_length
     if run.task.kind.processor != "tokenizer":
-        return math.ceil(run.tokens)  # images and sound, whose sizes are known
+        return math.ceil(run.tokens)  # images and audio, whose sizes are known
     if run.options.max_length is not None:
         return most
     return min(most, 2 ** math.ceil(math.log2(LONGEST * run.tokens)))
@@ -153,9 +153,10 @@ def fitted_batches(
 ) -> dict[str, Batches]:
     """Return run name -> batches that fit into `memory_bytes` of a GPU; the rows of an optimizer step stay the same.
 
-    A resumed run gets the batches that are saved in its output folder, because the free memory may have changed since
-    it began. Raises ConfigError if not even one row fits, and StoreError if the batches of the output folder are
-    unreadable.
+    `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
+    batches that are saved in its output `folder`, because the free memory may have changed since it began. All
+    processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches of the output
+    folder are unreadable.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

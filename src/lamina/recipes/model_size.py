@@ -371,7 +371,11 @@ def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
 
 
 def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> list[SharedPass]:
-    """Return all passes of the base model for a recipe, each with the runs of the readers that share it."""
+    """Return all passes of the base model for a recipe, each with the runs of the readers that share it.
+
+    Runs share a pass if they read the same data: `tasks` has the tasks that were read, and others are compared by
+    their keys in the recipe.
+    """
     passes: dict[tuple[str, ...], list[SizedRun]] = {}
     named: dict[str, str] = {}
     for run in planned:

@@ -36,11 +36,9 @@ Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as 
 
 
 def _expand_axis(value: object) -> object:
-    """Return an axis in its long form {"key": ...}.
+    """Return an axis in its long form {"key": ...}. Values in any other form stay unchanged.
 
-    The short forms of recipes are expanded; other values stay unchanged.
-
-    The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
+    The short forms of recipes are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
     """
     if isinstance(value, str):
         return {"key": value}
