@@ -407,7 +407,7 @@ def over_sets(study: Study) -> Frame:
 
 
 def markdown_summary(study: Study) -> str:
-    """Return the page: methods over all data sets, conclusions, data sets that failed, and the AUC on each data set."""
+    """Return a benchmark as Markdown: methods over all sets, conclusions, failed cells, and the AUC on each set."""
     table = over_sets(study)
     rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
     used = [name for name in _TITLES if any(row[name] for row in rows)]
@@ -437,7 +437,7 @@ def _leader(study: Study) -> str:
 
 
 def _place(key: Mapping[str, Any]) -> str:
-    """Return the set of a failed cell, and its point if it has one."""
+    """Return as text the data set of a failed cell, and its point if it has one, from the cell's key."""
     return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 

@@ -57,7 +57,7 @@ ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the read
 
 
 def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any config, any setting of the head
-    """Return a function that makes a reader from a fusion and one linear map as its head."""
+    """Return a function that makes a reader of this fusion; its head is one linear map, with the settings `head`."""
     return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
 
 
@@ -243,7 +243,7 @@ class _States:
     def train(self, method: str, make: ReaderOf) -> list[Row]:
         """Train one reader per seed of a method, all at the same time, and return a row for each.
 
-        `make` makes a reader.
+        `make` returns the reader for a task and a seed.
         """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
@@ -268,7 +268,7 @@ class _States:
         ]
 
     def fit(self, method: str) -> Row:
-        """Fit a method on fixed features, and return its table row."""
+        """Fit a method on fixed features, and return its table row; UnknownNameError if there is no such method."""
         check_known(_OP, [method], METHODS, "method")
         if method not in _WITHOUT_STATES:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others

@@ -228,7 +228,7 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has too few rows to measure a loss, or to choose blocks by a score."""
+    """Log a warning if the task has too few rows to measure a loss, or to choose blocks by a score (see `by`)."""
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
         logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
@@ -274,7 +274,10 @@ def _own_score(subject: _Subject, task: Task) -> float:
 
 @contextmanager
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
-    """Train a linear reader of the last layer, and yield a bank with only this reader. A context manager."""
+    """Train a linear reader of the last layer with `seed`, and yield a bank with only this reader.
+
+    A context manager: at its end, the model's mode and `requires_grad` are restored.
+    """
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
         bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
@@ -299,7 +302,7 @@ _Choice = tuple[dict[int, float], list[int]]
 
 
 def _by_influence(subject: _Subject, count: int) -> _Choice:
-    """Choose the blocks with the lowest block influence on training rows."""
+    """Choose the `count` blocks with the lowest block influence on up to 256 training rows."""
     model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))
     inputs = encode_rows(subject.task, train.select_rows(rows), model, subject.processor, None)
@@ -314,9 +317,9 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_loss(subject: _Subject, count: int) -> _Choice:
-    """Choose blocks one by one: in each round, the block whose removal lowers the score least.
+    """Choose `count` blocks one by one: in each round, the block whose removal lowers the score least.
 
-    The model's own head is scored, on held-out training rows.
+    The model's own head is scored, on held-out training rows. The returned costs are those of the first round.
     """
     held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
@@ -330,7 +333,7 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the blocks whose removal lowers the score of a linear reader on held-out rows least.
+    """Choose the `count` blocks whose removal lowers the score of a linear reader on held-out rows least.
 
     The reader is trained on the whole model.
     """

@@ -273,7 +273,10 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
 
 
 def _task_proxies(start: _Start, task: Task) -> list[Row]:
-    """Measure all proxies of each range of blocks on validation rows of a task; return one table row each."""
+    """Measure all proxies (cheap predictions) of what removing each range of blocks costs a task; return table rows.
+
+    They are measured on up to 512 validation rows.
+    """
     cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
     inputs = encode_rows(task, sample, cell.model, cell.processor, start.max_length)
