@@ -54,8 +54,8 @@ def draw_importances(
     `lamina[report]` are not installed, and StoreError if a file cannot be written.
 
     Args:
-        importances: `Run.importances`, or the rows of `importances.parquet`.
-        table: `Run.table`, or the rows of `table.json`.
+        importances: `RecipeResult.importances`, or the rows of `importances.parquet`.
+        table: `RecipeResult.table`, or the rows of `table.json`.
         folder: Folder to write to.
         formats: Formats of the files: "png", "svg" and "html".
 
@@ -79,8 +79,8 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
     """Return the data of the two charts of `draw_importances`, averaged over seeds.
 
     Args:
-        importances: `Run.importances`, or the rows of `importances.parquet`.
-        table: `Run.table`, or the rows of `table.json`.
+        importances: `RecipeResult.importances`, or the rows of `importances.parquet`.
+        table: `RecipeResult.table`, or the rows of `table.json`.
 
     Returns:
         The rows of the chart at the best epoch; the rows of the chart over training; and the key of the x axis of
