@@ -201,6 +201,7 @@ class Shelf:
         return self._unsealed(path)[1]
 
     def _unsealed(self, path: Path) -> tuple[dict[str, Any], State]:
+        """Read a file that `write` made. Raises StoreError, with a hint, if it is damaged."""
         try:
             return unseal(path)
         except StoreError as error:
@@ -208,6 +209,7 @@ class Shelf:
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
 
     def _read(self, path: Path, cell: Cell) -> State:
+        """Read a cell's file. Raises ConfigError if it comes from a run with other settings."""
         before, state = self._unsealed(path)
         if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
             rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"

@@ -271,23 +271,24 @@ def _is_auto(layers: object) -> bool:
 
 
 def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
-    """Apply edits to a model, in place."""
+    """Apply edits to a model, in place. Returns []: the model is not measured, so there are no reports."""
     for change in changes:
         change(model)
     return []
 
 
 def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
-    """Apply groups of edits (`steps`) to a model, in place and in order; return reports of what the model lost."""
+    """Apply groups of edits (`steps`) to a model, in place and in order; return the reports of all of them."""
     return [report for step in steps for report in step(model, processor)]
 
 
 def _by_plan(
     plan: EditPlan, least: LeastOptions, model: PreTrainedModel, processor: Processor | None
 ) -> list[LeastBlocks]:
-    """Apply a plan to a model, in place; return reports of what the model lost. `data` is the folder of its task.
+    """Apply a plan to a model, in place; return reports of what the model lost by dropping its least important blocks.
 
-    Raises ConfigError if the plan measures the model, and that has no weights.
+    `least` says where the data of the plan's task lie, and whether to show progress. Raises ConfigError if the plan
+    measures the model, and that has no weights.
     """
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")

@@ -129,7 +129,7 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
 
 
 def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
-    """Return the bytes of memory that batches must fit, or None: `memory` in GiB, or what is free on this machine.
+    """Return how many bytes a batch may take: `memory` in GiB, or what is free. None: `fit_memory` is off.
 
     Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """

@@ -64,6 +64,7 @@ class Pair:
         return {word for name, _ in self.names for word in words_of(name)}
 
     def _row(self, text: str, acceptability: str) -> Sentence:
+        """Return one text of the pair as a row of the corpus."""
         words, tags = _tag_words(text, self.names)
         return Sentence(
             text=" ".join(words), words=words, tags=tags, sentiment=self.sentiment, acceptability=acceptability

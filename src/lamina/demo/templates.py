@@ -165,6 +165,7 @@ class Writer:
         return [self._word(name, form, role, polarity)]
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
+        """Return a random word for a slot (`name`), in the form that its template asks for."""
         singular = name.removesuffix("s") if name not in SLOTS else name
         listed, usual_role = SLOTS[singular]
         drawn = self._draw(listed.replace("%", OTHER[polarity] if name == "opposite" else polarity))
@@ -175,6 +176,7 @@ class Writer:
         return Token(forms[1], role="s") if singular != name else Token(forms[0], role=role or usual_role)
 
     def _person(self) -> list[Token]:
+        """Return the tokens of a random name of a person: title and surname, first name, or full name."""
         chance = self.rng.random()
         if chance < 0.15:
             return [Token(self._draw("title")), *_entity(self._draw("surname"), "PER")]
@@ -182,6 +184,7 @@ class Writer:
         return _entity(first if chance < 0.4 else f"{first} {self._draw('surname')}", "PER")
 
     def _draw(self, listed: str) -> str:
+        """Draw a word of the writer's split from a list of words.json, and note it in `used`."""
         groups = data()["words"][listed]
         if "shared" not in groups:
             choices = groups[self.split]
@@ -211,6 +214,7 @@ def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
 
 
 def _takes_an(word: str) -> bool:
+    """Return whether the article before a word is "an", judged by its spelling."""
     word = word.lower()
     vowel = word[0] in "aeiou" and not word.startswith(("uni", "use", "eu", "ukr", "one"))
     return vowel or word.startswith(("hour", "honest"))

@@ -154,6 +154,7 @@ class LaminaEstimator(BaseEstimator):
         return f"{type(self).__name__}.{method}"
 
     def _new_bank(self) -> ReaderBank:
+        """Return a bank without readers on the estimator's model."""
         vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
         self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))

@@ -133,7 +133,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return {"pooling": self.pooling}
 
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
-        """Return a reader whose logits are the pooled features of `fusion`; the fusion of `like` has as many."""
+        """Return a reader whose logits are the pooled features of `fusion`, as many as the fusion of `like` has."""
         return self._with_head(fusion, tuple(map(str, range(like.fusion.dim))), seed, linear=False)
 
     def _with_head(self, fusion: FusionConfig, labels: tuple[str, ...], seed: int, *, linear: bool = True) -> Reader:

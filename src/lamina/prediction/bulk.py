@@ -376,6 +376,7 @@ class Partial:
             self.lines.unlink(missing_ok=True)
 
     def _flat_rows(self) -> Iterator[JSONObject]:
+        """Yield the finished rows as a table has them: one value per column."""
         with self.lines.open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
@@ -580,6 +581,7 @@ class _Job:
             yield Chunk([], [], 0, tuple(problems))
 
     def _skip(self, problem: DataError) -> None:
+        """Count a row that cannot be read; the first few are logged."""
         self._partial.skipped += 1
         if self._partial.skipped <= _SHOWN:
             logger.warning("%s", problem)

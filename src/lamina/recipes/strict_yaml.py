@@ -76,6 +76,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
+        """Read a node. Raises DataError for deep nesting, too many values, an alias within itself, or a foreign tag."""
         line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -95,6 +96,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Read a mapping. Raises DataError if a key occurs twice or is not a name."""
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -108,6 +110,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the Python value of a node. Raises DataError for a malformed number."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, IndexError) as error:  # the text looks like a number, but has no digits, or too many

@@ -65,7 +65,7 @@ def _keys(error: Mapping[str, Any], body: object) -> list[str | int]:
 
 
 def _told(error: Mapping[str, Any]) -> str:
-    """Return the message of an error."""
+    """Return the message of one of pydantic's errors, in plain words where an object is needed."""
     return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 
 

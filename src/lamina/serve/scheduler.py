@@ -487,9 +487,9 @@ class Scheduler:
             self._run([job], turn)
 
     def _continue(self, run: _Run, turn: _Turn) -> None:
-        """Run the passes of a batch and answer its jobs. A request that is larger than a piece pauses after one pass.
+        """Run the passes of a batch, and answer its jobs. If all clients have left, the batch is dropped.
 
-        If all clients have left, the batch is dropped.
+        A single request with more than `_piece` tokens pauses after each pass, so that others can run in between.
         """
         is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:

@@ -186,7 +186,7 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
     loaded: dict[str, object] = dict(options)
     types = _types_of(name, tuple(options))
     for key, value in options.items():
-        what = _loads(types[key])
+        what = _stands_for(types[key])
         if value is None or what is None:
             continue
         with error_context(f"studies.{name}.{key}"):
@@ -200,19 +200,19 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
 
 def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
-    """Load the model or bank that a recipe names. A checkpoint is not loaded: its folder or hub id is returned."""
+    """Load the model or bank that a recipe names, from a hub id or folder. For a checkpoint, return the id or path."""
     source = source_of(name, data)
     if what is Loads.BANK:
         return load_bank(source)
     return load(source, saved_class(source))[0] if what is Loads.MODEL else source
 
 
-def _loads(annotation: object) -> Loads | None:
+def _stands_for(annotation: object) -> Loads | None:
     """Return what a parameter's name in a recipe stands for (model, bank or checkpoint), from its type; else None."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
-    return next(filter(None, map(_loads, (*metadata, *get_args(annotation)))), None)
+    return next(filter(None, map(_stands_for, (*metadata, *get_args(annotation)))), None)
 
 
 class TextsRecipe(Strict):

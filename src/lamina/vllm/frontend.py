@@ -56,7 +56,10 @@ def install(engine: Frontend, layout: Layout) -> None:
 
 
 def _check_choice(params: Params, layout: Layout) -> None:
-    """Raise ValueError if a request names an unknown reader. Turn the prefix cache off for pooling models."""
+    """Raise ValueError if a request names an unknown reader.
+
+    For pooling models, also set `params` so that the request does not use the prefix cache.
+    """
     try:
         layout.asked(_arguments(params))
     except LaminaError as error:

@@ -198,9 +198,9 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
 
 
 def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
-    """Make a method that serves requests return status 422 if the readers cannot answer the request.
+    """Make a method that serves requests answer with status 422 if the readers cannot run for a request.
 
-    Requests with beam search are refused too.
+    `method` is the name of a method of `serving`, which is replaced. Requests with beam search are refused too.
     """
     create: Callable[..., Awaitable[object]] = getattr(serving, method)
 

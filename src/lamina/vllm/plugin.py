@@ -99,7 +99,7 @@ def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
 def _layout(vllm_config: EngineConfig) -> Layout | None:
     """Return the layout of the readers for an engine with this config; None if it has no readers.
 
-    In that case nothing else of Lamina is imported.
+    An engine without readers imports nothing else of Lamina.
     """
     if "lamina" not in (vllm_config.additional_config or {}):
         return None

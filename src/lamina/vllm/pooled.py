@@ -58,7 +58,7 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens with states of some layers that wait to be added to the partial results; adding many at once is faster."""
+    """Tokens that wait to be added to `PooledReaders`, with states of some layers; adding many at once is faster."""
 
     def __init__(self, layers: Sequence[int], block_size: int) -> None:
         self._layers, self._block_size = layers, block_size
@@ -114,10 +114,10 @@ class PendingTokens:
 
 @final
 class PooledReaders:
-    """Readers on the same layers with equal `Fusion.group`, and their partial results for each cache block.
+    """Readers that pool whole prompts from one partial result per cache block, as the module explains.
 
     Args:
-        readers: Reader name -> module; the fusion is `PooledLayers` on all tokens.
+        readers: Reader name -> module; all read the same layers with `PooledLayers` and have an equal `Fusion.group`.
         blocks: Number of cache blocks.
         device: Device of the states.
     """

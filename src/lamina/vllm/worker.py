@@ -65,7 +65,7 @@ class Message(TypedDict):
 
 
 class StepReaders(Protocol):
-    """Base class of the readers of a bank in one engine."""
+    """The readers of a bank in one engine, as `install` runs them at each step."""
 
     method: ClassVar[str]  # name of the runner's method whose output carries a step's scores
 
@@ -211,7 +211,8 @@ class EngineReaders:
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
         """Return the logits of readers that pool whole prompts, if this step ends the prompt of a request; else None.
 
-        `table` and `row` are its cache blocks, and `last` the number of its tokens that the engine has read.
+        `table` and `row` say which cache blocks the request has; `last` is the number of its tokens that the engine
+        has read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
         if not self._whole or self._buffers is None or last < prompt:
@@ -269,7 +270,7 @@ def cache_group(config: CacheConfig) -> int:
 
 
 def _slots_of(table: BlockTable, row: int, first: int, last: int) -> Tensor:
-    """Return the cache slots of the tokens at positions `first` to `last - 1`, for the request in row `row`."""
+    """Return the cache slots of positions `first` to `last - 1` of the request in row `row` of the block table."""
     positions = np.arange(first, last)
     blocks = table.block_table.np[row, positions // table.block_size].astype(np.int64)
     return torch.from_numpy(blocks * table.block_size + positions % table.block_size)

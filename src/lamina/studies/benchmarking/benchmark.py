@@ -164,6 +164,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
+    """Raise ConfigError if an argument of `benchmark` is wrong, or a package that a method needs is missing."""
     _check_each_once("methods", methods)
     _check_each_once("seeds", seeds)
     check_range(_OP, "scored", scored, 2)
@@ -376,6 +377,7 @@ def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
 
 
 def _sentence(row: Row, sets: int, seeds: int) -> str:
+    """Return the sentence for one row of `compare_methods`."""
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
     mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"

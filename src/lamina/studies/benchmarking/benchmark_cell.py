@@ -215,6 +215,7 @@ class _States:
         self.seconds = time.perf_counter() - start
 
     def _new_bank(self, readers: Mapping[str, Reader]) -> ReaderBank:
+        """Return a bank of untrained readers on the cell's model."""
         bank = ReaderBank(self._model, self._processor)
         for name, reader in readers.items():
             bank.add(name, reader)

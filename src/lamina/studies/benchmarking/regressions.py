@@ -84,6 +84,7 @@ def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds
 
 @contextmanager
 def _quietly() -> Iterator[None]:
+    """Hide warnings that a regression has not converged, inside the `with` block."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
