@@ -255,7 +255,7 @@ def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[To
 
 
 def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
-    """Give a verb the wrong number: `the keys is here`.
+    """Return variants of a sentence in which one verb has the wrong number: `the keys is here`.
 
     Verbs after a company's name are skipped, because both numbers are correct English there.
     """
@@ -270,7 +270,7 @@ def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
-    """Give a verb the wrong form: `did not praised`, `has see`, `she praising the film`."""
+    """Return variants in which one verb has the wrong form: `did not praised`, `has see`, `she praising the film`."""
     sentences = []
     for i, token in enumerate(tokens):
         if token.role == "p":
@@ -283,7 +283,10 @@ def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
-    """Remove a verb: `the room very clean`. Auxiliaries stay: `the guests praised it` is correct without one."""
+    """Return variants of a sentence that lack one verb: `the room very clean`.
+
+    Auxiliaries stay: `the guests praised it` is correct without one.
+    """
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]
     return [tokens[:i] + tokens[i + 1 :] for i in places]
@@ -310,19 +313,19 @@ def _is_determiner(token: Token) -> bool:
 
 
 def _no_determiner(tokens: list[Token]) -> list[list[Token]]:
-    """Remove a determiner: `guest praised the room`."""
+    """Return variants of a sentence that lack one determiner: `guest praised the room`."""
     return [tokens[:i] + tokens[i + 1 :] for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
 
 
 def _double_determiner(tokens: list[Token]) -> list[list[Token]]:
-    """Add a second determiner: `the this room`."""
+    """Return variants of a sentence with a second determiner: `the this room`."""
     places = [i for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
     extra = {i: "this" if tokens[i].word in ("a", "the") else "the" for i in places}
     return [[*tokens[: i + 1], Token(extra[i]), *tokens[i + 1 :]] for i in places]
 
 
 def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
-    """Give a noun the wrong number: `a hotels`, `these hotel`."""
+    """Return variants of a sentence in which one noun has the wrong number: `a hotels`, `these hotel`."""
     singular = _noun_phrases(tokens, "n", lambda token: token.word in ("a", "every", "this"))
     plural = _noun_phrases(tokens, "s", lambda token: token.word == "these" or token.role == "num")
     other = _other_number()
@@ -341,7 +344,10 @@ def _other_number() -> dict[str, str]:
 
 
 def _wrong_order(tokens: list[Token]) -> list[list[Token]]:
-    """Swap two words: `room the`, `a room small`, `she the room praised`. Entities are not split."""
+    """Return variants of a sentence with two words swapped: `room the`, `a room small`, `she the room praised`.
+
+    Entities are not split.
+    """
     sentences = []
     for i, (token, after) in enumerate(pairwise(tokens)):
         plain = after.tag == "O" and after.word[0].isalpha() and after.role != "adv"
@@ -352,13 +358,13 @@ def _wrong_order(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _wrong_case(tokens: list[Token]) -> list[list[Token]]:
-    """Give a subject the wrong case: `him praised the room`."""
+    """Return variants of a sentence in which one subject has the wrong case: `him praised the room`."""
     places = [i for i, token in enumerate(tokens) if token.role == "r"]
     return [sentence for i in places for sentence in _replaced(tokens, i, [CASES[tokens[i].word]])]
 
 
 def _double_comparative(tokens: list[Token]) -> list[list[Token]]:
-    """Double a comparative: `more better`."""
+    """Return variants of a sentence with a doubled comparative: `more better`."""
     places = [i for i, token in enumerate(tokens) if token.role == "c"]
     return [[*tokens[:i], Token("more"), *tokens[i:]] for i in places]
 

@@ -203,7 +203,7 @@ def _entity(name: str, entity_type: str) -> list[Token]:
 
 
 def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
-    """Return tokens as a row of the corpus with its labels; it has "an" before vowels and a capital first letter."""
+    """Return tokens as a labelled row of the corpus; "an" stands before vowels, and the first letter is a capital."""
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
         if word == "a" and _takes_an(after):

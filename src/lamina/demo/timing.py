@@ -43,5 +43,5 @@ def in_turn(
 
 
 def ratio(seconds: Mapping[Name, list[float]], name: Name, to: Name) -> float:
-    """Return the median of the ratios of `name` to `to` within each turn."""
+    """Return how many times as long `name` takes as `to`: the median over turns. `seconds` comes from `in_turn`."""
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))

@@ -276,7 +276,7 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """A partial output in hidden files: the rows written so far, and how far the source was read."""
+    """A partial output in hidden files: the rows written so far, and a note that says how far the source was read."""
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
@@ -441,7 +441,7 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of chunks. It is picklable, so that Ray can send it to another process."""
+    """A function that predicts the rows of a `Chunk`, as an object that can be pickled for another process."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad

@@ -246,7 +246,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
-    """Return a learner's "max_length", "stride" and "add_prefix_space": from the options, else from its training."""
+    """Return "max_length", "stride" and "add_prefix_space" for `name`: from the options, else as in its training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")

@@ -182,8 +182,8 @@ class ModelSize:
     def activations(self, edits: Sequence[tuple[str, Arguments]], shape: RowShape) -> BatchBytes:
         """Return the memory for the gradients of a batch, when the model with these edits is trained itself.
 
-        `shape` is the tokens, or the size of an image, of each row. It is an upper limit: what autograd saves in
-        float32, if attention has no fused kernels.
+        The result is an upper limit: what autograd saves in float32, if attention has no fused kernels. `shape` is the
+        number of tokens, or the size of an image, of each row.
         """
         key = (json.dumps([edits]), shape)
         if key not in self._kept:

@@ -75,7 +75,7 @@ def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRo
 
 
 def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
-    """Return the coordinates of the runs that one row of results summarises."""
+    """Return the coordinates (task, method and settings) of the runs that one row of results summarises."""
     return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 

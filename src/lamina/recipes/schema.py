@@ -455,7 +455,7 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates that are the same for all runs of a recipe, but may differ from other recipes."""
+    """Return the coordinates (settings of runs) that all runs of a recipe share, but other recipes may not."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 

@@ -151,7 +151,10 @@ def _strings(data: bytes, size: int) -> list[str]:
 
 
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
-    """Return a response: `found` and the outputs as JSON, then the bytes of the outputs named in `binary`."""
+    """Return the response to an inference request: `found` (its other keys) and the outputs.
+
+    The outputs named in `binary` follow the JSON as bytes.
+    """
     if not binary:
         return {**found, "outputs": outputs}
     data: list[bytes] = []

@@ -363,8 +363,8 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It should
-        have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
+        If one more pass may run, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It
+        should have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -409,7 +409,7 @@ class Scheduler:
                     self._changed.notify()
 
     def _end(self, turn: _Turn) -> None:
-        """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
+        """Count the pass of a finished batch as ended, and wake the threads that wait to run one.
 
         If the pass never began, its batch is only taken off the number of ready batches. A second call changes nothing.
         """

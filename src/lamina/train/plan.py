@@ -165,7 +165,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many steps group `number` has in an epoch; `max_steps` limits the sum over all epochs."""
+        """Return how many optimizer steps group `number` takes in an epoch; `max_steps` limits all epochs together."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:

@@ -313,7 +313,7 @@ def _specs(
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Store what `Kind.learnt` finds in the train split in each learner's `info`; return the groups unchanged."""
+    """Store the facts that `Kind.learnt` finds in the train split in each learner's `info`; return the same groups."""
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)

@@ -43,7 +43,7 @@ class ReadersEndpoint:
             app.add_api_route(ROUTE, _show_readers, methods=["GET"])
 
     async def init_state(self, engine_client: Configured, state: State, args: Namespace) -> None:  # noqa: ARG002
-        """Compute what the route returns. The readers of an engine do not change while it runs."""
+        """Store what the route returns in the server's `state`; readers do not change while an engine runs."""
         config = engine_client.vllm_config
         pooling = config.model_config.runner_type == "pooling"
         if (layout := Layout.from_config(config.additional_config, pooling=pooling)) is not None:

@@ -82,7 +82,7 @@ class OutputClass(Protocol):
 
 
 class Result(Protocol):
-    """A `RequestOutput` of a model that writes."""
+    """A `RequestOutput` of a model that generates text."""
 
     outputs: Sequence[Completion]
 
@@ -92,7 +92,7 @@ Results: TypeAlias = "AsyncIterator[Result | tuple[int, Result]]"
 
 
 class Request(Protocol):
-    """A request to write."""
+    """A request to generate text."""
 
     n: int | None
 
@@ -111,7 +111,7 @@ class Response(Protocol):
 
 
 class Serving(Route, Protocol):
-    """A route on which models write."""
+    """A route for models that generate text."""
 
     create_error_response: Method
 

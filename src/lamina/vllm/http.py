@@ -246,8 +246,8 @@ def _fill(response: Response, answers: dict[int, Answers]) -> None:
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
     """Yield the chunks of a stream. Each gets the scores of the tokens read since the previous chunk of its choice.
 
-    The score of a chunk's last token comes with the next chunk, because the engine reads a token one step after it has
-    chosen it. The chunk that ends a choice has all answers too.
+    `latest` has the state of each choice. The score of a chunk's last token comes with the next chunk, because the
+    engine reads a token one step after it has chosen it. The chunk that ends a choice has all answers too.
     """
     sent: dict[int, int] = {}  # index of a choice -> number of tokens whose scores were sent
     async for chunk in chunks:

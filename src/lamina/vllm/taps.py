@@ -65,7 +65,7 @@ class Taps:
 
 
 def tap(runner: Runner, stack: LayerStack) -> Taps:
-    """Install `Taps` in a model runner's model, and check the engine's warm-up passes."""
+    """Install `Taps` in a model runner's model. After each warm-up pass it is checked that all buffers were written."""
     dummy_run = runner._dummy_run
     taps = Taps(
         runner.get_model(),

@@ -70,7 +70,7 @@ class StepReaders(Protocol):
     method: ClassVar[str]  # name of the runner's method whose output carries a step's scores
 
     def read_step(self, *args: Any) -> dict[str, StepScores]:
-        """Return request id -> scores for the step just computed; `args` are the arguments of the method."""
+        """Return request id -> scores for the step just computed; `args` are the arguments of the runner's method."""
         ...
 
 

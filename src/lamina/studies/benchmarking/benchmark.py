@@ -247,7 +247,7 @@ class _Summary:
 
 
 def _over_sets(part: Frame) -> _Summary:
-    """Compare the methods at one point, over the data sets that every method has a score for.
+    """Compare the methods at one point (see `_points`), over the data sets that every method has a score for.
 
     `part` holds the rows of that point.
     """

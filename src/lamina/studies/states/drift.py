@@ -51,7 +51,7 @@ LINEAR = "linear"  # the role of all linear maps of a block, in families without
 
 
 class _DriftRow(TypedDict):
-    """A row of the study's table: how far one role's weights in one block lie from the base, by one measure."""
+    """A table row: how far the weights of one role, such as "query", in one block lie from the base, by one measure."""
 
     run: str
     stack: str
@@ -307,7 +307,7 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
 def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield each role in a block (from 1) of a stack with its linear weights: name within the block -> weight."""
+    """Yield pairs for block `layer` (from 1): a role, such as "query", and its linear weights by name in the block."""
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}
     for role, role_paths in paths.items():
