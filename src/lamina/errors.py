@@ -272,8 +272,8 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
     """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
-    `reason` is the first line of the original message. A LaminaError passes through unchanged. It is for code that
-    reads, writes or loads files, because libraries raise too many types of errors there to list.
+    `reason` is the first line of the original message. A LaminaError passes through unchanged. Use it around code that
+    reads, writes or loads files, where libraries raise too many types of errors to list.
     """
     try:
         yield
@@ -318,9 +318,9 @@ class MissingExtraError(LaminaError, ImportError):
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
-        """Return the error for a failed import of an optional package.
+        """Return the error for `op`, an operation that needs an optional package whose import failed.
 
-        The package's name comes from the ImportError. `extra` is the extra of Lamina that installs it.
+        The package's name comes from the ImportError. `extra` is the extra of Lamina that installs the package.
         """
         return cls(op=op, package=error.name or "?", extra=extra)
 

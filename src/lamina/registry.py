@@ -19,12 +19,15 @@ _providers: dict[str, str] = {}  # role -> module; `lamina/__init__.py` fills it
 
 
 def set_provider(role: str, module: str) -> None:
-    """Register the module that provides the functions for a role, such as "storage", so that lower modules find it."""
+    """Name the module that provides the functions for `role`, such as "storage".
+
+    So modules that import rules forbid to import it can call it through `provider`.
+    """
     _providers[role] = module
 
 
 def provider(role: str) -> ModuleType:
-    """Return the module that is registered for a role; it is imported on the first call."""
+    """Import and return the module that `set_provider` named for `role`; KeyError if none was named."""
     return import_module(_providers[role])
 
 

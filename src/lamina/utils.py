@@ -117,7 +117,10 @@ def is_file(path: str | Path) -> bool:
 
 
 def similar_file(path: str | Path, *, folder: bool = False) -> str:
-    """Return a suggestion for the message about a missing file, or `folder`: the closest name beside it, or ""."""
+    """Return a sentence for the message about a missing file: "Did you mean" and the closest name in the file's folder.
+
+    It begins with a space, and is "" if no name is close. `folder`: the missing thing is a folder, so suggest folders.
+    """
     path = Path(path)
     with suppress(OSError, ValueError):  # a folder that does not exist or cannot be read, or a path with a null byte
         fits = Path.is_dir if folder else Path.is_file

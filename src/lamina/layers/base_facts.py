@@ -118,8 +118,9 @@ def around(model: nn.Module, stack: LayerStack) -> nn.Module:
 def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) for the modules of a stack, with or without weights.
 
-    `run` has the stack's modules with weights. Modules without weights (activations) count if they are beside modules
-    of the stack. Adapters, and parts of the model with other weights, such as a pooler, are left out.
+    `run` has the stack's modules with weights; `path` is the path of `module`, "" at the top. Modules without weights
+    (activations) count if they are beside modules of the stack. Adapters, and parts of the model with other weights,
+    such as a pooler, are left out.
     """
     module = without_adapters(module)
     yield path, module

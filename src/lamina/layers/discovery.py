@@ -156,7 +156,7 @@ class _TappedStates(dict[int, Tensor]):
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
-    """Make `stacks(copy)` return the stacks of `model` without a search.
+    """Let `stacks(copy)` use what was found for `model`, with the copy's own modules, instead of searching again.
 
     `copy` must have the same modules at the same paths.
     """
@@ -235,7 +235,7 @@ class _UnreadableError(Exception):
 def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model.
 
-    It runs the model on one input, checks the result on another, and compares with a pass without hidden states.
+    Run the model on one input, check the result on another, and compare it with a pass without `output_hidden_states`.
 
     Raises:
         _UnreadableError: If any of these steps fails.
@@ -272,7 +272,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return two pairs of inputs of different lengths; the second pair is for models that reject the first."""
+    """Return one or two pairs of inputs of different lengths; the second pair is for models that reject the first."""
     plain, full = (
         (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
     )
@@ -298,6 +298,9 @@ def _first_run(
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
         the pair.
+
+    Raises:
+        _UnreadableError: If the backbone accepts none either.
     """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
@@ -351,7 +354,11 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
 
 
 def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, probe: Probe) -> _Places:
-    """Find where each state of stack `name` was seen in a traced run on the input `probe`."""
+    """Find where each state of stack `name` was seen in a traced run on the input `probe`.
+
+    Raises:
+        _UnreadableError: If a state was not seen, or is no finite tensor `[batch, tokens, width]`.
+    """
     tokens = _tokens_of(name, probe)
     downsampling: object = getattr(model.config, "downsampling_rate", 0)  # of CANINE
     forms = forms_of(states, probe, tokens, downsampling=downsampling if isinstance(downsampling, int) else 0)

@@ -114,7 +114,10 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield (name, tensor) for the tensors of a quantised weight, tuple or list; a plain value is yielded itself."""
+    """Yield the pair (name, value), or one pair for each inner tensor of a quantised weight or item of a tuple or list.
+
+    Other types of values are left out.
+    """
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{part}", getattr(value, part))

@@ -93,14 +93,15 @@ class LayerGuard:
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return the edits of a model since its layers were recorded; None if earlier edits are not those of then."""
+        """Return a model's edits since its layers were recorded; None if the list of earlier edits is no longer the same."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
-        Edits that do not change the model's outputs (freezing, merging) are allowed.
+        Edits that do not change the model's outputs (freezing, merging) are allowed, and the guard records the result.
+        `op` is the operation that the message begins with.
         """
         same_modules = list(chain.from_iterable(map(_values, self._holders))) == self._modules
         same_owners = _marks(self._owners) == self._marks
@@ -282,7 +283,7 @@ class WeightGuard:
                 return
 
     def seal(self) -> None:
-        """Compute the checksum of the weights, unless there is one already."""
+        """Compute the checksum of the weights, for later calls of `is_rewritten`, unless there is one already."""
         self.checksum = self.checksum or _checksum(self._plain)
 
     def is_rewritten(self) -> bool:
@@ -337,7 +338,10 @@ _value: Callable[[_Sample], int] = attrgetter("value")
 
 
 def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
-    """Return the place of one number of each weight that is on the CPU and contiguous, to be read as an integer."""
+    """Return the address of one number of each weight that is on the CPU and contiguous, to be read as an integer.
+
+    `turn` is the index in `_PLACES` of the number's place in the weight.
+    """
     samples: list[_Sample] = []
     for weight in weights:
         size = weight.element_size()

@@ -92,11 +92,14 @@ class ModuleGuard:
         return {**{name: vars(self)[name] for name in kept}, **empty, "_settings": named, "_is_ready": False}
 
     def look_again(self) -> None:
-        """Compare everything the next time, because modules were replaced."""
+        """Make the next comparison check everything, because modules were replaced."""
         self._is_ready = False
 
     def find_change(self) -> str | None:
-        """Return how the modules have changed since they were recorded, as a phrase for a message; None if not."""
+        """Return how the modules have changed since they were recorded, as a phrase for a message.
+
+        None if no change counts; the modules are then recorded as they are now.
+        """
         if (change := self._first_change()) is None:
             self._remember()
         return change

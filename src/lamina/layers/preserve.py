@@ -179,7 +179,10 @@ _open: list[nn.Module] = []  # one entry for each open block that has modes to r
 
 
 def _restore_buffer(module: nn.Module, name: str, buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a module's buffer, if the buffer was changed in place since it had version `version`."""
+    """Write `value` back into a module's buffer, if the buffer was changed in place since it had version `version`.
+
+    The change is noted for `changed_by_passes`.
+    """
     if buffer._version != version:
         _changed_by_passes[type(module)].add(name)
         buffer.copy_(value)
@@ -210,7 +213,8 @@ def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[
     """Return a function that restores the present attributes of a module.
 
     The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects. If
-    `keeps_values()` is True when it is called, numbers and flags keep their new values, except the mode.
+    `keeps_values()` is True when it is called, numbers and flags keep their new values, except the mode. Changes are
+    noted for `changed_by_passes`.
     """
     attributes = dict(module.__dict__)
     contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}

@@ -117,7 +117,7 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return the config's setting `name`, also from nested configs, as a list of ints; [] if it is missing."""
+    """Return setting `name` of the config, or of a nested config if it lacks it, as a list of ints; [] if all lack it."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
@@ -196,7 +196,10 @@ def _video(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Te
 
 
 def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns."""
+    """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns.
+
+    The image has more columns if `tokens` is larger, so that two probes differ in length.
+    """
     accepted = inspect.signature(model.forward).parameters
     merged = max(_count(model, "spatial_merge_size", 1), *_counts(model, "merge_kernel_size"), 2)
     rows, columns = 2 * merged, merged * (2 if tokens < _LONGER else 3)
@@ -231,7 +234,7 @@ def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
 def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return two waveforms of `tokens` frames, the second padded; or a full spectrogram if the config has mel bins.
 
-    Raises NoInputError if the config has neither strides of convolutions nor mel bins.
+    Raises NoInputError if neither the config nor the model's Conv1d modules tell how long a frame is.
     """
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:

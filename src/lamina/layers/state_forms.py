@@ -172,7 +172,10 @@ def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
 
 
 def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
-    """Return the form of a sequence with more tokens than the text. Padding is on the side where all rows are equal."""
+    """Return the form of a sequence with more tokens than the text. Padding is on the side where all rows are equal.
+
+    None if they are equal on neither side, or if `state` has no values (meta device).
+    """
     if state.is_meta:
         return None
     after, before = state[:, tokens:], state[:, : state.shape[1] - tokens]
