@@ -43,7 +43,7 @@ class ProjectedConfig(FusionConfig):
     output_activation: bool
 
     def check(self, op: str) -> None:
-        """Raise ConfigError if `dim` or `dropout` is out of range."""
+        """Raise ConfigError, whose message begins with `op`, if `dim` or `dropout` is out of range."""
         check_range(op, "dim", self.dim, 1, 1 << 20)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
@@ -241,10 +241,11 @@ def _scaled(
     p: float,
     bits: Tensor | None,
 ) -> tuple[Float[Tensor, "batch tokens members dim"], Float[Tensor, "*batch members 1"]]:
-    """Return two factors of the weighted features of one layer. The arguments are those of `_weighted`.
+    """Return two tensors whose product is `_weighted` of the same arguments.
 
-    On a CPU, LayerNorm of the few features of a member takes long. There the mean is subtracted from the projections,
-    which are small, so that what they project has mean 0, and the second factor divides by the standard deviation.
+    On a CPU, LayerNorm of the few features of a member takes long. There the rows of the small matrix `kernel` are
+    centred instead, so that the projected features have mean 0, and the second tensor is the weight divided by their
+    standard deviation.
     """
     is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64)
     if bits is not None or not is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():

@@ -28,8 +28,7 @@ class DepthLSTM(FusionConfig):
 
     Source:
         Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; the cell in the paper has peepholes and is
-        part
-        of a recurrent model.
+        part of a recurrent model.
     """
 
     dim: int | None = None

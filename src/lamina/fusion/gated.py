@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Gated(FusionConfig):
-    """A fusion that computes `sum_i w_i z_i`, with weights that a small network computes from the states.
+    """A fusion that computes `sum_i w_i z_i`, with weights `w_i = U gelu(V z_i + a) + b` from a small network.
 
     Args:
         hidden: Size of the network's hidden layer, at least 1.
@@ -29,8 +29,8 @@ class Gated(FusionConfig):
 
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024
-        (DWAtt) write it: `w_i = f(z_i)`, so all layers share one network and nothing normalises the weights. U is
-        initialised to 0 and b to 1 / layers, so that the sum is the mean at first.
+        (DWAtt) write it: all layers share one network and nothing normalises the weights. U is initialised to 0 and b
+        to 1 / layers, so that the sum is the mean at first.
     """
 
     hidden: int = 128

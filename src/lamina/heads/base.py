@@ -320,6 +320,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
 
     Raises:
         ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
+            The message begins with `op`.
     """
     names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
     if isinstance(labels, str | Mapping) or not all(isinstance(name, str) for name in names):
@@ -342,7 +343,8 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
     """Return class weights as a tuple of floats, or None for None.
 
     Raises:
-        ConfigError: Unless there is one positive, finite weight per label.
+        ConfigError: Unless `weights` has one positive, finite number for each of `labels` labels. The message begins
+            with `op`.
     """
     if weights is None:
         return None

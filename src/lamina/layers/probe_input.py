@@ -117,7 +117,7 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return setting `name` of the config, or of a nested config if it lacks it, as a list of ints; [] if all lack it."""
+    """Return setting `name` of the config, or of the first nested config with it, as a list of ints; [] if missing."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
