@@ -101,7 +101,7 @@ def linear_probe(probe: object) -> LinearProbe:
 
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
-    """Return one linear map that computes what a whole pipeline computes, from its last step and the steps before."""
+    """Return the linear map that a fitted pipeline computes, from its steps; ConfigError if there are none."""
     if not steps:
         raise ConfigError("reader: the pipeline has no step that computes anything. Let it end with a linear model.")
     linear = linear_probe(steps[-1])

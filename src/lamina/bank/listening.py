@@ -90,7 +90,7 @@ class _Listener:
     called their template, because new passes are started from it.
 
     Args:
-        model: The model.
+        bank: The bank, whose model runs.
         passes: One template per stack.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Makes the observer of each call of `generate`. None: readers have outputs instead.
@@ -134,7 +134,10 @@ class _Listener:
         return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Store the arguments of a call of a module that contains a stack. It is a forward pre-hook."""
+        """Store the arguments of a call of a module that contains a stack. It is a forward pre-hook.
+
+        The outermost such call also puts a frozen model in eval mode, until `on_return`.
+        """
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
             self._modes[thread] = mode = self._bank.eval_pass()
@@ -142,7 +145,7 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop the arguments that `on_call` stored. It is a forward hook that also runs after an error."""
+        """Drop the arguments that `on_call` stored, and restore the mode. It is a forward hook that also runs after an error."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):
@@ -243,7 +246,10 @@ class _Listener:
 
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
-        """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager."""
+        """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
+
+        It yields a function to which the caller passes the result of the call, which completes the outputs.
+        """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
         if self.over == "prompt" and not call.prompt_in_pieces:

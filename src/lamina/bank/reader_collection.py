@@ -205,7 +205,7 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> the settings, at the time when the bank was made, that the stack's states depend on."""
+        """Return stack name -> what the stack's states depended on, besides weights, when the bank was made."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
@@ -420,7 +420,7 @@ class ReaderCollection(nn.Module):
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers.
+        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed.
 
         Args:
             layers: Stack name -> layers to record.
@@ -508,7 +508,7 @@ class ReaderCollection(nn.Module):
         return self.passes(chosen, grad=self._grad)
 
     def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
-        """Return a new `StackPass` for each stack that these readers read.
+        """Return a new `StackPass` for each stack that these readers read; ConfigError if the frozen model has changed.
 
         Args:
             readers: Reader name -> module, from `select`.

@@ -68,7 +68,10 @@ def fusion_after(
 
 
 def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
-    """Return the number of the layer that has the state of `layer` after an edit; None if it may be gone."""
+    """Return the number of the layer that has the state of `layer` after an edit; None if it may be gone.
+
+    `stack` is the name of the layer's stack, and `stacks` are the names of all stacks of the model.
+    """
     is_same = edit.kind in _IN_PLACE or edit.settings.get("identity") is True
     if not is_same and edit.stack not in (*stacks, "all"):
         return None  # such as the convolutions below the first block

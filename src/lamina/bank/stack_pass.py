@@ -243,14 +243,17 @@ def _by_name(by_stream: Features) -> dict[str, Tensor]:
 def _is_batched(
     features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"], *, grad: bool
 ) -> bool:
-    """Return whether equal heads are computed as one operation on these features. An export is for any length."""
+    """Return whether heads with equal settings are computed as one operation on these features.
+
+    On a CPU without gradients that is slower, unless there are few tokens. An export is for any number of tokens.
+    """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
     return not torch.compiler.is_exporting() and real.numel() <= _FEW
 
 
 def _mask_of(features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"]) -> Tensor:
-    """Return the mask of the tokens that have features; a single vector per text is real."""
+    """Return `real`; or, if there is only one feature vector per text, a mask that is True for that vector."""
     return real if features.shape[-2] == real.shape[1] else real.new_ones(real.shape[0], 1)
 
 
@@ -261,7 +264,7 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares two texts: it needs token ids, and the batch has no `key`."""
+    """Raise ConfigError if a reader compares two texts, because the batch lacks the argument `key` with the token ids."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"

@@ -268,8 +268,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     """Return a threshold so far above a score that rounding cannot lift the score over it.
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
-    attention kernel. So the threshold lies above all scores that equal `score` up to rounding: half-way between the
-    highest of them and the next score.
+    attention kernel. So the threshold lies above all entries of `scores` (all texts) that equal `score` up to rounding:
+    half-way between the highest of them and the next score.
     """
     least = score + 2 * _rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)
