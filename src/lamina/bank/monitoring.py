@@ -57,7 +57,7 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, and replace a monitor of the same name; the errors are those of `check_monitors`."""
+    """Store a monitor with its reader, and replace a monitor of the same name; raise the errors of `check_monitors`."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if name in stored_monitors(readers):
         drop_monitor(readers, name)

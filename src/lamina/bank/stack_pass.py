@@ -264,7 +264,7 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares two texts, because the batch lacks the argument `key` with the token ids."""
+    """Raise ConfigError if a reader compares two texts, as the batch lacks the argument `key` with the token ids."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
