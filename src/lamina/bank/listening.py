@@ -145,7 +145,7 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop the arguments that `on_call` stored, and restore the mode. A forward hook that also runs after an error."""
+        """Drop the arguments that `on_call` stored, and restore the mode. A forward hook that also runs on errors."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):

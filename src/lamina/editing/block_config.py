@@ -119,7 +119,9 @@ def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -
 def _set_blocks(
     part: PretrainedConfig, names: Sequence[str], depth: int, order: Sequence[int], *, every_list: bool
 ) -> bool:
-    """Change a config so that it describes the blocks in `order`; `names` are the settings that hold the depth.
+    """Change the config `part` so that it describes the blocks in `order`, which are numbers of its `depth` old blocks.
+
+    `names` are the settings that hold the depth.
 
     Returns:
         Whether a list of unknown meaning was changed too; that only happens if `every_list` is True.

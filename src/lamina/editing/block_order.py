@@ -79,7 +79,7 @@ class _Plan:
     after: PreTrainedModel
     order: Sequence[int]
     path: str | None
-    first: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # paths, relative to a block, of parts that only the first block has
     # for each new block: path of a module in it -> its new attributes, and its new submodules without weights
     attributes: list[dict[str, dict[str, object]]] = field(default_factory=list)
 
@@ -315,9 +315,9 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
 
 
 def _copy_changes(target: object, was: object, now: object) -> None:
-    """Copy attributes that differ between `was` and `now` to `target`, a module or config, and to its nested configs.
+    """Copy attributes that depend on the number of blocks to `target`, a module or config, and to its nested configs.
 
-    These attributes depend on the depth.
+    `was` and `now` are the same module or config before and after the move; the attributes that differ are copied.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)

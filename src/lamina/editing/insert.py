@@ -217,7 +217,10 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
 
 
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
-    """Return the site of a new convolution with the given kernel size, after the convolution at `path`."""
+    """Return the site of a new convolution with the given kernel size, after the convolution at `path`.
+
+    Raises UnsupportedModelError if that is no plain convolution.
+    """
     weight = plain_weight(model, path, convolution, _OP, convolution=True)
     axes = weight.ndim - 2
     return _Site(path, convolution, (*[len(weight)] * 2, *[kernel] * axes), axes=axes)

@@ -113,7 +113,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
 def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence[int], layers: Sequence[int]) -> Edit:
     """Give a stack the blocks `order`, and record an edit of `kind`; `layers` are the layers that the user named.
 
-    Raises ConfigError if `order` is empty.
+    If the blocks are in that order already, nothing is recorded. Raises ConfigError if `order` is empty.
     """
     everything = range(1, edited.depth + 1)
     if not order:

@@ -119,7 +119,10 @@ def record(model: PreTrainedModel, edit: Edit) -> Edit:
 
 
 def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
-    """Set the record of a model that was just loaded: the edits that were made before it was saved."""
+    """Set the record of a model that was just loaded: the edits that were made before it was saved.
+
+    From then on `location_of` returns the folder or hub id that the model was loaded from.
+    """
     setattr(model, EDITS, tuple(saved))
     vars(model).pop(_LOCATION, None)
 

@@ -93,7 +93,7 @@ class LayerGuard:
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return a model's edits since its layers were recorded; None if the edits before those are not the same now."""
+        """Return a model's edits since its layers were recorded; None if the edits before them are not the same now."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 

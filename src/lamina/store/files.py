@@ -160,7 +160,10 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path, mark: str) -> tuple[object, ...]:
-    """Return a value that changes when a replacement of the folder's files begins, and again when it ends."""
+    """Return a value that changes when a replacement of the folder's files begins, and again when it ends.
+
+    `mark` is the name of a file that every replacement replaces.
+    """
     try:
         facts = (folder / mark).stat()
     except OSError:
@@ -185,7 +188,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
-        names: Names of the files; the first is the mark.
+        names: Names of the files; the first is the mark, by which Lamina knows its own folders.
         listed: Names of more files that an earlier save wrote. They are deleted if they are not written again.
         force: Whether to overwrite files even if the mark is missing.
 
@@ -219,7 +222,10 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has files of these names but not the mark, the first one; not with `force`."""
+    """Raise StoreError if a folder has some of these files, but not the first: other software has written them then.
+
+    The first is the mark, which Lamina always writes. With `force`, nothing is checked.
+    """
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
         held = f"{', '.join(present[:4])}{' and others' * (len(present) > 4)}"
@@ -234,7 +240,7 @@ def _disk_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 def _undo_plan(folder: Path) -> None:
-    """Undo an unfinished replacement of files, if PLAN exists, and delete the working folder.
+    """Undo a replacement of files that a process left unfinished, as the file PLAN shows, and delete the working folder.
 
     Each step can be repeated, because the process that undoes a plan may die too.
     """

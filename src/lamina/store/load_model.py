@@ -174,7 +174,7 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     what transformers reports about loading.
 
     Raises:
-        StoreError: If a saved weight has another shape than the config says.
+        StoreError: If a saved weight has another shape than the config says, or no saved weight has a place.
     """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):

@@ -386,7 +386,7 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """Return Lamina's error for an error that transformers raised while loading a model.
+    """Return Lamina's error for an error that transformers raised while loading a model; `name` and `model_type` name it.
 
     An error that is Lamina's own already is returned unchanged.
     """

@@ -326,9 +326,7 @@ class _Plan:
     def expected(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Run a batch in PyTorch, and return output name -> (values, mask).
 
-        The mask is True at tokens, False at padding.
-
-        The mask is None for outputs with one row per text.
+        The mask is True at tokens and False at padding; it is None for outputs with one row per text.
         """
         values: dict[str, tuple[Tensor, Tensor | None]] = {}
         if self.names:
@@ -441,7 +439,10 @@ def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
 
 
 def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
-    """Write a plan as a graph in this opset, run it, and return the largest difference from PyTorch's outputs."""
+    """Write a plan as a graph in this opset, run it, and return the largest difference from PyTorch's outputs.
+
+    Raises the errors of `_write` and `_difference`.
+    """
     difference = 0.0
     for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
         if size is None:  # the first step; the others compare what it has written
