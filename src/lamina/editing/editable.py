@@ -77,7 +77,7 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
-    """Return the numbers of the blocks that a layer selector names, ascending; the errors are those of `select_blocks`."""
+    """Return the numbers of the blocks that a layer selector names, ascending; raise the errors of `select_blocks`."""
     chosen = select("1-" if layers == "all" else layers, stack.layers, op=op)
     if 0 in chosen:
         raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")

@@ -240,7 +240,7 @@ def _disk_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 def _undo_plan(folder: Path) -> None:
-    """Undo a replacement of files that a process left unfinished, as the file PLAN shows, and delete the working folder.
+    """Undo a replacement of files that a process left unfinished, as the file PLAN shows; delete the working folder.
 
     Each step can be repeated, because the process that undoes a plan may die too.
     """

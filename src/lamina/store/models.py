@@ -386,9 +386,9 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """Return Lamina's error for an error that transformers raised while loading a model; `name` and `model_type` name it.
+    """Return Lamina's error for an error that transformers raised while loading a model.
 
-    An error that is Lamina's own already is returned unchanged.
+    `name` and `model_type` name the model in the message. An error that is Lamina's own already is returned unchanged.
     """
     if isinstance(error, LaminaError):
         return error
