@@ -176,9 +176,6 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
     `which` is the key of an entry, the beginning of a single key, or "all". Raises UnknownNameError if no key begins
     with `which`; ConfigError if several keys do; CacheError if the folder cannot be read or written.
-
-    Returns:
-        The entries that were removed.
     """
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]

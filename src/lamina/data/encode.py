@@ -155,7 +155,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Windows:
-    """Base class of inputs of text kinds: tokens as rows that a model reads."""
+    """Tokenised texts as rows that a model reads, with their padding; base class of the inputs of tasks on texts."""
 
     encoded: Encoded  # windows of texts, or blocks of joined texts
     processor: Processor  # the tokenizer, or a processor that contains one; it determines the padding values

@@ -191,7 +191,7 @@ class RecordedStates:
         return as_tensor(part, bfloat16=place.bfloat16)
 
     def _view(self, place: Place) -> np.ndarray:
-        """Return a tensor of a mapped file as an array."""
+        """Return a tensor as an array that reads from its file, which is mapped into memory on the first call."""
         if place.path not in self._maps:
             with place.path.open("rb") as file:
                 self._maps[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -416,7 +416,10 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], 
 
 
 def column_shape(path: Path, column: str) -> tuple[int, ...]:
-    """Return the shape of a column of nested lists: its rows, then the lengths of the lists in its first cell."""
+    """Return the shape of a column of nested lists: its rows, then the lengths of the lists in its first cell.
+
+    Raises DataError if there is no such column or no row, or the file is not a Parquet file.
+    """
     with parquet_errors(path), pq.ParquetFile(path) as table:
         if column not in table.schema_arrow.names:
             raise missing_column(path, column, table.schema_arrow.names)

@@ -359,7 +359,10 @@ class _Filler:
         return needed <= _SHARE * psutil.virtual_memory().available
 
     def hold(self) -> CachedStates | None:
-        """Run the model over all rows, and return their states in memory; None if `Layout.pack` raises CacheError."""
+        """Run the model over all rows, and return their states in memory.
+
+        None if `Layout.pack` raises CacheError; the reason is then logged.
+        """
         layout = replace(self.layout, dtype="float32")
         arrays = {stack: np.empty(layout.shape(stack), np.float32) for stack in layout.layers}
         at, dtype = 0, torch.float32
