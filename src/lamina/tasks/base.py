@@ -182,10 +182,6 @@ class Inputs(CacheableInputs, Protocol):
 
         The number of the epoch seeds masking and augmentation. The arguments include "labels" only if labels are made
         from the inputs: masked tokens, next tokens, target texts.
-
-        Returns:
-            The arguments. They include "labels" only if labels are made from the inputs: masked tokens, next tokens,
-            target texts.
         """
         ...
 

@@ -220,7 +220,10 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode(
     texts: Sequence[str], processor: Processor, options: EncodeOptions, *, offsets: bool, has_chats: bool
 ) -> Encoded:
-    """Tokenise texts; chats get no special tokens, because the chat template has written them already."""
+    """Tokenise texts, with character ranges of the tokens if `offsets` is set.
+
+    Chats get no special tokens, because the chat template has written them already.
+    """
     return encode(
         texts,
         cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor,

@@ -79,7 +79,7 @@ def _is_empty(cell: object) -> bool:
 
 
 def every_row(table: Table) -> Table:
-    """Return the table with the unlabelled rows that `labelled` kept aside; the table itself if there are none."""
+    """Return the table with the rows without a label, which `labelled` kept in `Table.whole`, or the table itself."""
     return table if table.whole is None else table.whole
 
 
@@ -153,10 +153,12 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
-    Everything else is "classification". A warning says so if numbers may be meant otherwise. Raises DataError if some
-    labels are lists and others are not, or numbers with a decimal point stand among names. If a text may be a list of
-    names, or a number with a decimal comma. If all numbers are like 1.0 and some rows have no label: they may be
-    classes, because pandas writes whole numbers like that beside empty cells.
+    Everything else is "classification". A warning is logged if numbers may be meant otherwise.
+
+    Raises:
+        DataError: If some labels are lists and others are not; if numbers with a decimal point stand among names; if a
+            text may be a list of names, or a number with a decimal comma; or if all numbers are like 1.0 and some rows
+            have no label. Then they may be classes, because pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()

@@ -79,9 +79,6 @@ class Masking:
         """Mask tokens of one row, chosen by the seed; return the ids for the model to read, and the labels.
 
         A label is the original id at each chosen token, and -100 elsewhere.
-
-        Returns:
-            The ids for the model to read; and the labels: the original id at each chosen token, -100 elsewhere.
         """
         rng = random.Random(seed)
         ordinary = [at for at, token in enumerate(ids) if token not in self.special]
