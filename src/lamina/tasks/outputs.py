@@ -70,7 +70,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return None
 
     def compare(self, metrics: Sequence[str]) -> Mapping[str, object]:
-        """Return the fields of `comparison.Comparison`.
+        """Return how the scores compare with those of a constant prediction, as a `class_results.Comparison`.
 
         {} for kinds whose scores are not compared with a constant prediction.
         """

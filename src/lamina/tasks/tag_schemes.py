@@ -146,9 +146,10 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 
 
 def continued(labels: Sequence[str]) -> list[int]:
-    """Return for each tag the id of the tag of the tokens that continue its word: `I-x` for `B-x`, else the tag itself.
+    """Return for each tag the id of the tag that the rest of a word has after its first token: `I-x` for `B-x`.
 
-    Words that share a token with the word before get the same tag. If there is no `I-x`, it is `B-x`.
+    All other tags, and a `B-x` without an `I-x`, keep their id. Words that share a token with the word before get this
+    tag too.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

@@ -165,12 +165,16 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
     Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
     text, it is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
-    of spans in place of tags. Raises DataError if a cell is not a list of spans. If a span is not in its text, has no
-    word, shares a word with another span, or has several labels. (With `spec.missing_labels` "ignore", words of such
-    rows get no labels instead.) The message names row and span.
+    of spans in place of tags.
 
     Returns:
         `spec` with the tags as labels, and split name -> examples.
+
+    Raises:
+        DataError: If a cell is not a list of spans; or if a span is not in its text, has no word, shares a word with
+            another span, or has several labels. (With `spec.missing_labels` "ignore", the words of a row with such a
+            span
+            get no labels instead.) The message names row and span.
     """
     tables = lab.labelled(tables, spec, texts=True)
     labels = spec.labels

@@ -98,12 +98,12 @@ class Pieces:
 
     @classmethod
     def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
-        """Return the pieces that `as_json` wrote; `saved` None gives an object without pieces."""
+        """Build the object from what `as_json` returned; None gives one that stores no tags."""
         rows = cast("list[list[int]]", saved or [])
         return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
 
     def as_json(self) -> JSON:
-        """Return a JSON-ready list with a row for each piece: the token, and the tags of its words."""
+        """Return a JSON-ready list with a row for each entry of `tags`: the token id, then the tags of its words."""
         return [[token, *tags] for (token, _, _), tags in self.tags.items()]
 
     def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
@@ -281,7 +281,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._token_tags: dict[int, Tensor] | None = {} if SUBTOKENS in getattr(task, "metrics", ()) else None
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the pieces that the reader counted in training, from its saved `info`."""
+        """Use the tags of words that share a token, as counted in training and saved in the reader's `info`."""
         self._pieces = Pieces.from_json(self._task.labels, info.get(PIECES))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
