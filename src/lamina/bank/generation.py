@@ -118,7 +118,7 @@ class GenerateCall:
             raise ConfigError(f"bank.listen: {problem}. Use another assistant model.")
 
     def run(self, function: Method) -> Generated:
-        """Call the original decoding method, and return its result in the form that `generate` expects.
+        """Call `function`, the original decoding method; return its result in the form that `generate` expects.
 
         Beam search is called with `return_dict_in_generate=True`, because only that result has the beam indices.
         """
@@ -239,7 +239,7 @@ def _interceptions(model: object) -> list[_Interception]:
 
 
 def _checked(function: Method) -> Method:
-    """Return a replacement for `generate` that refuses options under which states cannot be assigned to tokens.
+    """Wrap `generate` (`function`) so that it refuses options under which states cannot be assigned to tokens.
 
     They are checked at the start, because some of them take effect before a decoding method is called, or without one.
     """
@@ -262,7 +262,7 @@ def _checked(function: Method) -> Method:
 
 
 def _unhealed(function: Method) -> Method:
-    """Return a replacement for `heal_tokens` that refuses the option "token_healing".
+    """Wrap `heal_tokens` (`function`) so that it refuses the option "token_healing".
 
     `_checked` misses the option if `model.generate` was looked up before the interception, or if only prompts are read.
     """
@@ -277,7 +277,7 @@ def _unhealed(function: Method) -> Method:
 
 
 def _without_loop(function: Method) -> Method:
-    """Return a replacement for one of `_LOOP_METHODS` that refuses the option "custom_generate".
+    """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses the option "custom_generate".
 
     It covers calls of a `model.generate` that was looked up before the interception. Otherwise, a loop that runs
     without a cache would be read as a single pass.
@@ -306,9 +306,9 @@ def _check_options(option: Callable[[str], object]) -> None:
 
 
 def _followed(method: str, function: Method) -> Method:
-    """Return a replacement for a model's decoding method.
+    """Wrap a decoding method (`function`, called `method`) so that it runs inside the interceptions of its model.
 
-    It calls the method inside the `on_generate` context of each open interception of the model.
+    Each open interception encloses the call with the context that its `on_generate` returns.
     """
 
     @functools.wraps(function)

@@ -210,7 +210,7 @@ class GenerationStates:
         observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
-        """Return reader name -> its output for the returned sequences; or, if there are none, a text with the reason.
+        """Return reader name -> output for the sequences in `result`; or, if there are none, a text with the reason.
 
         The ids that the stack read are compared with the returned ones, so that states are never assigned to a text
         that the model did not read.
@@ -269,7 +269,12 @@ class GenerationStates:
     def _outputs(
         self, gather: Callable[[list[Tensor]], Tensor], real: Bool[Tensor, "sequences tokens"], tokens: Tensor
     ) -> dict[str, ReaderOutput]:
-        """Run the fusions that need whole texts, and all heads. Sequences without tokens have NaN logits."""
+        """Run the fusions that need whole texts, and all heads; return reader name -> output.
+
+        `gather` picks the sequences from stored tensors (see `_gather`), `real` is True at their tokens, and `tokens`
+        are their
+        ids. Sequences without tokens have NaN logits.
+        """
         has_tokens = real.any(1)
         mask = real.clone()
         mask[:, 0] |= ~has_tokens  # heads need a real token in every row

@@ -117,7 +117,7 @@ class _Listener:
             self._explain(template, f"{problem} (a thread started by hand must run contextvars.copy_context().run)")
 
     def _explain(self, template: StackPass, reason: str) -> None:
-        """Record why the readers of a stack have no output."""
+        """Record `reason` as the reason why the readers of `template` have no output."""
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
@@ -159,7 +159,7 @@ class _Listener:
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 
     def _refusal(self, template: StackPass) -> str | None:
-        """Return why readers cannot read what the model computes now, as a phrase for a message; None if they can."""
+        """Return why the readers of `template` cannot read the model now, as a phrase; None if they can."""
         if change := self._bank.change_of_base([template.stack.name]):
             return f"the model has changed since the bank was made: {change}"
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
@@ -204,7 +204,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Hand a layer's state to the pass that it belongs to: a generated text's, or this thread's single pass.
+        """Hand a layer's state to the pass of `template` that it belongs to: a generated text's, or a single pass.
 
         The last state of a single pass completes the outputs of its readers.
         """
@@ -285,7 +285,10 @@ _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=
 
 
 def reads_generated_text(stack_pass: StackPass, model: PreTrainedModel) -> bool:
-    """Return whether a stack reads generated tokens: a decoder, or the only stack of a generative model."""
+    """Return whether a pass is over a stack that reads generated tokens.
+
+    Such a stack is a decoder, or the only stack of a generative model.
+    """
     return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and can_generate(model))
 
 

@@ -166,7 +166,7 @@ def scores_of_monitors(
 
     Args:
         bank: The bank.
-        monitors: The monitors by name; their readers read the same stack.
+        monitors: The monitors; their readers read the same stack.
         batch: Arguments of the model.
         mask: True at the tokens to score. None: all tokens except padding.
         finished: Whether to allow models whose states change with later tokens. A score then depends on the whole text.

@@ -75,7 +75,7 @@ def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: Record
 def _pooled_problem(reader: ReaderModule, pooling: str) -> str | None:
     """Return why a reader's answers would differ between the model and pooled states, and what to use instead.
 
-    Returns None if they would be equal.
+    `pooling` says how the tokens' states were pooled. Returns None if the answers would be equal.
     """
     head = reader.config.head
     if not getattr(reader.head, "pools", False):

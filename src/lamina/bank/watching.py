@@ -281,7 +281,10 @@ class _WatchedText(GenerationObserver):
         return {name: rows[name] for name in self.monitor_names}
 
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Add a step for the last token of each sequence. The model did not read that token."""
+        """Add a step for each token that has none yet: the last of each sequence, which the model did not read.
+
+        `new` has all new tokens of the text.
+        """
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:
             running, ends = self._running_sequences(0, rest.shape[1])

@@ -223,7 +223,8 @@ class RecordedStates:
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
 
-        A `.parquet` file is unpacked to a temporary file. `shape` is that of its column; None: that of the first cell.
+        A `.parquet` file is unpacked to a temporary file. Raises DataError if the file is missing or damaged. `shape`
+        is that of its column; None: that of the first cell.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))

@@ -178,7 +178,7 @@ def open_states(
 
 
 def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | None = None) -> str | None:
-    """Return why readers cannot use cached hidden states, as a phrase for a message; None if they can.
+    """Return why the readers in `names` cannot use cached hidden states, as a phrase for a message; None if they can.
 
     Without `inputs`, the encoded examples, only the readers are checked.
     """

@@ -95,7 +95,8 @@ class _WrongPlaceError(Exception):
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
     """Check whether a stack's blocks can be changed to `order`, and return the plan; nothing is changed yet.
 
-    `path` is the path of the module list that holds the blocks, and `op` the operation, for messages.
+    `path` is the path of the module list that holds the blocks, and `op` the operation, for messages. Raises
+    ConfigError if no config describes the changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
@@ -189,7 +190,7 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
-    """Return whether a module is a dropout without weights, or an identity that stands for one."""
+    """Return whether a module, called `name` in its parent, is a dropout without weights or an identity for one."""
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
 
@@ -289,7 +290,10 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]]) -> None:
-    """Set attributes and dropout submodules of the modules in a block; modules that it lacks are skipped."""
+    """Set attributes and dropout submodules in a block: `changes` is path of a module -> attribute -> value.
+
+    Modules that the block lacks are skipped.
+    """
     modules = dict(block.named_modules())
     for name, attributes in changes.items():
         for key, value in attributes.items():

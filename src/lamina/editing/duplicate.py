@@ -189,7 +189,10 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
 
 
 def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
-    """Return the names of a block's parameters in the order of their use in the block; unused ones come first."""
+    """Call a block; return the names of its parameters in the order of their use. Unused ones come first.
+
+    `args` and `kwargs` are the arguments of the call.
+    """
     called: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
@@ -229,7 +232,7 @@ def _state(values: Sequence[object]) -> Tensor | None:
 
 
 def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a block returns exactly the state that it receives."""
+    """Return whether a block, called with `args` and `kwargs`, returns exactly the state that it receives."""
     received = _state([*args, *kwargs.values()])
     expected = None if received is None else received.clone()
     output = block(*args, **kwargs)
@@ -240,6 +243,6 @@ def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
 
 
 def _ends_in_norm(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether the module with weights that a block calls last is a norm."""
+    """Return whether the last module with weights that a block calls is a norm; call it with `args` and `kwargs`."""
     last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
     return "norm" in type(block.get_submodule(last)).__name__.lower()

@@ -388,5 +388,5 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "members 1"] | float:
-    """Return one setting of several fusions as a column, or as a number if all have the same."""
+    """Return one setting of several fusions as a column in the dtype of `like`, or as a number if all have the same."""
     return values[0] if len(set(values)) == 1 else like.new_tensor(values).unsqueeze(1)

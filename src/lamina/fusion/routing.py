@@ -211,7 +211,10 @@ class Route(nn.Module):
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return the share of each input that each output gets; outputs that predict the input better get more."""
+        """Return the share of each input in `vectors` that each output gets.
+
+        Outputs that predict the input better get more.
+        """
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)

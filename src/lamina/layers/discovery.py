@@ -416,6 +416,9 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
 
     Returns:
         Stack name -> the chosen event of each layer; and the hidden states that this run returned.
+
+    Raises:
+        _UnreadableError: If a layer has no such place, or the stack returns another number of states.
     """
     points = [
         _point(event, form)

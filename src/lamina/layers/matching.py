@@ -74,7 +74,10 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 
 
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
-    """Return an event's sort key for `rank_places`; `end` is the time at which the whole stack has been computed."""
+    """Return the sort key for `rank_places` of an event at which the state of `layer` was seen.
+
+    `block` is the call of the layer's block, and `end` the time at which the whole stack has been computed.
+    """
     if event.call is block and event.side == ("output" if layer else "input"):
         return 0, 0
     if event.time >= end:
@@ -146,7 +149,7 @@ def _parent(path: str) -> str:
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
     """Find the block of a stack with one block: a module in a list, whose output another module reads.
 
-    `receiving` are the calls that receive the state of layer 0.
+    `receiving` are the calls that receive the state of layer 0. Returns None if there is no such module.
     """
     for call in receiving:
         returned = {event.key for event in trace.events if event.call is call and event.side == "output"}

@@ -127,7 +127,10 @@ class ModuleGuard:
         return [*map(id, tensors), *map(Tensor.data_ptr, tensors), *versions]
 
     def _first_change(self) -> str | None:
-        """Return the first change that counts, as a phrase. Modules that the model has replaced are looked up again."""
+        """Return the first change that counts, as a phrase; None if none does.
+
+        Modules that the model has replaced are looked up again.
+        """
         for path, module in list(self._modules.items()):
             now = self._lookup(path)
             if (now is None or type(now) is not type(module)) and not self._may_change(path):

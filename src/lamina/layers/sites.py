@@ -71,7 +71,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[object, _Points]]] 
 
 
 def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
-    """Run the model, and return the places (tap points) of the sites "attention" and "ffn"; see `at_site`."""
+    """Run the model, and return the places (tap points) of "attention" and "ffn"; for errors see `at_site`."""
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if stack.is_converted:
@@ -100,7 +100,10 @@ def _point(event: Event) -> TapPoint:
 
 
 def _run(model: nn.Module, length: int) -> Trace:
-    """Run a model on a tiny input of `length` tokens, and return the trace, with copies of all values."""
+    """Run a model on a tiny input of `length` tokens, and return the trace, with copies of all values.
+
+    Raises UnsupportedModelError if neither the model nor its backbone accepts the input.
+    """
     inputs = probe_input(model, length, seed=length).inputs
     for target in dict.fromkeys((model, backbone(model))):
         try:
@@ -152,7 +155,8 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
     """Return the outputs of modules that received the value `key`, each under its own key (see `key_of`).
 
-    In a post-norm block, the norm after an addition computes the state for the next addition.
+    `inside` are the events of the block. In a post-norm block, the norm after an addition computes the state for the
+    next addition.
     """
     receivers = [event.call for event in inside if event.side == "input" and event.key == key]
     return {event.key: _value(event) for event in inside if event.side == "output" and event.call in receivers}

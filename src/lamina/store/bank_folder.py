@@ -392,7 +392,7 @@ def _load_bank(
     *,
     writes: bool,
 ) -> ReaderBank:
-    """Load a bank from a local folder, with the arguments of `load_bank`."""
+    """Load a bank from a local folder, with the arguments of `load_bank` and the errors of `from_pretrained`."""
     manifest = _read_manifest(folder)
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
@@ -591,7 +591,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings. Old names are updated."""
+    """Return the fusion or head config for saved settings, from its registry `table`. Old names are updated."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

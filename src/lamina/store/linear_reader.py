@@ -38,7 +38,7 @@ class _Tensors(Protocol):
     """An open safetensors file; safetensors itself has no type for it."""
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the strings that are saved beside the tensors: name -> string."""
+        """Return name -> string, for the strings that are saved beside the tensors; None if there are none."""
         ...
 
     def get_tensor(self, name: str) -> Tensor:

@@ -235,7 +235,8 @@ def _listed(folder: Path) -> list[str]:
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
     """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. A model gives an empty bank.
 
-    The copy has the tokenizer `processor`, or the bank's if that is None.
+    The copy has the tokenizer `processor`, or the bank's if that is None. Raises UnsupportedModelError if the model
+    does not read tokens, or its weights cannot be copied as float32.
     """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target
@@ -361,7 +362,10 @@ class _Plan:
         return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
 
     def _main_name(self) -> str:
-        """Return the name of the model's own output, "logits" or "last_hidden_state", found by calling the model."""
+        """Return the name of the model's own output, "logits" or "last_hidden_state", found by calling the model.
+
+        Raises UnsupportedModelError if the model returns neither.
+        """
         with torch.no_grad():
             output = self.model(**self.inputs(*_TRACED))
         for name in ("logits", "last_hidden_state"):

@@ -265,7 +265,7 @@ def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[W
 def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
     """Yield a record for each example of a multi-label task with a wrong prediction; `logits` is `[examples, classes]`.
 
-    `present` is a mask of the examples that have labels.
+    `truths` are the true labels, True or False per class, and `present` is a mask of the examples that have labels.
     """
     guesses = logits > 0
     is_wrong = (guesses != truths) & present[:, None]

@@ -109,7 +109,10 @@ class LazyFile(ABC):
         return data
 
     def _read(self, most: int) -> tuple[bytes, int]:
-        """Return the bytes and how many there are; the bytes are empty if there are more than `most`."""
+        """Return the bytes and how many there are; the bytes are empty if there are more than `most`.
+
+        Raises DataError if there is no file or it cannot be read.
+        """
         if self.path is None:
             raise self.bad(self.name, f"is empty; every row of an {self.column} task has {self.one}.")
         path = Path(self.path)

@@ -111,7 +111,7 @@ class MaskedInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why the model's hidden states for these rows cannot be cached, as text."""
+        """Why the model's hidden states for these rows cannot be cached, as text; never None."""
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:

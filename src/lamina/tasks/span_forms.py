@@ -222,7 +222,7 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 
 
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
-    """Return whether the characters of a span equal the text that it states, apart from blanks and Unicode forms.
+    """Return whether a span's characters equal `carried`, the text that it states, apart from blanks and Unicode forms.
 
     With `loosely`, capitals, accents, blanks and tokenizers' marks are ignored too, and unknown tokens match anything.
     """

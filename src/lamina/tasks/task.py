@@ -405,7 +405,7 @@ class Task:
         stratify: bool = True,
         separator: str | None = None,
     ) -> Task:
-        """Make a task of rows in memory.
+        """Make a task of rows in memory. Options that are not described here are those of `from_files`.
 
         `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
@@ -537,9 +537,9 @@ def _assemble(
     """Return a task over the tables of its splits.
 
     `metrics` is the metric that the user has named, or None; or the tuple of a preset's metrics, which replaces the
-    kind's. `limits` are the maximum numbers of training and of validation rows. Raises DataError if a cell does not
-    fit, or there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for unknown
-    metrics.
+    kind's. `limits` are the maximum numbers of training and of validation rows; the other options are those of
+    `Task.from_files`. Raises DataError if a cell does not fit, or there is only one class; ConfigError if an option
+    does not fit the kind; and UnknownNameError for unknown metrics.
     """
     kind = spec.kind
     check_spec(spec)

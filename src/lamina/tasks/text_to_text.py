@@ -46,7 +46,7 @@ class PairInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states cannot be cached, as text: a decoder's states depend on the text generated so far."""
+        """Why a model's states cannot be cached, as text; never None. A decoder's depend on the generated text."""
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:

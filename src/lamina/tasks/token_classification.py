@@ -131,7 +131,10 @@ class Pieces:
                     tags[group.first], scores[group.first] = inside, scores[group.first - 1]
 
     def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
-        """Return the number of words that get a wrong tag even if the tag of every token is predicted right."""
+        """Return the number of words that get a wrong tag even if the tag of every token is predicted right.
+
+        `labels` are the true tags of the `words` of each text.
+        """
         true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
         tags = [max(tag, 0) for tag in true]
         for group in groups:
@@ -142,7 +145,10 @@ class Pieces:
 
 
 def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of a token's words for the case that the first word's span continues to the last word."""
+    """Return the tags of the words of a token, a key of `Pieces.tags`, if the first word's span continues to the last.
+
+    `further` has for each tag the id of the tag of the words that continue its span; see `continued`.
+    """
     _, count, first = key
     return (first, *[further[first]] * (count - 1))
 
