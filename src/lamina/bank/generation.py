@@ -264,7 +264,8 @@ def _checked(function: Method) -> Method:
 def _unhealed(function: Method) -> Method:
     """Wrap `heal_tokens` (`function`) so that it refuses the option "token_healing".
 
-    `_checked` misses the option if `model.generate` was looked up before the interception, or if only prompts are read.
+    The check in `generate` (`_checked`) does not see it if `model.generate` was looked up before the interception, or
+    if only prompts are read.
     """
 
     @functools.wraps(function)

@@ -272,8 +272,7 @@ class GenerationStates:
         """Run the fusions that need whole texts, and all heads; return reader name -> output.
 
         `gather` picks the sequences from stored tensors (see `_gather`), `real` is True at their tokens, and `tokens`
-        are their
-        ids. Sequences without tokens have NaN logits.
+        has their ids. Sequences without tokens have NaN logits.
         """
         has_tokens = real.any(1)
         mask = real.clone()

@@ -149,9 +149,10 @@ def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrained
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Return for each new block: path of a module in it -> the attributes and submodules of the module to set.
+    """Compare each new block with the block that it was; return for each: path of a module in it -> attributes to set.
 
-    `depth` is the number of blocks before, and `path` the path of their module list.
+    The attributes include submodules without weights. `depth` is the number of blocks before, and `path` the path of
+    their module list.
 
     Raises:
         _WrongPlaceError: If a block would differ from the old one in more than its number.

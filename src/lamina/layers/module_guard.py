@@ -180,7 +180,7 @@ class ModuleGuard:
         return None
 
     def _changed_buffer(self) -> str | None:
-        """Return the name of a buffer that has other values, as a phrase; None if no buffer has."""
+        """Return a phrase that names a buffer whose values have changed; None if none have."""
         ids = dict(zip(self._digests, self._marks, strict=False))
         for (path, name), tensor in self._tensors():
             is_replaced = (path, name) in ids and ids[path, name] != id(tensor)

@@ -153,7 +153,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return the outputs of modules that received the value `key`, each under its own key (see `key_of`).
+    """Return key -> output (see `key_of`), for the outputs of modules in a block that received the value with `key`.
 
     `inside` are the events of the block. In a post-norm block, the norm after an addition computes the state for the
     next addition.

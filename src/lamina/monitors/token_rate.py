@@ -54,7 +54,7 @@ class TokenRateTest:
     negative. So under a true rate of r or more, the wealth is not expected to grow, and by Markov's inequality it
     reaches 1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts,
     any distribution of their lengths and scores, and any dependence between the tokens of a text, if the texts are
-    drawn independently of each other. The stake at a text depends on earlier lengths alone; the texts come in a random
+    drawn independently of each other. The part s at a text depends on earlier lengths alone; the texts come in a random
     order, because a file may be sorted.
 
     Args:

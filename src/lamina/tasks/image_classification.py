@@ -190,7 +190,7 @@ class ImageInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the images with these indices as `pixel_values`, float32 `[batch, channels, height, width]`.
 
-        Raises DataError if an image cannot be read.
+        With augmentation, crops differ in each `epoch`. Raises DataError if an image cannot be read.
         """
         lazy = cast("Column", self._split.texts).read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]

@@ -33,8 +33,7 @@ class Split:
     Args:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
         open_text: Function that makes the example from two cells, "text" and "row". It may return an object that opens
-            a
-            file when it is accessed. None: the cell in "text" is the example.
+            a file when it is accessed. None: the cell in "text" is the example.
         labels: A dataset whose column "label" is used in place of the column "label" of `rows`.
         strata: A dataset for stratified sampling. Its column "strata" has one list per row: the row's class ids in all
             label columns of the source. None: they are unknown.

@@ -113,7 +113,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
-    """Return one sentence's tags as IOB2. None, the mark of a word without a tag, stays None.
+    """Return one sentence's tags, written in `scheme`, as IOB2. None, for a word without a tag, stays None.
 
     An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1.
     """

@@ -173,8 +173,7 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     Raises:
         DataError: If a cell is not a list of spans; or if a span is not in its text, has no word, shares a word with
             another span, or has several labels. (With `spec.missing_labels` "ignore", the words of a row with such a
-            span
-            get no labels instead.) The message names row and span.
+            span get no labels instead.) The message names row and span.
     """
     tables = lab.labelled(tables, spec, texts=True)
     labels = spec.labels
