@@ -280,8 +280,8 @@ def _unhealed(function: Method) -> Method:
 def _without_loop(function: Method) -> Method:
     """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses the option "custom_generate".
 
-    It covers calls of a `model.generate` that was looked up before the interception. Otherwise, a loop that runs
-    without a cache would be read as a single pass.
+    `generate` refuses the option itself, but only if it was looked up after the interception began. A loop from that
+    option that runs without a cache would be read as a single pass.
     """
 
     @functools.wraps(function)

@@ -228,9 +228,9 @@ class _Listener:
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
-        """Return the templates whose readers wait for an output and can read a generated text.
+        """Return the templates whose readers have no output yet and can read the text that is being generated.
 
-        If monitors read the call and cannot, raise ConfigError.
+        Readers that cannot read it have no output, with the reason; if a monitor reads with them, raise ConfigError.
         """
         waiting: list[StackPass] = []
         for template in templates:

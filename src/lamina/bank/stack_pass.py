@@ -245,8 +245,8 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features.
 
-    On a CPU without gradients (`grad`) that is slower, unless there are few tokens; `real` is their mask. An export is
-    for any number of tokens.
+    On a CPU without gradients (`grad`) one operation is slower, unless there are few tokens; `real` is their mask. An
+    export may have any number of tokens.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True

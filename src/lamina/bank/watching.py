@@ -335,7 +335,7 @@ class _RepliesSoFar:
             self._highest[name] = best if name not in self._highest else torch.maximum(self._highest[name], best)
 
     def discard(self) -> None:
-        """Keep these replies from the drift tests."""
+        """Leave these replies out of the drift tests."""
         self._is_discarded = True
 
     def on_end(self) -> None:
@@ -434,7 +434,7 @@ def watch(
 
 
 def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[str]) -> None:
-    """Raise ConfigError if drift cannot be tested for these monitors: a cascade, or with the prompt in `over`."""
+    """Raise ConfigError if drift cannot be tested: one of `names` is a cascade, or `over` includes the prompt."""
     if over != "output":
         problem = f"drift is tested on replies, and over='{over}' adds the prompt to them"
         raise ConfigError(f"bank.watch: {problem}. Use over='output', or leave out drift.")

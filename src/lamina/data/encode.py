@@ -400,7 +400,10 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Yield tables of blocks (see `window_table`) while texts are tokenised; at least one, which may be empty."""
+    """Join texts; yield their tokens in blocks of `max_length`, as tables (see `window_table`), while texts are read.
+
+    There is at least one table, which may be empty.
+    """
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):

@@ -53,7 +53,7 @@ class RowStates(Protocol):
 
 
 class Place(NamedTuple):
-    """The place of a tensor in a file."""
+    """Where a tensor's numbers are: the file, the first byte, the type and the shape."""
 
     path: Path
     start: int  # its first byte
@@ -209,7 +209,7 @@ class RecordedStates:
     # Checking
 
     def _checked_place(self, array: StatesArray) -> Place:
-        """Return the place of an array's tensor; raise DataError if the file differs from the manifest."""
+        """Return where the tensor of an array is; raise DataError if the file differs from the manifest."""
         path = self.folder / array.file
         place = self._place(path, array.tensor, array.shape)
         if list(place.shape) != array.shape:

@@ -151,9 +151,10 @@ def _set_blocks(
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Update settings that count the blocks of one kind at the bottom, or name the last of these, if they stay there.
+    """Update settings that say how many of the lowest blocks are of one kind, or which block is the last.
 
-    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
+    A count is only updated if these blocks are still the lowest. `part` is the config, `depth` the number of blocks
+    before, and `order` the new blocks as numbers of old ones.
     """
     for name in BLOCK_SETTINGS.leading:
         count = getattr(part, name, None)

@@ -73,7 +73,7 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
 
 @dataclass
 class _Plan:
-    """The plan of a move: models without weights before and after it, and the attributes to set in each block."""
+    """A planned change of block order: models without weights before and after it, and what to set in each block."""
 
     before: PreTrainedModel
     after: PreTrainedModel

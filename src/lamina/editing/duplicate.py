@@ -243,6 +243,6 @@ def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str
 
 
 def _ends_in_norm(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether the last module with weights that a block calls is a norm; call it with `args` and `kwargs`."""
+    """Call a block with `args` and `kwargs`; return whether the last module with weights that it calls is a norm."""
     last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
     return "norm" in type(block.get_submodule(last)).__name__.lower()

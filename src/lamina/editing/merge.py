@@ -60,7 +60,7 @@ def merge_(model: PreTrainedModel) -> Edit:
     users: dict[nn.Parameter, list[str]] = {}  # parameter -> all names under which the model uses it
     for name, parameter in model.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
-    readers = _readers_of_norms(model)
+    readers = _projections_after_norms(model)
     changed: list[str] = []
     with torch.no_grad():
         weights = {
@@ -72,7 +72,7 @@ def merge_(model: PreTrainedModel) -> Edit:
         for path, of_path in weights.items():
             projection = projections[path]
             if projection in readers:
-                changed += _fold_into_readers(path, projection, of_path)
+                changed += _fold_into_projections(path, projection, of_path)
             else:
                 changed += _fold(path, projection, of_path[path])
     inserts = [edit for edit in recorded(model) if edit.kind == "insert"]
@@ -82,7 +82,7 @@ def merge_(model: PreTrainedModel) -> Edit:
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
 
-def _readers_of_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
+def _projections_after_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
     """Return norm -> (path -> projection), for norms whose output only a feed-forward network's first projections read.
 
     The result is {} for families whose row of roles names no such norm.
@@ -206,7 +206,7 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
     return [f"{path}.{name}" for name in names]
 
 
-def _fold_into_readers(path: str, norm: nn.Module, weights: Mapping[str, Float[Tensor, "out in"]]) -> list[str]:
+def _fold_into_projections(path: str, norm: nn.Module, weights: Mapping[str, Float[Tensor, "out in"]]) -> list[str]:
     """Fold the layers inserted after the norm at `path` into the `weights` of the projections that read it.
 
     Returns the names of the changed and the removed parameters.

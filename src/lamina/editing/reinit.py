@@ -102,7 +102,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Raise ConfigError if a module outside the blocks shares a weight with one of the blocks' modules (`inside`)."""
+    """Raise ConfigError if a weight to reset, of the modules `inside`, is shared with a module outside of them."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):

@@ -124,7 +124,7 @@ class _ProjectedStream(Stream):
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0.
 
-        During an export tensors have no values, so that `active_layers` decides.
+        During an export weights have no values. Then a weight counts as 0 if `active_layers` leaves the layer out.
         """
         if not torch.compiler.is_exporting():
             return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device

@@ -57,7 +57,7 @@ class MaskedLMHead(VocabularyHead):
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """Copy the linear map, activation, norm and bias of the model's own masked language modelling head.
+    """Return a copy of the linear map, activation, norm and bias of the model's own masked language modelling head.
 
     None if the model has no such head, or if the copy does not compute the model's own logits.
     """

@@ -466,8 +466,8 @@ def _point(event: Event, form: Form | None) -> TapPoint:
 def _build(model: nn.Module, name: str, places: _Places, events: list[Event], trace: Trace) -> LayerStack:
     """Return stack `name`, with layer i read at `events[i]`; `places` and `trace` come from the run that found them."""
     points = tuple(_point(event, form) for event, form in zip(events, places.forms, strict=True))
-    cuts = any(point.form is not None and point.form.cuts for point in points)
-    scope = find_scope(trace, events[0], events[-1], places.state, reads_tokens=cuts)
+    needs_tokens = any(point.form is not None and point.form.needs_tokens for point in points)
+    scope = find_scope(trace, events[0], events[-1], places.state, reads_tokens=needs_tokens)
     base = backbone(model)
     run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
     return LayerStack(name, places.state.shape[-1], places.blocks, points, scope.module, scope.path, run)

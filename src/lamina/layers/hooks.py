@@ -145,7 +145,7 @@ def watch_selected(
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         thread = get_ident()
-        tokens = count_tokens(arguments(stack.scope, args, kwargs)) if stack.cuts else None
+        tokens = count_tokens(arguments(stack.scope, args, kwargs)) if stack.needs_tokens else None
         for watched in watches.values():
             watched.counts[thread], watched.tokens[thread] = 0, tokens
         if on_start is not None:

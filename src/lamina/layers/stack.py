@@ -46,10 +46,11 @@ class LayerStack:
     run: tuple[nn.Module, ...]
     tower: nn.Module | None = None  # the part of the model that runs this stack alone, in models like CLIP
 
-    cuts: bool = field(init=False)  # whether states are cut to the tokens of the input; see `Form`
+    needs_tokens: bool = field(init=False)  # whether reading states needs the number of tokens; see `Form`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cuts", any(point.form is not None and point.form.cuts for point in self.points))
+        needs_tokens = any(point.form is not None and point.form.needs_tokens for point in self.points)
+        object.__setattr__(self, "needs_tokens", needs_tokens)
 
     def __repr__(self) -> str:
         return (

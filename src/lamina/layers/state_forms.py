@@ -35,7 +35,7 @@ class Form:
     skip: int = 0
 
     @property
-    def cuts(self) -> bool:
+    def needs_tokens(self) -> bool:
         """Whether the conversion needs the number of tokens in the input."""
         return self.kind in ("first", "last") or self.skip > 0
 
@@ -44,8 +44,8 @@ class Form:
 
         Args:
             value: The model's hidden state, in this form.
-            tokens: Number of tokens in the model's input; None if it has no tokens, as with images. The forms for
-                which `cuts` is True use it, to return a state for each of these tokens.
+            tokens: Number of tokens in the model's input; None if it has no tokens, as with images. The forms for which
+                `needs_tokens` is True use it, to return a state for each of these tokens.
         """
         if self.kind == "streams":
             return value.mean(self.axis)

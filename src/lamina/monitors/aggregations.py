@@ -173,7 +173,7 @@ class ExponentialMean(Aggregation):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return (exponent, score, weight 1) of a token."""
+        """Return the state after one token: (exponent of the token, `score`, 1). Each `score` is that of one text."""
 
     def next(self, state: State, score: Tensor) -> State:
         """Return the state with one more token; both sums are rescaled to the new highest exponent."""

@@ -209,7 +209,7 @@ class RunningMonitors(ABC):
 
 @final
 class MonitorGroup(RunningMonitors):
-    """The monitors of one `Monitor.group`, in progress. They differ only in their readers."""
+    """The running scores of monitors with equal `Monitor.group`: they differ only in their readers."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]

@@ -238,7 +238,7 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, except its base model's. The manifest, the mark of a bank, comes first."""
+    """Return the paths of a bank's files, except its base model's. The manifest, which marks a bank, comes first."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
@@ -514,9 +514,9 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
     """Return name -> (saved value, present value) for the settings of a stack, also for those that are equal.
 
-    `library` has the versions of the libraries that saved the bank. If they are the installed ones, a value that is
-    missing on one side is None. If not, such settings are left out, and so are the settings of modules. The result is
-    {} for banks of early versions of lamina, which saved no settings.
+    `library` has the versions of the libraries that saved the bank. If other versions are installed, settings that only
+    one side has, and those of modules, are left out; otherwise a missing value is None. The result is {} for banks of
+    early versions of lamina, which saved no settings.
     """
     if saved.config is None or saved.modules is None:
         return {}

@@ -54,10 +54,9 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return patterns of the files to download: those of `readers` (None: all readers).
+    """Return patterns of the files to download: those of `readers` (None: all), with `base` also the base model's.
 
-    With `base`, the files of the base model are included. A name that no reader can have (such as "*") would act as a
-    pattern and is left out; loading reports it later.
+    A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]

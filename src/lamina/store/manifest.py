@@ -67,7 +67,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the object that is nested under these keys, the outermost key first."""
+        """Return the class of the object at these nested keys of a manifest, the outermost key first."""
         return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 

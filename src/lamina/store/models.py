@@ -272,8 +272,8 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Check the weights of a local model without reading them: file headers, and the packages that are needed.
 
-    `config` is the model's config, which names its quantization, if any. Headers are read of safetensors files only.
-    Raises the errors of `lamina.load`. A model on the hub is not checked.
+    `config` is the model's config, which names its quantization, if any. Only safetensors files have their headers
+    read. Raises the errors of `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 

@@ -233,7 +233,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. A model gives an empty bank.
+    """Return a copy of a bank (for a model, a bank without readers) and its model: float32, on the CPU, in eval mode.
 
     The copy has the tokenizer `processor`, or the bank's if that is None. Raises UnsupportedModelError if the model
     does not read tokens, or its weights cannot be copied as float32.
@@ -264,7 +264,7 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """The plan of one export: a forward pass of a bank's model, or of its encoder, with some readers (None: all).
+    """The forward pass that is exported to one graph: a bank's model, or its encoder, with some readers (None: all).
 
     The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported.
     """

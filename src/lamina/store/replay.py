@@ -137,8 +137,8 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
     """Yield a recorded insertion, one copy per stack, with the numbers that its layers have in the model now.
 
-    `edit` has layer numbers from before the `later` edits, which may have removed, moved or repeated blocks. `model`
-    has its final depth.
+    The layer numbers in `edit` are from before the `later` edits, which may have removed, moved or repeated blocks. A
+    stack from which all these layers were removed has no copy. `model` has its final depth.
     """
     moves = [move for move in later if move.kind in ("truncate", *MOVES) and edit.stack in (move.stack, "all")]
     if not moves:  # also a model without stacks
@@ -191,10 +191,10 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 
 
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
-    """Raise StoreError if the weights of a checkpoint belong to another class of model.
+    """Raise StoreError if the weights of a checkpoint seem to belong to another class of model.
 
-    That is assumed if a part of the model with layers, or more than half of the parameters, would start at random.
-    `new` are the names of the weights that start at random, and `name` is the checkpoint, for messages.
+    They seem to if a part of the model with layers, or more than half of the parameters, would start at random. `new`
+    are the names of the weights that start at random, and `name` is the checkpoint, for messages.
     """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}

@@ -226,7 +226,7 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
-    """Return the DataError for a file that tarfile cannot read. It says that it is compressed, or quotes `error`."""
+    """Return the DataError for a file that tarfile cannot read. It names the file's compression, or quotes `error`."""
     with path.open("rb") as file:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)

@@ -453,8 +453,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if there are no labels. Raises DataError if a list must be 0 and 1 per class, because it has
-    0 or 1 twice or as a bool, but its length is not the number of labels or the length of the other lists.
+    `labels`, or at least 2 if there are no labels. A list that has 0 or 1 twice, or as a bool, cannot hold ids. If
+    there is such a list, and the lengths do not fit, raise DataError.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length
@@ -501,9 +501,9 @@ def multi_hot(
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """Return the column to read: the user's choice `column`, which equals the argument's `default` if there is none.
+    """Return the column to read: the user's choice `column`, which is `default` if the user made none.
 
-    In that case `usual` is returned if some table has a column of that name, and no table has a column `default`.
+    If no table has a column `default`, but some table has a column `usual`, `usual` takes the place of the default.
     """
     absent = column == default and not any(default in table.columns for table in tables.values())
     return usual if absent and any(usual in table.columns for table in tables.values()) else column

@@ -81,7 +81,10 @@ class Pieces:
     def learnt(
         cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
     ) -> Pieces:
-        """Count the tags of words that share a token, in texts with a label per word; `names` are the class names."""
+        """Find the most frequent tags of words that share a token, in texts with a label per word.
+
+        `names` are the class names.
+        """
         flat, further = list(chain.from_iterable(labels)), continued(names)
         counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
         for group in decided_words(encoded, words):
@@ -145,7 +148,7 @@ class Pieces:
 
 
 def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of the words of a token, a key of `Pieces.tags`, if the first word's span continues to the last.
+    """Return the tags of a token's words if all of them belong to the span of the first. `key` is one of `Pieces.tags`.
 
     `further` has for each tag the id of the tag of the words that continue its span; see `continued`.
     """
