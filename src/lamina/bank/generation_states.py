@@ -125,7 +125,8 @@ class GenerationStates:
     def _place(self, state: Tensor) -> None:
         """Determine which positions of the text the current pass reads, and store their token ids and mask.
 
-        Raises ConfigError if `generate` goes on from a cache whose tokens this object has not seen.
+        `state` is the first state of the pass. Raises ConfigError if `generate` goes on from a cache whose tokens this
+        object has not seen.
         """
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)

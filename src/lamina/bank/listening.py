@@ -117,11 +117,11 @@ class _Listener:
             self._explain(template, f"{problem} (a thread started by hand must run contextvars.copy_context().run)")
 
     def _explain(self, template: StackPass, reason: str) -> None:
-        """Record `reason` as the reason why the readers of `template` have no output."""
+        """Record `reason` as the reason why the readers of one stack (those of its `template`) have no output."""
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
-        """Return whether the readers of a template have an output already."""
+        """Return whether the readers of one stack (those of its `template`) have an output already."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
 
     def is_waiting(self) -> bool:
@@ -159,7 +159,10 @@ class _Listener:
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 
     def _refusal(self, template: StackPass) -> str | None:
-        """Return why the readers of `template` cannot read the model now, as a phrase; None if they can."""
+        """Return why the readers of one stack (those of its `template`) cannot read the model now; None if they can.
+
+        The result is a phrase for a message.
+        """
         if change := self._bank.change_of_base([template.stack.name]):
             return f"the model has changed since the bank was made: {change}"
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
@@ -228,7 +231,7 @@ class _Listener:
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
-        """Return the templates whose readers have no output yet and can read the text that is being generated.
+        """Return the `templates` of stacks whose readers have no output yet and can read a text while it is generated.
 
         Readers that cannot read it have no output, with the reason; if a monitor reads with them, raise ConfigError.
         """

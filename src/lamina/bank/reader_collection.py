@@ -104,7 +104,7 @@ class ReaderCollection(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         if self._stacks is not None:
-            with suppress(ConfigError):  # an edit of the model: the guard that is copied raises it too
+            with suppress(ConfigError):  # the model was edited: the copy raises it too
                 self._found()  # so that the guard knows all that has changed before the copy
         return dict(vars(self))
 

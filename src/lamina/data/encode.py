@@ -518,6 +518,6 @@ def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> To
         is_other = [int(side != 1) for side in output.sequence_ids(window)]
     else:
         is_other = output["special_tokens_mask"][window]
-    is_other = [*is_other, 1]  # special tokens surround the text's; without them, the end of the window does
+    is_other = [*is_other, 1]  # the text ends before a special token, or else with the window
     first = is_other.index(0) if 0 in is_other else 0
     return TokenRange(first, is_other.index(1, first), 0)

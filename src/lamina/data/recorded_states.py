@@ -221,10 +221,10 @@ class RecordedStates:
         return place
 
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
-        """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
+        """Return where a tensor is in a `.npy`, `.safetensors` or `.parquet` file.
 
-        A `.parquet` file is unpacked to a temporary file. Raises DataError if the file is missing or damaged. `shape`
-        is that of its column; None: that of the first cell.
+        A `.parquet` file is unpacked to a temporary file; there, `tensor` is the name of a column, and `shape` its
+        shape (None: as its first cell shows). Raises DataError if the file is missing or damaged.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))

@@ -93,10 +93,10 @@ class _WrongPlaceError(Exception):
 
 
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
-    """Check whether a stack's blocks can be changed to `order`, and return the plan; nothing is changed yet.
+    """Check whether a stack's blocks can be put in a new order, and return the plan; nothing is changed yet.
 
-    `path` is the path of the module list that holds the blocks, and `op` the operation, for messages. Raises
-    ConfigError if no config describes the changed model.
+    `order` has the numbers of present blocks, `path` is the path of the module list that holds the blocks, and `op` is
+    the operation, for messages. Raises ConfigError if no config describes the changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
@@ -246,7 +246,7 @@ def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str
 
 
 def _check_shapes(model: nn.Module, plan: _Plan) -> None:
-    """Raise _WrongPlaceError unless the model's parameters, under their new names, have the shapes of `plan.after`.
+    """Raise _WrongPlaceError unless the model's parameters, under their new names, have the shapes that are planned.
 
     Parameters that the user has added or removed are left out; `plan.before` shows which.
     """

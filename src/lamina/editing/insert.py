@@ -217,7 +217,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
 
 
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
-    """Return the site of a new convolution with the given kernel size, after the convolution at `path`.
+    """Return the place of a new convolution with the given kernel size, after the convolution at `path`.
 
     Raises UnsupportedModelError if that is no plain convolution.
     """
@@ -229,10 +229,10 @@ def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kerne
 def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the sites in a block at which layers are inserted for `position`.
+    """Yield the places in a block at which layers are inserted for `position`.
 
-    `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if
-    `position` needs the network's norm and the row does not name it.
+    `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if a
+    layer follows the norm before the feed-forward network, and the row does not name that norm.
     """
     if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)

@@ -132,7 +132,8 @@ def _repeated(states: Sequence[object], layer: int, probe: Probe, tokens: int | 
     """Return the form of a layer in which several tokens of layer 0 share a state; None if no tokens do.
 
     `states` has all layers; the other arguments are those of `forms_of`. Without text, only the last layer of audio can
-    have this form, because some encoders pool it over time. For images it is not known how patches were joined.
+    have this form, because some encoders pool it over time. States of images never have it, since it is not known how
+    patches were joined.
     """
     first, state = states[0], states[layer]
     if not isinstance(first, Tensor) or not isinstance(state, Tensor) or not first.ndim == state.ndim == 3:

@@ -233,7 +233,7 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
         return math.floor(negatives * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
     from scipy.stats import binom
 
-    count = int(binom.ppf(1 - confidence, negatives, false_positive_rate))  # the lowest count that is not too rare
+    count = int(binom.ppf(1 - confidence, negatives, false_positive_rate))  # lowest with cdf >= 1 - confidence
     return count if binom.cdf(count, negatives, false_positive_rate) <= 1 - confidence else count - 1
 
 
@@ -276,7 +276,7 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
     above = min((other for other in scores if least < other < math.inf), default=None)
     if above is None:
         return least
-    if tie == -math.inf:  # of a text without a score, which nothing lifts
+    if tie == -math.inf:  # a text without a score, which rounding cannot lift
         return above - 2 * _rounding(above)
     return max(least, tie + (above - tie) / 2)
 

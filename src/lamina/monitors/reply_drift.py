@@ -26,7 +26,7 @@ _KEPT = 400  # replies in a sketch
 _PROJECTIONS = 6  # projections of a reader's mean features
 _SCORE, _LENGTH = "score", "length"
 _RUN = 10_000  # replies of one run of the test; each is inserted into a sorted list, so the cost grows slowly
-_JUMP = 0.002  # part of the wealth that is dealt out anew at each reply, so that bets can begin to win late
+_JUMP = 0.002  # share of the wealth that is divided equally anew at each reply, so that a bet can begin to win late
 # Bets on the p-value p of a reply, as functions of u = p - 1/2 whose mean over [0, 1] is 1: values shift up or down,
 # or spread or narrow. The last one bets nothing.
 _SLOPES = (-1.8, -1.0, -0.5, 0.5, 1.0, 1.8)
@@ -293,7 +293,7 @@ class _Gambler:
     def __post_init__(self) -> None:
         self._values = list(self.sketch)
         self._count = len(_SLOPES) + len(_BENDS) + 1
-        self._parts = [1 / self._count] * self._count  # of the wealth, by bet
+        self._parts = [1 / self._count] * self._count  # share of the wealth that each bet has
 
     def bet(self, value: float, tie: float) -> None:
         """Bet on the p-value of the next reply, and update the wealth.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Scores = Sequence[Float[np.ndarray, " tokens"]]  # of each text, the running score at each of its tokens
 
 _STAKES = np.arange(1, 100) / 100
-_GUESS, _WEIGHT = 100, 0.1  # tokens of a text before one is seen, and how many texts that guess counts as
+_GUESS, _WEIGHT = 100, 0.1  # guess of a text's length in tokens, and how many texts it counts as
 
 
 def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:

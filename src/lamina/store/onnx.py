@@ -375,7 +375,7 @@ class _Plan:
 
 
 class _Graph(nn.Module):
-    """The module that is traced for the export.
+    """The module that is traced for the export: its forward pass is that of `plan`.
 
     A trace replaces submodules by proxies without hooks. So the plan, which is not a module, runs the original modules
     with their hooks. The submodules of this module are only there to show their parameters to the trace.
@@ -427,7 +427,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
-    """Write a plan as an ONNX graph in the first opset that works; return the largest difference from PyTorch's.
+    """Write the planned pass as a graph in the first opset that works; return the largest difference from PyTorch's.
 
     With `progress`, show a bar for each opset that is tried. If no opset of `OPSETS` works, raises the error of the
     last: UnsupportedModelError or StoreError.
@@ -443,7 +443,7 @@ def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
 
 
 def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
-    """Write a plan as a graph in this opset, run it, and return the largest difference from PyTorch's outputs.
+    """Write a planned pass as a graph in this opset, run it, and return the largest difference from PyTorch's outputs.
 
     Raises the errors of `_write` and `_difference`.
     """
@@ -458,7 +458,7 @@ def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
 
 
 def _write(plan: _Plan, path: Path, opset: int) -> None:
-    """Trace a plan, and write it as an ONNX graph; raise UnsupportedModelError if torch cannot write a part of it."""
+    """Trace a planned pass, and write it as an ONNX graph; UnsupportedModelError if torch cannot write a part of it."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
     shapes = ({name: {0: dynamic, 1: dynamic} for name in batch},)

@@ -164,7 +164,7 @@ class _Weights:
 
     def __init__(self, bank: ReaderBank, digests: Mapping[str, str]) -> None:
         self._digests, self._steps = dict(digests), _steps
-        # reader name -> module, the dicts of its modules, and their mark; looking at dicts is quick
+        # reader name -> module, the dicts of its modules, and their `_mark`; looking at dicts is quick
         self._readers = {name: (bank[name], holders := _holders(bank[name]), _mark(holders)) for name in digests}
         self._model, self._base = ref(bank.model), list(bank.model.parameters())
         self._versions = list(map(_version, self._base))

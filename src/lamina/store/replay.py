@@ -308,7 +308,7 @@ def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, 
     """
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
-        then = name_then(record, number, key)  # what `train` names are names at that time
+        then = name_then(record, number, key)  # the names in `train` are those of that time
         if is_trained(then, train) or is_trained(f"{prefix}{then}", train):
             parameter.requires_grad_(True)
         if key in frozen:

@@ -196,7 +196,7 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
     positive = positive_id(task, metrics)
     scores = score.score_classes(plain, logits.argmax(-1), targets, len(task.labels), positive=positive)
     if ranked:
-        positive = 1 if positive is None else positive  # of the metrics left, none depends on it
+        positive = 1 if positive is None else positive  # these metrics do not depend on it
         margin = logits[:, positive] - logits[:, 1 - positive]
         scores |= score.score_ranking(ranked, margin, (targets == positive).long())
     return {name: scores[name] for name in metrics}

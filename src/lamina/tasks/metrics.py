@@ -40,7 +40,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> its smallest and larg
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _SPAN_TAG = re.compile(r"O|[BIESLU]-.+")
 _STEMMED = 4  # letters of the shortest word that is stemmed
-Tags: TypeAlias = Sequence[Sequence[int]]  # for each text the number of every word's tag
+Tags: TypeAlias = Sequence[Sequence[int]]  # for each text the id of every word's tag
 _PACKAGES = {  # metric -> the modules that compute it, which the extra "metrics" installs; torch computes all others
     "span_f1": ("seqeval",),
     **dict.fromkeys(_ROUGE, ("torchmetrics", "snowballstemmer")),

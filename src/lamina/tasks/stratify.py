@@ -148,7 +148,7 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
     heapq.heapify(queue)
     while queue:
         size, label = heapq.heappop(queue)
-        if size != left[label]:  # rows of it were placed with another class meanwhile; its newer entry comes later
+        if size != left[label]:  # outdated: rows of it were placed with another class; a newer entry follows
             continue
         for row in members[label]:
             if row not in side_of:
@@ -182,7 +182,7 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
     chosen, returned = set(chosen), set[int]()
     others = iter(random.Random(seed).sample(range(len(strata)), len(strata)))
     for row in lost:
-        if all(left[label] for label in strata[row]):  # an earlier row of the class was given back
+        if all(left[label] for label in strata[row]):  # rows of its classes were given back before
             continue
         other = next((at for at in others if _is_spare(at, strata, left) and at not in chosen | returned), None)
         if other is None and not strict:
