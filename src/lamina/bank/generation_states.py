@@ -41,7 +41,7 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:
-        """Process the next tokens. Called after the model has read them."""
+        """Process the next tokens (`block`). It is called after the model has read them."""
 
     @abstractmethod
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:

@@ -145,9 +145,9 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
 
 
 def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
-    """Return the scale (vector or matrix) and the shift of a transformer that stands before a linear model.
+    """Return the scale (vector or matrix) and the shift of `step`, a fitted scaler or PCA before a linear model.
 
-    Raises ConfigError if the transformer's class is not known, or it is not fitted.
+    Raises ConfigError if its class is not known, or it is not fitted.
     """
     if _module(step) == "lmprobe" and hasattr(step, "stds_"):  # PerLayerScaler, whose numbers broadcast over layers
         shape = (1, step.n_layers, step.hidden_dim)

@@ -187,7 +187,7 @@ class ReaderCollection(nn.Module):
         return None
 
     def check_base(self, op: str, names: Iterable[str] | None = None, *, full: bool = False) -> None:
-        """Raise ConfigError if stacks of a frozen model have changed; see `change_of_base`."""
+        """Raise ConfigError if stacks of a frozen model have changed; see `change_of_base` for `names` and `full`."""
         if change := self.change_of_base(names, full=full):
             raise ConfigError(
                 f"{op}: the model has changed since the bank was made: {change}. The readers belong to the old one: "

@@ -132,7 +132,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
     def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output vectors of the last stage, and the credit of each input for each output.
+        """Run the three stages on the vectors `routed`; return the last outputs, and the credit of each input for each.
 
         `real` is False at inputs that are padding.
         """

@@ -123,7 +123,7 @@ def trace_calls(
 
 
 def _mask(named: Mapping[str, object]) -> Tensor | None:
-    """Return the `attention_mask` among a module's arguments, if it is [batch, tokens]."""
+    """Return the `attention_mask` among a module's arguments by name (`named`); None if it is not [batch, tokens]."""
     mask = named.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 

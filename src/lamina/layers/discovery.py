@@ -374,7 +374,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
 
 
 def _tokens_of(name: str, probe: Probe) -> int | None:
-    """Return the number of tokens in the input of stack `name`; None if the stack reads no text."""
+    """Return the number of tokens that stack `name` gets from the input `probe`; None if the stack reads no text."""
     ids = probe.inputs.get("decoder_input_ids" if name == "decoder" else "input_ids")
     return None if ids is None else ids.shape[1]
 
@@ -405,7 +405,7 @@ def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
 
 
 def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
-    """Return the _UnreadableError for a layer of stack `name` whose module was not found; `why` is the reason."""
+    """Return the _UnreadableError for a layer of stack `name` whose module was not found, with reason and hint."""
     return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
 
 
@@ -474,7 +474,7 @@ def _build(model: nn.Module, name: str, places: _Places, events: list[Event], tr
 
 
 def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
-    """Run `target` without `output_hidden_states`, as users do, and compare the states read by hooks with `states`.
+    """Run `target` without `output_hidden_states`, as users do; compare the states at the stacks' hooks with `states`.
 
     Raises:
         _UnreadableError: If a layer is not reached by its hook, or its value differs from the one in `states`.

@@ -59,7 +59,7 @@ class LayerGuard:
         self._remember(model, by_name)
 
     def _remember(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
-        """Record the layers and weights of the model as they are now."""
+        """Record the layers and weights of the model as they are now; `by_name` has its stacks."""
         paths = {module: path for path, module in by_path(model).items()}
         blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
         self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}  # path -> name -> module
@@ -180,7 +180,7 @@ class LayerGuard:
 
 
 def _marks(owners: Sequence[dict[str, object]]) -> list[object]:
-    """Return the records of edits and of adapters among the attributes of a model and its parts."""
+    """Return the records of edits and of adapters in `owners`, the attributes of a model and its parts."""
     return [*map(_get, owners, repeat(EDITS)), *map(_get, owners, repeat(_ADAPTERS))]
 
 

