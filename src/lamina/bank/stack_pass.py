@@ -245,8 +245,8 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features.
 
-    On a CPU without gradients (`grad`) one operation is slower, unless there are few tokens; `real` is their mask. An
-    export may have any number of tokens.
+    They are not where that is slower: on a CPU, without gradients (`grad`), and with more than a few tokens. `real` is
+    the mask of the tokens. An export is for any number of tokens, so it counts as many.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True

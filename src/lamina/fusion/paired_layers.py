@@ -72,7 +72,7 @@ class _PairedStream(PoolingStream):
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
         """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
 
-        It also adds the features of the layers' matching numbers to their sum.
+        It also adds what `LayerView.matches` of the layers contributes to the features.
         """
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]
