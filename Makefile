@@ -44,13 +44,10 @@ report: .venv/.demo .venv/.report
 test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# What `make test` leaves out and every change should pass: clusters of Ray, most of what pages do in a browser, long pages
-# of the docs, and the dry runs of all recipes that come along.
-LONG := $(addprefix tests/,contract/test_ray.py unit/cli/test_serve_ray.py \
-	$(addprefix unit/recipes/test_,discussed_methods.py insertion_recipes.py paper_tasks.py reinit_recipes.py shipped_recipes.py) \
-	$(addprefix end_to_end/test_,docs.py site.py few_shot_page.py page_in_browser.py serve_page.py prompt_page.py))
+# Whole runs that take seconds each, which `make test` leaves out and every change should pass: clusters of Ray, pages in a
+# browser and of the docs, recipes of the papers.
 test-long: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full $(LONG) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not full" $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.

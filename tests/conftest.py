@@ -141,8 +141,10 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip by marker what this run cannot do: reach the hub, or use a CUDA device. Leave out the rest of matrices."""
+    """Skip by marker what this run cannot do: reach the hub, use a CUDA device. Leave out what is long or full."""
+    _without_constants_of_the_code()
     if config.getoption("markexpr", ""):
         return
     for item in items:
@@ -150,9 +152,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs the hub: run with -m network"))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    full = [item for item in items if item.get_closest_marker("full")]  # thousands; each skipped one would be reported
-    config.hook.pytest_deselected(items=full)
-    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    kept = [item for item in items if not (item.get_closest_marker("full") or item.get_closest_marker("long"))]
+    chosen = {id(item) for item in kept}  # the others are thousands; each skipped one would be reported
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = kept
+
+
+def _without_constants_of_the_code() -> None:
+    """Have Hypothesis draw what it would draw whatever else is imported, and not parse all of Lamina for constants."""
+    if "hypothesis" in sys.modules:
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_collection_finish() -> None:

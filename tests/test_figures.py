@@ -28,6 +28,7 @@ class Section(NamedTuple):
     typed: str
 
 
+@cache
 def sections(page: str) -> list[Section]:
     parts: list[tuple[str, list[str], list[str]]] = [("", [], [])]
     fence, before = None, ""  # of the block that is open, and of the one right above

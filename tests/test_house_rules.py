@@ -8,6 +8,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -50,6 +51,11 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -59,7 +65,7 @@ def lines_of(path: Path) -> int:
 
 
 def functions(path: Path) -> list[Function]:
-    return [node for node in ast.walk(tree_of(path)) if isinstance(node, Function)]
+    return [node for node in nodes_of(path) if isinstance(node, Function)]
 
 
 def body_of(function: Function) -> list[ast.stmt]:
@@ -68,7 +74,14 @@ def body_of(function: Function) -> list[ast.stmt]:
 
 
 def count_statements(function: Function) -> int:
-    return sum(isinstance(node, ast.stmt) for stmt in body_of(function) for node in ast.walk(stmt))
+    return sum(1 + statements_below(stmt) for stmt in body_of(function))
+
+
+def statements_below(node: ast.AST) -> int:
+    """Count the statements inside one, without a look at its expressions, which have none."""
+    parts = (ast.stmt, ast.excepthandler, ast.match_case)
+    inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, parts)]
+    return sum(isinstance(child, ast.stmt) + statements_below(child) for child in inner)
 
 
 def count_lines(function: Function) -> int:
@@ -149,10 +162,10 @@ def is_version(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ["__version__"]
 
 
-def wrong_imports(tree: ast.Module, *, room: str, package: str) -> list[str]:
+def wrong_imports(nodes: Iterable[ast.AST], *, room: str, package: str) -> list[str]:
     """What a file of `room` imports against the order, as `line: name`."""
     wrong = []
-    for node in ast.walk(tree):
+    for node in nodes:
         for target in imported_rooms(node, package):
             allowed = target == room or RANK.get(target, PUBLIC) < RANK[room] or is_version(node)
             if not allowed:
@@ -179,7 +192,7 @@ def test_imports_go_up_the_list_only():
     for path in MODULES:
         if room_of(path) in RANK:
             package = ".".join(path.relative_to(PACKAGE.parent).parent.parts)
-            wrong[name_of(path)] = wrong_imports(tree_of(path), room=room_of(path), package=package)
+            wrong[name_of(path)] = wrong_imports(nodes_of(path), room=room_of(path), package=package)
     assert {name: imports for name, imports in wrong.items() if imports} == {}
 
 
@@ -202,7 +215,7 @@ def imports_between_files() -> dict[str, set[str]]:
     known = {module_of(path): path for path in MODULES}
     graph: dict[str, set[str]] = {module: set() for module in known}
     for module, path in known.items():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for target in imported_modules(node, package_of(module, path)):
                 files = {f"{target}.{name}" for name in names} & known.keys() or {target} & known.keys()
@@ -210,11 +223,12 @@ def imports_between_files() -> dict[str, set[str]]:
     return graph
 
 
-def late_imports(tree: ast.Module, package: str) -> list[str]:
+def late_imports(nodes: list[ast.AST], package: str) -> list[str]:
     """The modules of lamina that functions import, as `line: name`."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
-    late = {id(node): node for function in functions for node in ast.walk(function)}.values()
-    return [f"{getattr(node, 'lineno', 0)}: {name}" for node in late for name in imported_modules(node, package)]
+    inside = [(node.lineno, node.end_lineno or 0) for node in nodes if isinstance(node, Function)]
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    late = [node for node in imports if any(first <= node.lineno <= last for first, last in inside)]
+    return [f"{node.lineno}: {name}" for node in late for name in imported_modules(node, package)]
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -229,13 +243,13 @@ def test_functions_import_modules_only_where_start_up_time_counts():
     for path in MODULES:
         module = module_of(path)
         if not f"{module}.".startswith(LATE):
-            late[module] = late_imports(tree_of(path), package_of(module, path))
+            late[module] = late_imports(nodes_of(path), package_of(module, path))
     assert {module: imports for module, imports in late.items() if imports} == {}
 
 
-def named_above(tree: ast.Module, room: str) -> list[str]:
+def named_above(nodes: Iterable[ast.AST], room: str) -> list[str]:
     """The modules of higher rooms that a file of `room` names as a text, as `line: name`."""
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    named = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     modules = [(node, re.fullmatch(r"lamina\.(\w+)(\.\w+)*(:\w+)?", node.value)) for node in named]
     return [f"{node.lineno}: {node.value}" for node, text in modules if text and RANK.get(text[1], 0) > RANK[room]]
 
@@ -248,7 +262,7 @@ def test_no_module_names_a_module_of_a_higher_room_as_a_text():
     named = {}
     for path in MODULES:
         if room_of(path) in RANK and module_of(path) not in TABLES:
-            named[name_of(path)] = named_above(tree_of(path), room_of(path))
+            named[name_of(path)] = named_above(nodes_of(path), room_of(path))
     assert {name: modules for name, modules in named.items() if modules} == {}
 
 
@@ -261,7 +275,7 @@ def test_no_module_names_a_module_of_a_higher_room_as_a_text():
     ],
 )
 def test_modules_of_higher_rooms_are_found_in_texts(source: str, named: list[str]):
-    assert named_above(ast.parse(source), "bank") == named
+    assert named_above(ast.walk(ast.parse(source)), "bank") == named
 
 
 @pytest.mark.parametrize(
@@ -273,7 +287,7 @@ def test_modules_of_higher_rooms_are_found_in_texts(source: str, named: list[str
     ],
 )
 def test_late_imports_are_found(source: str, late: list[str]):
-    assert late_imports(ast.parse(source), "lamina.bank") == late
+    assert late_imports(list(ast.walk(ast.parse(source))), "lamina.bank") == late
 
 
 @pytest.mark.parametrize(
@@ -295,7 +309,7 @@ def test_late_imports_are_found(source: str, late: list[str]):
     ],
 )
 def test_the_order_is_checked_right(room: str, source: str, wrong: list[str]):
-    assert wrong_imports(ast.parse(source), room=room, package=f"lamina.{room}") == wrong
+    assert wrong_imports(ast.walk(ast.parse(source)), room=room, package=f"lamina.{room}") == wrong
 
 
 def test_importing_the_package_or_the_command_line_loads_no_torch():
@@ -312,7 +326,7 @@ def test_nothing_outside_tasks_asks_for_a_kind_by_its_name():
     for path in MODULES:
         if room_of(path) in ("tasks", "heads"):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Compare):
                 texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
                 asked += [f"{name_of(path)}:{node.lineno}" for text in texts if text in KINDS.names()]
@@ -365,7 +379,7 @@ def test_unknown_public_name_is_an_attribute_error():
 
 def test_registry_rows_import():
     """Every `"lamina.part.module:Name"` written in the source."""
-    texts = (node.value for path in MODULES for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant))
+    texts = (node.value for path in MODULES for node in nodes_of(path) if isinstance(node, ast.Constant))
     rows = {text for text in texts if isinstance(text, str) and re.fullmatch(r"lamina(\.\w+)+:\w+", text)}
     assert len(rows) > 10
     for row in sorted(rows):

@@ -29,7 +29,7 @@ from lamina.store import load
 from lamina.studies.runner import Cell, run_cells
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.full  # processes that import torch take long; see `make test-long`
+pytestmark = pytest.mark.long  # processes that import torch take long; see `make test-long`
 quiet = partial(run_cells, progress=False)
 
 

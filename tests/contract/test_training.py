@@ -268,6 +268,7 @@ def test_a_killed_run_resumes_to_the_same_weights(
     assert result.steps == whole[1].steps
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_again_and_again_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
     for _ in range(4):
         killed(tmp_path, "step", 6, {**OPTIONS, "resume": True})
@@ -276,6 +277,7 @@ def test_a_run_that_is_killed_again_and_again_resumes(whole: tuple[dict[str, tor
     assert same(weights(bank), whole[0])
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_under_the_linear_schedule(tmp_path: Path):
     options = {"epochs": 3, "schedule": "linear", "warmup_ratio": 0.2, "optimizer": "adam"}
     expected, tasks = three()
@@ -307,6 +309,7 @@ def test_a_finished_run_resumes_to_itself(whole: tuple[dict[str, torch.Tensor], 
     assert second.steps == whole[1].steps
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
     bank, tasks = three()
     train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
@@ -370,6 +373,7 @@ def test_a_disk_that_is_full_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.long
 def test_what_another_run_left_in_the_folder_is_not_resumed(tmp_path: Path):
     """Else the checkpoints of a longer run would pass for newer ones."""
     bank, tasks = three()

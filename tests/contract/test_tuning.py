@@ -81,6 +81,7 @@ def test_every_kind_is_learnt(kind: str):
     assert found[task.metric] == best == result.best[task.name][task.metric]
 
 
+@pytest.mark.long
 def test_hidden_tokens_are_learnt():
     result = tune(bert(MASKED), running_text(), epochs=12, learning_rate=1e-2, processor=masking_tokenizer())
     found = scores(result, "perplexity")
@@ -227,6 +228,7 @@ def test_two_batches_a_step_are_one_of_twice_the_size(kind: str):
     assert largest_difference(tensors(whole), tensors(halves)) <= 1e-5
 
 
+@pytest.mark.long
 def test_windows_without_words_that_count_do_no_harm():
     """A step of such windows has no label at all, and the mean over none is no number."""
     task, model = names(train=3, validation=3, low=60, high=90), bert(TOKEN, 5)
@@ -281,6 +283,7 @@ def test_the_weights_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch
     assert same(tensors(lamina.load(tmp_path, "AutoModelForSequenceClassification")[0]), kept[1])
 
 
+@pytest.mark.long
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kept = scripted(monkeypatch, [0.3, 0.7, 0.7, 0.2])
     result = tune(bert(), yes_no(), tmp_path, epochs=5, early_stopping_patience=2)

@@ -92,6 +92,7 @@ def test_a_run_that_is_killed_while_it_saves_resumes(whole: Any, tmp_path: Path)
     check_resumed(tmp_path, whole)
 
 
+@pytest.mark.long
 def test_an_ended_run_does_not_go_on(whole: Any, tmp_path: Path):
     model, task = job()
     tune(model, task, tmp_path, **OPTIONS)
@@ -100,6 +101,7 @@ def test_an_ended_run_does_not_go_on(whole: Any, tmp_path: Path):
         check_resumed(tmp_path, whole)
 
 
+@pytest.mark.long
 def test_a_run_with_a_limit_of_steps_resumes(tmp_path: Path):
     limit: dict[str, Any] = {"max_steps": PER_EPOCH + 5}
     model, task = job()
@@ -144,6 +146,7 @@ def test_a_run_on_as_many_other_rows_is_not_resumed(tmp_path: Path):
         tune(model, yes_no(train=40, seed=5), tmp_path, resume=True)
 
 
+@pytest.mark.long
 def test_without_resume_a_run_starts_afresh(whole: Any, tmp_path: Path):
     killed(tmp_path, PER_EPOCH + 6)
     model, task = job()

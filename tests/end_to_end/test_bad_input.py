@@ -107,6 +107,7 @@ def test_recipe_that_is_missing_or_no_yaml(tmp_path: Path, capsys: pytest.Captur
     assert "is not YAML" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_good_recipe_trains_and_predicts_on_any_text(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The cases above fail for their own reason: the same recipe without a fault runs to its end."""
     output = tmp_path / "out"
@@ -127,6 +128,7 @@ def test_good_recipe_trains_and_predicts_on_any_text(data: Path, tmp_path: Path,
     assert [answer["readers"]["mood-all-0"]["label"] in ("yes", "no") for answer in answers] == [True] * len(odd)
 
 
+@pytest.mark.long
 def test_damaged_reader_and_missing_manifest(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = tmp_path / "out"
     run("train", str(recipe(tmp_path, task("train.tsv"))), "--data", str(data), "--output", str(output))

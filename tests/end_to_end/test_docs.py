@@ -266,6 +266,7 @@ def test_every_error_has_a_page_in_the_list_of_errors():
 LONG = {  # pages that take seconds each: `make test-long` runs them, as .ci/run does
     "docs/all.md",
     "docs/editing.md",
+    "docs/extending.md",
     "docs/guides/a-million-texts.md",
     "docs/guides/cutting.md",
     "docs/guides/inserting.md",
@@ -279,9 +280,12 @@ LONG = {  # pages that take seconds each: `make test-long` runs them, as .ci/run
     "docs/guides/which-reader.md",
     "docs/index.md",
     "docs/studies.md",
+    "docs/training.md",
+    *(page for page in PAGES if page.startswith("docs/errors/") and page != "docs/errors/unknown-name-error.md"),
 }
 CASES = [(page, page not in LESS_WORK) for page in PAGES if page not in LONG]
-CASES += [pytest.param(page, True, marks=pytest.mark.full) for page in {**LESS_WORK, **dict.fromkeys(sorted(LONG))}]
+CASES += [pytest.param(page, True, marks=pytest.mark.long) for page in sorted(LONG)]
+CASES += [pytest.param(page, True, marks=pytest.mark.full) for page in LESS_WORK]
 
 
 @pytest.mark.parametrize(("page", "as_it_stands"), CASES)

@@ -100,7 +100,7 @@ def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "mood: high 0." in printed
 
 
-@pytest.mark.parametrize("at_hand", [False, True])
+@pytest.mark.parametrize("at_hand", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_two_attributes_of_an_image(
     at_hand: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -11,7 +11,7 @@ from tests.support.documented import ROOT, blocks
 from lamina.cli import main
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lamina.train.plan.LEAST_STEPS", 20)

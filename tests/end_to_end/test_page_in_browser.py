@@ -53,6 +53,7 @@ def requests(page: Any) -> set[str]:
     return {url for url in sent if not url.startswith(("data:", "blob:"))}
 
 
+@pytest.mark.long
 def test_every_chart_has_marks_and_nothing_goes_wrong(page: Any, path: Path):
     charts = page.execute_script(DRAWN)
     assert len(charts) == 5
@@ -64,6 +65,7 @@ def test_every_chart_has_marks_and_nothing_goes_wrong(page: Any, path: Path):
     assert EVIL in page.execute_script("return document.querySelector('#examples').textContent")
 
 
+@pytest.mark.long
 def test_a_script_that_got_into_the_page_would_not_run(page: Any):
     script = "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s)"
     page.execute_script(script)
@@ -73,7 +75,7 @@ def test_a_script_that_got_into_the_page_would_not_run(page: Any):
     assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_headings_sort_both_ways_and_by_the_keyboard(page: Any):
     from selenium.webdriver import Keys
 
@@ -90,7 +92,7 @@ def test_headings_sort_both_ways_and_by_the_keyboard(page: Any):
     assert cell.get_attribute("aria-sort") == "descending"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_filters(page: Any):
     card = page.find_element("css selector", "[data-table='0']")
     card.find_element("css selector", "input[type=search]").send_keys("mlp")
@@ -105,7 +107,7 @@ def test_filters(page: Any):
     assert EVIL in texts(page, 0, 0)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_theme_follows_the_system_until_the_switch_is_used(page: Any):
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.execute_script(colour)
@@ -125,7 +127,7 @@ def test_the_theme_follows_the_system_until_the_switch_is_used(page: Any):
     assert page.execute_script(colour) != light
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Any):
     resize(page, 390, 9000)
     wait(lambda: all(chart["theme"] and chart["room"] < 390 for chart in page.execute_script(DRAWN)))
@@ -134,7 +136,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Any):
     resize(page, 1280, 6000)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_charts_and_tables_are_saved_from_the_page(page: Any, tmp_path: Path):
     page.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     page.find_element("css selector", "[data-save=png]").click()

@@ -63,6 +63,7 @@ def tokens(page: Any, panel: str) -> list[dict[str, Any]]:
     return page.execute_script(script, panel)
 
 
+@pytest.mark.long
 def test_tokens_are_coloured_by_score_with_the_flag_where_it_fired(browser: Any, bank: ReaderBank, address: str):
     page = opened(browser, address)
     assert not page.find_element("id", "ask").is_displayed()
@@ -88,7 +89,7 @@ def test_tokens_are_coloured_by_score_with_the_flag_where_it_fired(browser: Any,
     assert page.get_log("browser") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_text_stops_at_a_flag_and_in_a_chat_too(browser: Any, address: str):
     page = opened(browser, address)
     write(page, PROMPT, 12, stop=True)
@@ -107,7 +108,7 @@ def test_a_text_stops_at_a_flag_and_in_a_chat_too(browser: Any, address: str):
         assert page.get_log("browser") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_without_monitors_each_reader_of_tokens_has_a_panel_and_a_finished_text_is_judged(browser: Any):
     with served(writing_bank(None, TWO, ())) as address:
         page = opened(browser, address, prompt=PROMPT)
@@ -124,7 +125,7 @@ def test_without_monitors_each_reader_of_tokens_has_a_panel_and_a_finished_text_
         assert page.get_log("browser") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_errors_are_shown_and_a_text_is_never_markup(browser: Any, address: str):
     page = opened(browser, address)
     write(page, " ", 3)
@@ -140,6 +141,7 @@ def test_errors_are_shown_and_a_text_is_never_markup(browser: Any, address: str)
     assert page.title != "gone"
 
 
+@pytest.mark.long
 def test_a_server_with_a_key_shows_no_prompt_without_it(browser: Any, bank: ReaderBank):
     with served(bank, api_key="s3cret") as address:
         browser.get("about:blank")
@@ -155,7 +157,7 @@ def test_a_server_with_a_key_shows_no_prompt_without_it(browser: Any, bank: Read
         assert len(tokens(browser, "sharp")) == 3
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_running_text_is_stopped_by_hand(browser: Any):
     bank = writing_bank(None, TWO, ())
     release = bank.model.register_forward_pre_hook(lambda *_: time.sleep(0.15))
@@ -170,7 +172,7 @@ def test_a_running_text_is_stopped_by_hand(browser: Any):
         assert len(tokens(page, "odd")) < 25
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_dark_theme_and_the_width_of_a_phone(browser: Any, address: str):
     page = opened(browser, address)
     write(page, PROMPT, 12)

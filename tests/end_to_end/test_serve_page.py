@@ -76,6 +76,7 @@ def requests(page: Any) -> list[str]:
     return [url for url in sent if not url.startswith(("data:", "about:"))]
 
 
+@pytest.mark.long
 def test_a_text_is_answered_by_all_tasks_with_layers_and_tokens(page: Any, bank: ReaderBank, address: str):
     (said,) = lamina.predict(bank, [TEXT])
     ask(page, TEXT)
@@ -111,7 +112,7 @@ def test_a_text_is_answered_by_all_tasks_with_layers_and_tokens(page: Any, bank:
     assert {url.removeprefix(address) for url in sent} == {"/", "/info", "/predict", "/explain"}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_layer_importances_have_a_scale_from_zero_with_a_mark_at_equal_shares(page: Any, bank: ReaderBank):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
@@ -133,7 +134,7 @@ def test_layer_importances_have_a_scale_from_zero_with_a_mark_at_equal_shares(pa
     assert texts(page, f"{layers} .legend") == ["1/3 = 33.3 %: every layer's share if all counted the same."]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_labels_and_examples_are_shown_before_the_first_question(page: Any, bank: ReaderBank):
     assert texts(page, ".reader h2") == ["mood", "who", "topics"]
     assert texts(page, ".reader:nth-child(3) .chips li") == ["war", "art"]
@@ -153,7 +154,7 @@ def test_labels_and_examples_are_shown_before_the_first_question(page: Any, bank
     assert page.find_element("id", "second").get_attribute("value") == "Somebody makes music."
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_bank_of_single_texts_has_no_second_box_and_a_title_and_examples_can_be_set(browser: Any):
     bank = tiny_bank().eval()
     for name in bank:
@@ -169,7 +170,7 @@ def test_a_bank_of_single_texts_has_no_second_box_and_a_title_and_examples_can_b
         assert browser.get_log("browser") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_link_restores_text_and_answers(page: Any, address: str):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
@@ -188,7 +189,7 @@ def test_a_link_restores_text_and_answers(page: Any, address: str):
     assert texts(page, ".answer .quiet") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_task_of_pairs_has_a_note_beside_the_answer_about_a_single_text(page: Any):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
@@ -196,7 +197,7 @@ def test_a_task_of_pairs_has_a_note_beside_the_answer_about_a_single_text(page: 
     assert texts(page, "[data-task=mood] .answer .quiet") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_errors_are_shown_in_words(page: Any):
     ask(page, "  ")
     assert problem(page) == "Type a text first."
@@ -209,6 +210,7 @@ def test_errors_are_shown_in_words(page: Any):
     assert problem(page) == ""
 
 
+@pytest.mark.long
 def test_a_text_is_never_used_as_markup(page: Any):
     ask(page, EVIL)
     wait(lambda: is_answered(page))
@@ -220,6 +222,7 @@ def test_a_text_is_never_used_as_markup(page: Any):
     assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
 
 
+@pytest.mark.long
 def test_a_server_with_a_key_shows_nothing_without_it(browser: Any, bank: ReaderBank):
     with served(bank, api_key="s3cret") as address:
         browser.get(f"{address}/#{urlencode({'text': TEXT})}")
@@ -238,7 +241,7 @@ def test_a_server_with_a_key_shows_nothing_without_it(browser: Any, bank: Reader
         assert browser.execute_script("return Object.keys(localStorage).length") == 0
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_dark_theme_and_the_width_of_a_phone(page: Any):
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.execute_script(colour)
@@ -260,7 +263,7 @@ def test_dark_theme_and_the_width_of_a_phone(page: Any):
     assert boxes == [0, 0, 0]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_grid_of_tokens_that_scrolls_fades_at_its_edge(page: Any):
     resize(page, 360, 800)
     ask(page, " ".join([TEXT] * 4))
@@ -278,7 +281,7 @@ def test_a_grid_of_tokens_that_scrolls_fades_at_its_edge(page: Any):
     wait(lambda: page.execute_script(fade, box) == 0)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
     bank = ReaderBank(vit(), image_processor())
     bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))
@@ -302,7 +305,7 @@ def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
         assert browser.get_log("browser") == []
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_numbers_several_labels_and_masked_words_are_shown(browser: Any):
     model, tokenizer = lamina.load(GOLDEN / "base")
     bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)

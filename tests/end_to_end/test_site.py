@@ -22,7 +22,7 @@ from tests.support.documented import ROOT, blocks
 import lamina
 from lamina.cli.command_line import COMMANDS
 
-pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.full]  # see `make test-long`
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.long]  # see `make test-long`
 
 
 @pytest.fixture(scope="module")

@@ -380,11 +380,11 @@ def check(case: Case, names: Sequence[str], world: Callable[[], None]) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("number", range(0, len(ALL), 4), ids=NAMES[::4])
+@pytest.mark.parametrize("number", range(0, len(ALL), 8), ids=NAMES[::8])
 def test_a_bad_file_is_one_sentence(number: int, world: Callable[[], None]):
     """One kind of damage per case; the cases try every kind. With `-m full` each case meets all kinds."""
     names = list(DAMAGE)
-    check(ALL[number], [names[number // 4 * 5 % len(names)]], world)
+    check(ALL[number], [names[number // 8 * 5 % len(names)]], world)
 
 
 @pytest.mark.full
@@ -417,6 +417,7 @@ def test_with_json_nothing_else_is_printed(command: str, world: Callable[[], Non
     assert json.loads(ran.out)
 
 
+@pytest.mark.long
 def test_without_progress_a_recipe_shows_no_bar_at_all(world: Callable[[], None]):
     world()
     transformers_logging.enable_progress_bar()
@@ -451,8 +452,8 @@ CLOSED = "error: output: standard output is closed; results are printed there. U
         ("lamina cache >&-", (2, CLOSED)),
         ("lamina cache --cache-dir /dev/null 2> /dev/full", (2, "")),
         pytest.param("lamina cache --cache-dir /dev/null 2>&-", (2, ""), marks=pytest.mark.full),
-        ("lamina --help 2>&- > /dev/null", (0, "")),
-        ("lamina --help | head -0; exit ${PIPESTATUS[0]}", (141, "")),
+        pytest.param("lamina --help 2>&- > /dev/null", (0, ""), marks=pytest.mark.long),
+        pytest.param("lamina --help | head -0; exit ${PIPESTATUS[0]}", (141, ""), marks=pytest.mark.long),
         pytest.param("lamina cache 2>&- > /dev/null", (0, ""), marks=pytest.mark.full),  # imports torch
         pytest.param("lamina cache | head -0; exit ${PIPESTATUS[0]}", (141, ""), marks=pytest.mark.full),
         ("lamina predict bank <&-", (2, "error: predict: there is no text. Give texts as arguments, with --file or")),
@@ -464,6 +465,7 @@ def test_streams_that_are_closed_or_full(line: str, ran: tuple[int, str]):
     assert done.err.count("\n") == bool(ran[1])
 
 
+@pytest.mark.long
 def test_streams_that_are_not_utf_8():
     line = "lamina cache --json --cache-dir $'\\xc3\\xbc\\xff'; lamina cache --cache-dir $'\\xc3\\xbc\\xff'"
     done = in_shell(line, LC_ALL="C", PYTHONIOENCODING="ascii")

@@ -104,9 +104,9 @@ def fuzz(
 
 
 def test_a_few_requests_of_each_path(api: Any):
-    seen = fuzz(api, 3, every=3)
+    seen = fuzz(api, 3, every=6)
     assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 1, seen
-    assert sum(seen.values()) > 15
+    assert sum(seen.values()) > 10
 
 
 def test_a_few_requests_with_files(files_api: Any):

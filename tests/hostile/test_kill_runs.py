@@ -308,6 +308,7 @@ def test_clearing_the_cache(kill: Any, tmp_path: Path):
 # Figures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", [dies, pytest.param(is_interrupted, marks=full)])
 def test_a_figure(kill: Any, tmp_path: Path):
     folder, before = tmp_path / "x", tmp_path / "before"
@@ -473,6 +474,7 @@ class Answer(dict[str, Any]):
     __hash__ = object.__hash__
 
 
+@pytest.mark.long
 def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alive, most = weakref.WeakSet[Answer](), dict[int, int]()
     plain = Predictor.predict

@@ -121,6 +121,7 @@ def test_a_compiled_model(name: str, wrap: Callable[[Any], Any]):
     assert_read_as_it_runs(name, model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrap", set_apart([compiled_forward, compiled_in_place], compiled_in_place))
 @torch.no_grad()
 def test_a_pass_compiles_nothing(wrap: Callable[[Any], Any]):

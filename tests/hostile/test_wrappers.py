@@ -58,7 +58,8 @@ ALL = [
     for wrap in (*dict(FEW), compiled_blocks, prepared, compiled_in_place, wrapped_blocks)
     for used in (False, True)
 ]
-WRAPPERS = [pytest.param(*case, marks=[] if case in FEW else pytest.mark.full) for case in ALL]
+MARKS = {FEW[0]: [pytest.mark.long], FEW[1]: []}
+WRAPPERS = [pytest.param(*case, marks=MARKS.get(case, [pytest.mark.full])) for case in ALL]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,7 @@ def test_a_bank_reads_the_model_inside(wrap: Callable[[Any], Any], used_before: 
     assert torch.equal(model(**batch()).last_hidden_state, plain[-1])
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_model_that_is_compiled_after_the_bank_was_made():
     model = tiny_model()

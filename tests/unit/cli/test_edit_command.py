@@ -108,6 +108,7 @@ def test_what_is_frozen_is_not_changed(lamina, base: Path, tmp_path: Path):
     assert facts["after"]["trainable"] == facts["after"]["parameters"] - sum(weight.numel() for weight in frozen)
 
 
+@pytest.mark.long
 def test_a_saved_insertion_is_merged_and_frozen(lamina, base: Path, tmp_path: Path):
     run(lamina, base, "--insert", "both", "-o", tmp_path / "one")
     facts = run(lamina, tmp_path / "one", "--train-inserted", "-o", tmp_path / "two")
@@ -120,6 +121,7 @@ def test_a_saved_insertion_is_merged_and_frozen(lamina, base: Path, tmp_path: Pa
     assert [edit.kind for edit in edits(load(tmp_path / "three")[0])] == ["insert", "freeze", "merge"]
 
 
+@pytest.mark.long
 def test_the_head_that_was_saved_is_kept(lamina, tmp_path: Path):
     FAMILIES["bert-SequenceClassification"].build().save_pretrained(tmp_path / "model")
     assert run(lamina, tmp_path / "model", "--truncate", 1, "-o", tmp_path / "out")["architecture"] == (
@@ -131,6 +133,7 @@ def test_the_head_that_was_saved_is_kept(lamina, tmp_path: Path):
     assert facts["architecture"] == "BertModel"
 
 
+@pytest.mark.long
 def test_both_stacks(lamina, tmp_path: Path):
     FAMILIES["bart"].config().save_pretrained(tmp_path)
     facts = run(lamina, tmp_path, "--truncate", 1, "--stack", "decoder", "--dry-run")
@@ -138,6 +141,7 @@ def test_both_stacks(lamina, tmp_path: Path):
     assert facts["after"]["layers"] == {"encoder": 4, "decoder": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "position", "total", "added"),
     [
@@ -191,6 +195,7 @@ def test_the_table(lamina, base: Path, tmp_path: Path):
     assert "dry run: nothing was saved" in ran.out
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_weights(lamina, base: Path, tmp_path: Path):
     one, same, other = (tmp_path / name for name in ("one", "same", "other"))
     for out, seed in ((one, 3), (same, 3), (other, 4)):
@@ -215,6 +220,7 @@ def test_nothing_is_overwritten_unless_asked(lamina, base: Path, tmp_path: Path)
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.long
 def test_a_model_may_be_edited_in_place(lamina, base: Path, tmp_path: Path):
     out = tmp_path / "model"
     shutil.copytree(base, out)
@@ -426,6 +432,7 @@ def test_cuts_that_are_wrong(lamina, base: Path, tmp_path: Path, options, messag
     assert (ran.code, message in ran.err) == (2, True), ran.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", one_in(2, ["influence", "readers"]))
 def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by, caplog):
     rows = [f"{'abcdef'[n % 6]} {'good' if n % 2 else 'bad'},{n % 2}" for n in range(60)]

@@ -90,6 +90,7 @@ def test_the_tables(lamina, bank_folder: Path, moods: Path, words: Path):
     assert "precision" not in lamina("evaluate", bank_folder, "--task", f"who={words}").out
 
 
+@pytest.mark.long
 def test_wrong_answers_are_shown(lamina, bank_folder: Path, moods: Path, words: Path):
     columns, task = ("--text", "text", "--label", "mood"), f"mood={moods}"
     rows = json.loads(lamina("evaluate", bank_folder, "--task", task, *columns, "--errors", 9, "--json").out)
@@ -145,6 +146,7 @@ def test_numbers_have_no_table_per_class(capsys: pytest.CaptureFixture[str]):
     assert "precision" not in out
 
 
+@pytest.mark.long
 def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_folder: Path, moods: Path):
     columns = ("--text", "text", "--label", "mood")
     ran = lamina("evaluate", model_folder, "--task", f"films={moods}", *columns, "--json")
@@ -252,6 +254,7 @@ def test_every_reader_is_scored_on_one_file(lamina, bank_folder: Path, tmp_path:
         assert (refused.code, told in refused.err.replace("\n", " ")) == (2, True), refused.err
 
 
+@pytest.mark.long
 def test_a_bank_is_scored_through_a_backend(lamina, bank_folder: Path, moods: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
 

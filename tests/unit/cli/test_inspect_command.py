@@ -120,6 +120,7 @@ def test_weights_cut_off_are_one_sentence(lamina, base: Path, tmp_path: Path):
     assert "damaged or cut off" in ran.err
 
 
+@pytest.mark.long
 def test_inserted_weights_are_drawn_beside_each_other(lamina, base: Path, tmp_path: Path):
     for init, placement in (("xavier", "output"), ("unit", "weight")):
         options = ("--insert", "both", "--init", init, "--placement", placement, "-o", tmp_path / init)

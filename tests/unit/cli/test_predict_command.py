@@ -38,6 +38,7 @@ def test_arguments_file_and_standard_input_agree(lamina, bank_folder: Path, tmp_
     assert lamina("predict", bank_folder, "--text", "text", "--file", tmp_path / "x.jsonl", "--json").out == expected
 
 
+@pytest.mark.long
 def test_odd_texts_give_a_result(lamina, bank_folder: Path):
     ran = lamina("predict", bank_folder, *ODD, "--json")
     assert (ran.code, len(lines(ran.out))) == (0, len(ODD))

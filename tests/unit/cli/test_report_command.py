@@ -110,16 +110,16 @@ def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
     out, page = recipe.parent / "out", recipe.parent / "page.html"
     assert train(lamina, recipe).code == 0
     study = saved(probe(), recipe.parent / "probe")
-    ran = lamina("report", out, study, "-o", page, "--title", "Both", "--files")
+    ran = lamina("report", out, study, "-o", page, "--title", "Both")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith(f"{page}: 7 charts from 2 runs; ")
     html = page.read_text(encoding="utf-8")
     assert "<h1>Both</h1>" in html
     assert re.search(r"<strong>film:</strong> .* accuracy \d", html)
     assert html.index("read at layer 3.") < html.index('id="kind-1"')  # before all charts but the leading one
+    told = json.loads(lamina("report", out, "-o", page, "--files", "--json").out)
+    assert (told["runs"], told["charts"], len(told["files"])) == (["out"], 2, 2)
     assert (recipe.parent / "page_files" / "01-out-figure-1.png").is_file()
-    told = json.loads(lamina("report", out, "-o", page, "--json").out)
-    assert (told["runs"], told["charts"], told["files"]) == (["out"], 2, [])
 
 
 def test_a_page_of_what_is_no_run_is_one_sentence(lamina: Lamina, tmp_path: Path):

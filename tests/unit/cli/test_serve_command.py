@@ -49,6 +49,7 @@ def serving(bank: Path, *options: str, **environment: str) -> Iterator[tuple[str
 KEY, ADMIN = {"authorization": "Bearer sesame"}, {"authorization": "Bearer marigold"}
 
 
+@pytest.mark.long
 def test_a_bank_is_served_from_the_first_request_to_the_last(bank_folder: Path):
     """One server for all: starting one takes longer than all its answers."""
     page = ("--title", "Moods", "--example", "[draft] a film", "--example", '["a film", "the film"]')

@@ -54,7 +54,7 @@ def is_replica(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.full  # a cluster takes long to start; see `make test-long`
+@pytest.mark.long  # a cluster takes long to start; see `make test-long`
 def test_a_replica_answers_and_comes_back_when_it_dies(bank_folder: Path):
     (said,) = library.predict(library.ReaderBank.from_pretrained(bank_folder), ["the film is good ."])
     body = {"inputs": "the film is good .", "tasks": ["mood"]}

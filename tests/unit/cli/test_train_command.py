@@ -50,6 +50,7 @@ def table_rows(out: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
 
 
+@pytest.mark.long
 def test_importances_are_drawn_at_the_end(lamina: Lamina, recipe: Path, monkeypatch: pytest.MonkeyPatch):
     out = recipe.parent / "out"
     ran = run(lamina, recipe)
@@ -104,6 +105,7 @@ def test_a_sweep_shows_its_best_rows(lamina: Lamina, recipe: Path):
     assert len((recipe.parent / "out" / "table.md").read_text().splitlines()) == 2 + 25
 
 
+@pytest.mark.long
 def test_intervals_over_a_sweep_of_seeds(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--sweep", "seed=0,1,2")
     assert ran.out.startswith("Best validation scores; ± is half a 95 % interval")
@@ -130,6 +132,7 @@ def test_a_sweep_that_cannot_be(lamina: Lamina, recipe: Path, sweep: str, says: 
     assert not (recipe.parent / "out").exists()
 
 
+@pytest.mark.long
 def test_texts_that_lost_their_end_are_told_once_per_task(lamina: Lamina, recipe: Path):
     long = "the film is good " * 20
     (recipe.parent / "train.tsv").write_text(f"sentence\tlabel\n{long}\tyes\nbad\tno\n")

@@ -98,6 +98,7 @@ def test_a_recipe_that_cannot_be(lamina: Lamina, recipe: Path, right: str, wrong
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_run_that_fails_is_told_and_the_command_ends_with_1(lamina: Lamina, recipe: Path):
     text = recipe.read_text().replace("no insertion: {}", "no insertion: {fit: {learning_rate: 1.0e+38}}")
     recipe.write_text(text.replace("seeds: [0, 1]", "seeds: [0]").replace("epochs: 3", "epochs: 1"))

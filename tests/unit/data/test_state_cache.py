@@ -432,6 +432,7 @@ def train_without_posix(folder: Path) -> None:
         assert [*result.best] == ["one"]
 
 
+@pytest.mark.long
 def test_training_with_a_cache_works_without_posix(tmp_path: Path):
     ran = forked(lambda: train_without_posix(tmp_path))
     assert ran.code == 0, ran.err

@@ -125,7 +125,7 @@ def pictures(folder: Path) -> list[str]:
     return list(map(str, paths))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_images_by_their_paths(workers: int, tmp_path: Path):
     paths = pictures(tmp_path)
     (tmp_path / "1.png").write_bytes(b"no picture")

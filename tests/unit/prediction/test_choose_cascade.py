@@ -49,6 +49,7 @@ def test_seconds_are_those_of_the_first_reader_and_of_the_share_that_asks_the_se
     assert choice.seconds == pytest.approx((0.1 + 0.5 * (choice.cascade.calibration.asked or 0), 0.5))
 
 
+@pytest.mark.long
 def test_the_stated_recall_holds_on_other_texts():
     """Choose three cascades on different texts, and measure each on texts that no choice has seen."""
     bank, recall, low = fitted(), 0.6, 0

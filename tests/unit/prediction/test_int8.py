@@ -55,6 +55,7 @@ def facts(folder: Path) -> OnnxFacts:
         return export_int8(bank, folder / "bank" / "onnx-int8", folder / "rows.jsonl", max_loss=1.0)
 
 
+@pytest.mark.long
 def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
     bank = ReaderBank.from_pretrained(folder / "bank")
     nodes = [node.op_type for node in onnx.load(str(folder / "bank" / "onnx-int8" / "model.onnx")).graph.node]
@@ -68,6 +69,7 @@ def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
     assert lamina.predict(bank, [ROWS[0][0]])[0]["mood"]["probabilities"]["good"] == plain  # "auto" never takes int8
 
 
+@pytest.mark.long
 def test_too_large_a_loss_is_refused(folder: Path, facts: OnnxFacts, monkeypatch: pytest.MonkeyPatch):
     def copied(_bank: ReaderBank, to: Path, **_: object) -> OnnxFacts:
         shutil.copytree(folder / "float32", to)

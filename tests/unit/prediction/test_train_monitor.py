@@ -104,6 +104,7 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(tmp_path: Path, c
     assert "for those, the rate of the calibration is not promised" in caplog.text  # alarms may come late in a text
 
 
+@pytest.mark.long
 def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -119,6 +120,7 @@ def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyw
     assert (tmp_path / "bank").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_not_watched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -39,6 +39,7 @@ def stage(inputs: int, outputs: int, size: int, linear: bool) -> int:
     return inputs * (WIDTH + 1) + votes + guesses + 2 * inputs * outputs + worth
 
 
+@pytest.mark.long
 def test_routing_ends_in_the_classes_and_has_no_head():
     """As the author's code: 25 layers, 64 vectors of 1,024 twice, one output of size 1 per class."""
     (row,) = tried(ROUTING).runs
@@ -61,7 +62,7 @@ def test_routing_is_trained_as_its_author_does():
     assert all(word in header(ROUTING) for word in ("96.2 %", "mixup", "RAdam", "512", "validates on the test part"))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_head2toe_learns_a_linear_map_of_every_layer_s_mean():
     found = tried(HEAD2TOE)
     assert {row["parameters"] for row in found.runs} == {LAYERS * WIDTH * 2 + 2}
@@ -72,6 +73,7 @@ def test_head2toe_learns_a_linear_map_of_every_layer_s_mean():
     assert recipe(HEAD2TOE).tasks["imdb"].readers["Head2Toe"].head == {"pooling": "first", "dropout": 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [ROUTING, HEAD2TOE])
 def test_what_their_papers_leave_open_is_as_for_ada_layers(name: str):
     found, ada = recipe(name), recipe("adalayers/imdb-roberta-large")
@@ -93,7 +95,7 @@ def test_steps_of_head2toe_are_those_of_ada_layers():
     assert kept < 3 * 2**30  # bytes of all states of a batch
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_mixes_have_the_few_shot_set_of_figure_3():
     found, printed = recipe(MIXES), recipe("dwatt/figure-3")
     assert (found.fit, found.model, found.architecture) == (printed.fit, printed.model, printed.architecture)

@@ -73,6 +73,7 @@ def test_free_memory_is_that_of_the_gpu_or_a_part_of_the_ram_and_the_least_of_al
     assert log == ["joined", *(["min"] if processes > 1 else [])]
 
 
+@pytest.mark.long
 def test_long_rows_of_a_grid_get_smaller_batches_than_short_ones():
     fields = {"model": "minilm", "fit": {"batch_size": 64}, "tasks": {"cola": {"preset": "cola"}}}
     fields["methods"] = {"plain": {"grid": {"max_length": [32, 512]}}}

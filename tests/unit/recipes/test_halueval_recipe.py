@@ -41,6 +41,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_all_tasks_have_the_same_rows_so_that_one_pass_serves_them(data: Path, minilm: object):
     recipe = load_recipe(PATH)
     assert f"lamina train recipes/small/{PATH.name} " in PATH.read_text(encoding="utf-8").splitlines()[1]

@@ -80,7 +80,7 @@ def edited(name: str, task: str, method: str, **settings: Any) -> PreTrainedMode
 # What they start from and read
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", set_apart(DEBERTA_RECIPES, *SELDOM))
 def test_texts_start_from_the_pretrained_deberta(name: str):
     found = recipe(name)
@@ -91,7 +91,7 @@ def test_texts_start_from_the_pretrained_deberta(name: str):
     assert "max_length" not in found.fit
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", set_apart(VIT_RECIPES, "table-3-imagenet"))
 def test_images_start_from_imagenet_21k_and_have_384_pixels(name: str):
     found = recipe(name)
@@ -128,7 +128,7 @@ def test_table_1_has_all_of_glue():
     assert list(recipe("table-1").tasks) == list(GLUE)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_image_sets_are_split_as_their_headers_say():
     (cifar,), (imagenet,) = tried("table-3-cifar100").tasks, tried("table-3-imagenet").tasks
     assert (cifar["rows"], cifar["validation"]) == (45_000, 5_000)
@@ -168,11 +168,12 @@ def test_how_many_models_are_trained(name: str, runs: int):
 MORE_FROZEN = [("both", "1-24"), *((part, layers) for part in ("attention", "ffn") for layers in ("1-20", "1-24"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("position", "layers"),
     [
         ("both", "1-20"),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_FROZEN),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_FROZEN),
     ],
 )
 def test_the_frozen_variant_trains_the_inserted_layers_and_the_classifier(position: str, layers: str):
@@ -192,6 +193,7 @@ ATTENTION, FFN = 4_718_592, 25_165_824  # Table 8, of all 24 blocks
 CLASSIFIER = {"stsb": 1024 + 1}  # else of two classes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("position", one_in(3, POSITIONS))
 def test_a_frozen_row_of_table_1_trains_what_is_inserted_and_the_classifier(position: str):
     model = edited("table-1", "stsb", "frozen", insert_position=position, insert_layers="1-20")
@@ -199,7 +201,7 @@ def test_a_frozen_row_of_table_1_trains_what_is_inserted_and_the_classifier(posi
     assert model.num_parameters(only_trainable=True) == inserted + CLASSIFIER["stsb"]
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["cola", "sst2", "mrpc", "stsb", "qnli", "rte", "wnli"])
 def test_trained_counts_of_the_frozen_rows_of_table_1(task: str):
     """What a dry run prints for every position and depth."""
@@ -212,7 +214,7 @@ def test_trained_counts_of_the_frozen_rows_of_table_1(task: str):
     }
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_frozen_t5_trains_its_inserted_layers_and_its_classification_head():
     sizes = Sizes(config_of(recipe("table-9").architecture or {}))
     size = sizes.model("AutoModelForSequenceClassification", ("no", "yes"))

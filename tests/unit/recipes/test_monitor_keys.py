@@ -66,6 +66,7 @@ def test_a_monitor_is_calibrated_saved_and_reported(folder: Path, tmp_path: Path
     assert any(line.startswith("smooth flags") for line in section.conclusions)
 
 
+@pytest.mark.long
 def test_the_drawn_files_of_an_earlier_run_are_still_known(folder: Path, tmp_path: Path):
     for _ in range(2):
         run_recipe(recipe(folder, monitors={"guard": GUARD}), output=tmp_path)

@@ -43,7 +43,7 @@ def tuned(tasks: dict[str, Any], **fields: Any) -> Recipe:
 # Masked language modelling
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_hidden_tokens_of_figures_3_and_6_are_of_rows():
     path = "insertion/figures-3-and-6-masked-lm"
     tasks = recipe(path).tasks.values()
@@ -117,6 +117,7 @@ DWATT = sorted(path.stem for path in (PAPERS / "dwatt").glob("*.yaml") if path.s
 RARE = ("figure-5", "figure-6-finetuning", "figure-7-base", "figures-8-and-9")  # their dry runs take seconds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", set_apart(DWATT, *RARE))
 def test_dwatt_learns_from_first_sub_tokens(path: str):
     found = recipe(f"dwatt/{path}")
@@ -138,7 +139,7 @@ def test_all_sub_tokens_are_of_tasks_with_tags(tmp_path: Path):
         tuned({"mrpc": {"preset": "mrpc", "label_all_tokens": True}})
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cnn-dailymail", "wmt16-en-ro"])
 def test_t5_writes_without_a_prefix_and_up_to_300_tokens(name: str):
     fit = recipe(f"insertion/table-2-{name}").fit
@@ -234,7 +235,7 @@ def test_languages_fit_the_tiers_of_table_1():
     assert set(tiers["low"]) == {100}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_five_trials_have_other_rows_where_there_are_more_than_100_and_else_other_seeds():
     found = recipe("dwatt/figures-8-and-9")
     rows = {row["task"]: row for row in tried("dwatt/figures-8-and-9").tasks}

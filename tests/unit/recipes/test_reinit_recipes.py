@@ -83,7 +83,7 @@ ROWS = {
 SCORED = {"sst2": 872, "qnli": 5_463, "cola": 1_043}
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("name", set_apart(ROWS, *(name for name in ROWS if name != "figure-1a")))
 def test_rows_to_learn_from_and_to_score(name: str):
     tasks = shipped.tried(f"papers/partial-reinit/{name}").tasks

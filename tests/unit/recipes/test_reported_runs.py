@@ -67,6 +67,7 @@ def test_runs_that_ended_keep_their_epochs(folder: Path, tmp_path: Path):
     assert run_recipe(made, data=folder, output=tmp_path, resume=True).report == whole.report
 
 
+@pytest.mark.long
 def test_a_run_over_another_remembers_what_was_drawn(folder: Path, tmp_path: Path):
     made = recipe(folder)
     run_recipe(made, data=folder, output=tmp_path, epochs=1)

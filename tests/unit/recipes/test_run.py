@@ -169,6 +169,7 @@ def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
 # Separate runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train_base", [pytest.param(False, marks=pytest.mark.full), True])
 def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool, monkeypatch: pytest.MonkeyPatch):
     real, trained = runner.train, []
@@ -217,6 +218,7 @@ def test_separate_readers_go_on_where_a_run_ended(folder: Path, tmp_path: Path, 
     assert (tmp_path / "table.json").is_file()
 
 
+@pytest.mark.long
 def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = recipe(folder, {"last": LAST}, separately=True)
     run_recipe(made, data=folder, output=tmp_path)
@@ -346,6 +348,7 @@ def test_every_task_has_a_best_model(folder: Path, tmp_path: Path):
     assert {path.name for path in (tmp_path / "models").iterdir()} == {"film", "again"}
 
 
+@pytest.mark.long
 def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
     given = {"plain": {"fit": {"epochs": 1}}, "cut": {"edits": [{"truncate": {"keep": 1}}], "fit": {"epochs": 1}}}
     run_recipe(methods(folder, given, keep="all"), data=folder, output=tmp_path / "all")
@@ -369,6 +372,7 @@ def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Pat
     assert run.rows[0]["test"] == found["film-plain-0"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
 
 
+@pytest.mark.long
 def test_heads_and_inserted_layers_start_from_the_seed_of_their_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
     starts: list[dict[str, torch.Tensor]] = []
     real = runner.train
@@ -409,6 +413,7 @@ def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypat
     assert (resumed.table, resumed.rows, resumed.steps) == (whole.table, whole.rows, whole.steps)
 
 
+@pytest.mark.long
 def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
     run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
     with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with batch_size 8, here 4"):

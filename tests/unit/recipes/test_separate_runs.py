@@ -51,6 +51,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(folder: Path, tmp_pat
     assert len(json.loads((tmp_path / "table.json").read_text())) == 2
 
 
+@pytest.mark.long
 def test_every_run_has_events_of_its_own(folder: Path, tmp_path: Path):
     pytest.importorskip("tensorboard")
     two = methods(folder, {"plain": {}, "other": {}}, fit={"tensorboard": True})
@@ -85,6 +86,7 @@ def test_no_run_that_ends_is_an_error(folder: Path, tmp_path: Path):
     assert not (tmp_path / "table.json").exists()
 
 
+@pytest.mark.long
 def test_processes_that_share_a_run_end_with_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cells, "world_size", lambda: 2)
     with pytest.raises(NotFiniteError, match=OVER):
@@ -135,6 +137,7 @@ def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
     assert {path.suffix for path in (tmp_path / "separate").iterdir()} == {".json"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("resume", "kept"), one_in(2, [(True, "good"), (False, "bad")]))
 def test_a_part_that_is_added_to_a_folder_keeps_the_better_model_of_the_first_part(
     folder: Path, tmp_path: Path, resume: bool, kept: str

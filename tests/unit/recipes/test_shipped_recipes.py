@@ -22,16 +22,21 @@ FILES = [
     and not path.name.startswith("demo-")  # whose rows the demo makes; see tests/unit/studies/test_report_recipes.py
 ]
 PATHS = sorted(path.as_posix() for path in FILES)
-READ = {
-    *(f"papers/adalayers/{name}.yaml" for name in ("imdb-roberta-large", "conll-bart")),
-    *(f"papers/dwatt/{name}.yaml" for name in ("figure-3", "table-2", "table-3")),
-    *(f"small/{name}.yaml" for name in ("few-shot-conll", "cola-sweep")),
+ALWAYS = {  # one of each kind; the dry runs of some take seconds
+    "papers/adalayers/conll-bart.yaml",
+    "papers/dwatt/table-2.yaml",
+    "papers/partial-reinit/figure-1a.yaml",
+    "small/few-shot-conll.yaml",
+    "small/cola-sweep.yaml",
 }
-# One dry run in four, and those that other tests here read; `make test-long` runs the rest too, as .ci/run does.
-SELDOM = [path for number, path in enumerate(PATHS) if number % 16 and path not in READ]
-PAPERS, PAPERS_SELDOM = ([path for path in paths if path.startswith("papers/")] for paths in (PATHS, SELDOM))
 ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/insertion", "papers/partial-reinit"
 LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper
+
+
+def sometimes(paths: list[str]) -> list[Any]:
+    """Return the recipes as parameters: some for every run, one in four of the others for `make test-long`."""
+    marks = {path: pytest.mark.full if number % 4 else pytest.mark.long for number, path in enumerate(paths)}
+    return [pytest.param(path, marks=() if path in ALWAYS else mark) for path, mark in marks.items()]
 
 
 def recipe(path: str) -> Recipe:
@@ -59,7 +64,7 @@ def test_the_tables_and_figures_that_there_are():
     assert thesis | {f"{DWATT}/{name}.yaml" for name in (*figures, *more)} | tuned | small <= set(PATHS)
 
 
-@pytest.mark.parametrize("path", set_apart(PATHS, *SELDOM))
+@pytest.mark.parametrize("path", sometimes(PATHS))
 def test_a_recipe_is_estimated_without_network(path: str):
     found = tried(path)
     assert found.flops["total"] == found.flops["base"] + found.flops["runs"]
@@ -77,7 +82,7 @@ def test_a_recipe_begins_with_its_command(path: str):
     assert sum(f"lamina train recipes/{path} " in line for line in header) == 1
 
 
-@pytest.mark.parametrize("path", set_apart(PAPERS, *PAPERS_SELDOM))
+@pytest.mark.parametrize("path", sometimes([path for path in PATHS if path.startswith("papers/")]))
 def test_a_paper_s_recipe_carries_its_architecture(path: str):
     assert tried(path).model["config"] == "that of the recipe, since the hub cannot be reached"
 
@@ -85,7 +90,7 @@ def test_a_paper_s_recipe_carries_its_architecture(path: str):
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("imdb-roberta-large", 355_359_744),
+        pytest.param("imdb-roberta-large", 355_359_744, marks=pytest.mark.long),
         ("conll-bart", 406_290_432),
     ],
 )
@@ -96,11 +101,11 @@ def test_the_bases_are_the_published_ones(name: str, parameters: int):
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("imdb-roberta-large", 1_589_658),
-        pytest.param("imdb-bart", 868_751, marks=pytest.mark.full),
-        pytest.param("cola-roberta-large", 1_589_658, marks=pytest.mark.full),
-        pytest.param("cola-bart", 868_751, marks=pytest.mark.full),
-        pytest.param("conll-roberta-large", 3_739_937, marks=pytest.mark.full),
+        pytest.param("imdb-roberta-large", 1_589_658, marks=pytest.mark.long),
+        pytest.param("imdb-bart", 868_751, marks=pytest.mark.long),
+        pytest.param("cola-roberta-large", 1_589_658, marks=pytest.mark.long),
+        pytest.param("cola-bart", 868_751, marks=pytest.mark.long),
+        pytest.param("conll-roberta-large", 3_739_937, marks=pytest.mark.long),
         ("conll-bart", 2_298_134),
     ],
 )
@@ -158,7 +163,7 @@ def test_rows_lengths_and_metrics_of_the_thesis(model: str):
     assert imdb.fit["max_length"] == (1024 if model == "bart" else 512)
 
 
-@pytest.mark.parametrize("name", set_apart(THESIS, *(name for name in THESIS if f"{ADA}/{name}.yaml" in SELDOM)))
+@pytest.mark.parametrize("name", set_apart(THESIS, *(name for name in THESIS if name != "conll-bart")))
 def test_every_layer_of_the_base_is_a_baseline(name: str):
     layers = [row["settings"]["fusion.layer"] for row in tried(f"{ADA}/{name}.yaml").runs if row["settings"]]
     assert layers == list(range(13 if name.endswith("bart") else 25))
@@ -170,6 +175,7 @@ def test_parameters_of_table_2(method: str, parameters: int):
     assert sizes(f"{DWATT}/table-2.yaml")[method] == parameters + LINEAR
 
 
+@pytest.mark.long
 def test_the_few_shot_runs_are_those_of_figure_3():
     found = tried(f"{DWATT}/figure-3.yaml")
     assert [row["rows"] for row in found.tasks] == [32, 64, 128, 256, 512]
@@ -178,7 +184,7 @@ def test_the_few_shot_runs_are_those_of_figure_3():
     assert shown == {(m, e, 5) for m in ("RoBERTa+2", "Concat", "DWAtt") for e in (25, 50, 75, 100)}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_few_shot_runs_of_figure_5_have_fewer_rows():
     assert [row["rows"] for row in tried(f"{DWATT}/figure-5.yaml").tasks] == [24, 48, 96, 192, 384]
 
@@ -189,6 +195,7 @@ def test_fine_tuned_methods_have_bases_of_their_own(name: str):
     assert (found.train_base, found.separately, found.fit["base_learning_rate"]) == (True, True, 5e-5)
 
 
+@pytest.mark.long
 def test_masked_language_modelling_is_tested_on_the_test_part():
     found = recipe(f"{DWATT}/table-3.yaml")
     assert (found.evaluate, found.fit["batch_size"]) == ("test", 8)
@@ -228,10 +235,12 @@ def methods(path: str, task: str) -> dict[tuple[str, str | None, str | None], tu
 @pytest.mark.parametrize(
     ("name", "task", "base", "added", "layers"),
     [
-        pytest.param("table-1", "cola", DEBERTA, ADDED["deberta"], "1-24", marks=pytest.mark.full),
-        pytest.param("table-9", "cola", T5, ADDED["t5"], "1-12", marks=pytest.mark.full),
-        pytest.param("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12", marks=pytest.mark.full),
-        ("table-3-cifar100", "cifar100", 86_167_396 - 380 * 768, ADDED["vit"], None),  # printed: 577 positions, not 197
+        pytest.param("table-1", "cola", DEBERTA, ADDED["deberta"], "1-24", marks=pytest.mark.long),
+        pytest.param("table-9", "cola", T5, ADDED["t5"], "1-12", marks=pytest.mark.long),
+        pytest.param("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12", marks=pytest.mark.long),
+        pytest.param(  # printed: 577 positions, not 197
+            "table-3-cifar100", "cifar100", 86_167_396 - 380 * 768, ADDED["vit"], None, marks=pytest.mark.long
+        ),
     ],
 )
 def test_parameters_of_table_8(name: str, task: str, base: int, added: tuple[int, int], layers: str | None):
@@ -243,6 +252,7 @@ def test_parameters_of_table_8(name: str, task: str, base: int, added: tuple[int
             assert found[method, position, layers] == (base, more, base + more)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "depth", "part"), set_apart([("table-1", 24, 20), TABLE_9_DEPTHS], TABLE_9_DEPTHS))
 def test_fewer_blocks_have_fewer_inserted_layers(name: str, depth: int, part: int):
     found = methods(f"{INSERTION}/{name}.yaml", "mrpc")
@@ -254,8 +264,8 @@ def test_fewer_blocks_have_fewer_inserted_layers(name: str, depth: int, part: in
 @pytest.mark.parametrize(
     ("name", "places", "classifier"),
     [
-        ("table-1", 6, 2 * 1024 + 2),  # its pooler stays frozen
-        pytest.param("table-9", 10, 768 * 768 + 768 + 2 * 768 + 2, marks=pytest.mark.full),
+        pytest.param("table-1", 6, 2 * 1024 + 2, marks=pytest.mark.long),  # its pooler stays frozen
+        pytest.param("table-9", 10, 768 * 768 + 768 + 2 * 768 + 2, marks=pytest.mark.long),
     ],
 )
 def test_the_frozen_variant_trains_what_is_inserted_and_the_classifier(name: str, places: int, classifier: int):
@@ -265,10 +275,12 @@ def test_the_frozen_variant_trains_what_is_inserted_and_the_classifier(name: str
     assert all(trained == added + classifier for _, added, trained in frozen.values())
 
 
+@pytest.mark.long
 def test_regression_has_one_class_less():
     assert methods(f"{INSERTION}/table-1.yaml", "stsb")["no insertion", None, None][0] == DEBERTA - 1025
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "tasks", "runs"), set_apart([("table-1", 7, 152), TABLE_9_RUNS], TABLE_9_RUNS))
 def test_the_searched_settings_of_table_7(name: str, tasks: int, runs: int):
     found = tried(f"{INSERTION}/{name}.yaml")
@@ -302,7 +314,7 @@ def test_settings_of_table_7(name: str):
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_texts_are_written_for_15_thousand_steps():
     found = tried(f"{INSERTION}/table-2-cnn-dailymail.yaml")
     assert {row["steps"] for row in found.runs} == {15_000}
@@ -310,11 +322,12 @@ def test_texts_are_written_for_15_thousand_steps():
     assert found.tasks[0]["steps_per_epoch"] == 2244
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_images_have_384_pixels():
     assert tried(f"{INSERTION}/table-3-imagenet.yaml").tasks[0]["tokens"] == (384 // 16) ** 2 + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", set_apart(CURVES, *CURVES[:2]))
 def test_curves_over_the_bottom_and_the_top_blocks(name: str):
     path = f"{INSERTION}/{name}.yaml"
@@ -326,6 +339,7 @@ def test_curves_over_the_bottom_and_the_top_blocks(name: str):
     assert added == points | {("top k", None, f"{25 - k}-24"): k for k in range(4, 25, 4)}
 
 
+@pytest.mark.long
 def test_hidden_tokens_are_predicted_by_accuracy():
     path = f"{INSERTION}/figures-3-and-6-masked-lm.yaml"
     rows = [(row["kind"], row["rows"], row["tokens"]) for row in tried(path).tasks]
@@ -352,9 +366,9 @@ def test_the_ablations():
     ("name", "rows"),
     [
         ("figure-1a", [67349, 6735, 673]),
-        pytest.param("figure-1b", [104743, 10474, 1047], marks=pytest.mark.full),
-        pytest.param("figure-1c", [673, 628], marks=pytest.mark.full),
-        pytest.param("figure-1d", [8551, 855, 86], marks=pytest.mark.full),
+        pytest.param("figure-1b", [104743, 10474, 1047], marks=pytest.mark.long),
+        pytest.param("figure-1c", [673, 628], marks=pytest.mark.long),
+        pytest.param("figure-1d", [8551, 855, 86], marks=pytest.mark.long),
     ],
 )
 def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):
@@ -369,7 +383,7 @@ def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):
     assert (recipe(path).fit["learning_rate"], recipe(path).fit["epochs"]) == (2e-5, 3)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_probes_train_the_classifier_alone():
     found = tried(f"{REINIT}/figure-2.yaml")
     classifier, block = 2 * 768 + 2, 7_087_872  # the pooler stays frozen

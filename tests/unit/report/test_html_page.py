@@ -167,6 +167,7 @@ def test_spans_that_overlap_or_are_empty_mark_once():
     assert marked_parts("the cat sat on", spans) == [("the ", "", ""), ("cat s", "A", "wrong"), ("at on", "", "")]
 
 
+@pytest.mark.long
 def test_files_beside_the_page(page: Any, tmp_path: Path):
     written, _, runs = page
     names = [path.name for path in written.files]
@@ -216,6 +217,7 @@ def test_bad_runs(tmp_path: Path):
     refused(StoreError, "has format 2; this version of lamina reads format 1", [whole], page)
 
 
+@pytest.mark.long
 def test_runs_of_one_name_are_told_apart(tmp_path: Path):
     runs = [saved(probe(tasks=1, seeds=1), tmp_path / name / "probe") for name in ("a", "b")]
     assert write_page(runs, tmp_path / "page.html").runs == ["a/probe", "b/probe"]

@@ -183,6 +183,7 @@ def test_a_row_per_model_with_start_trained_and_change(two: dict[str, list[Any]]
     )
 
 
+@pytest.mark.long
 def test_large_weights_are_drawn_without_numbers(two: dict[str, list[Any]], tmp_path: Path):
     shown = {"unit": chosen_weight(two["unit"], projection="output.dense")}
     svg = weight_maps(shown, tmp_path / "weights.svg", most=20).read_text("utf-8")

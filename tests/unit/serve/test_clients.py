@@ -57,6 +57,7 @@ def client_of(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
+@pytest.mark.long
 def test_openai_sends_a_reply_back_in_the_second_turn(writer: str):
     chat = client_of(writer).chat.completions
     options: Any = {"model": "tiny", "max_tokens": 4, "temperature": 0}

@@ -434,6 +434,7 @@ def test_a_text_is_counted_before_its_end_is_sent(bank: ReaderBank):
     assert seen[-1][2] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", one_in(2, ["2.3", "2.4"]))
 def test_a_client_that_reads_nothing_is_given_up(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
     """What a server sends waits while the client's buffers are full; the text must not be held for that long."""

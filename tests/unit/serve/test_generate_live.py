@@ -153,6 +153,7 @@ def test_simultaneous_texts_and_predictions_equal_those_alone():
                 assert {said["label"]: said["score"] for said in other[task]} == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_text_may_take_longer_than_the_time_for_one_token():
     with serving(request_timeout=0.6) as live:
         live.gate.pause = 0.03
@@ -198,6 +199,7 @@ def test_a_server_that_shuts_down_lets_a_text_finish():
     assert told[-1]["details"]["finish_reason"] == "length"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body"),
     [

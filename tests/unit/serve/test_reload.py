@@ -89,6 +89,7 @@ def test_a_reader_is_added_replaced_and_removed(client: TestClient, bank: Reader
     assert client.get("/readers", headers=KEY).json()["bank_version"] == 5
 
 
+@pytest.mark.long
 def test_loading_a_reader_that_runs_the_model_disturbs_no_answer(bank: ReaderBank, root: Path):
     deep = ReaderBank(bank.model, bank.processor)
     deep.add("deep", Reader(ExtraLayers(n=1), SequenceClassification(("a", "b"))))

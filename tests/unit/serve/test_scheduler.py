@@ -252,6 +252,7 @@ def test_passes_run_at_the_same_time_if_allowed(make: Callable[..., Scheduler]):
     assert [future.result(10) for future in later] == [[f"later {number}"] for number in range(3)]
 
 
+@pytest.mark.long
 def test_answers_are_the_same_with_several_passes_at_a_time(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_passes=3, max_batch_tokens=40)
     texts = [TEXTS[at % 3] + " the film" * (at % 7) for at in range(80)]

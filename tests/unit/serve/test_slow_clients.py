@@ -66,6 +66,7 @@ def test_a_client_that_sends_nothing_is_disconnected(port: int):
         assert received(connection) == b""
 
 
+@pytest.mark.long
 def test_the_headers_of_a_second_request_have_the_same_time(port: int):
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -85,6 +86,7 @@ def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
         assert received(connection).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("requests", one_in(3, [1, 2, 5]))
 def test_a_client_that_sends_several_requests_and_hangs_up_ends_its_text(
     requests: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -161,6 +161,7 @@ class TestBase:
         assert torch.equal(logits(after)["mood"], logits(bank)["mood"])
         assert after.processor("good film")["input_ids"] == bank.processor("good film")["input_ids"]
 
+    @pytest.mark.long
     def test_that_writes_text_has_its_head_where_it_is_asked_for(self, tmp_path: Path):
         causal_model().save_pretrained(tmp_path / "writes")
         save_base(tmp_path / "reads")
@@ -186,6 +187,7 @@ class TestBase:
         assert torch.equal(logits(after)["a"], logits(bank)["a"])
         assert edits(after.model) == edits(model)
 
+    @pytest.mark.long
     def test_that_was_edited_is_named_where_it_was_saved(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ):
@@ -204,6 +206,7 @@ class TestBase:
         monkeypatch.chdir(tmp_path / "base")
         assert torch.equal(logits(load_bank(tmp_path / "bank"))["mood"], logits(bank)["mood"])
 
+    @pytest.mark.long
     def test_that_was_fine_tuned_is_named_where_it_was_saved(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         model = bert()
         finetune(model, yes_no(), processor=tiny_tokenizer(), epochs=1, progress=False, output=tmp_path / "tuned")
@@ -242,6 +245,7 @@ class TestBase:
         assert load_bank(tmp_path / "bank", base_model(base), given).processor is given
         assert load_bank(tmp_path / "bank", processor=given).processor is given
 
+    @pytest.mark.long
     def test_is_loaded_in_the_precision_it_had(self, tmp_path: Path):
         base = save_base(tmp_path / "base")
         save_bank(tiny_bank(base_model(base, dtype="bfloat16").float()), tmp_path / "bank")

@@ -89,6 +89,7 @@ def test_scores_are_metadata_by_reader(server: Hub):
     assert "model" not in str(bank.generate_model_card("me/bank")).split("---")[1]
 
 
+@pytest.mark.long
 def test_scores_are_those_of_the_training(server: Hub):
     bank = ReaderBank(tiny_model(), tiny_tokenizer())
     bank.add("mood", Reader(Mean(), SequenceClassification(("bad", "good"), attention_heads=4)))
@@ -120,6 +121,7 @@ def test_a_second_push_replaces_the_readers_and_leaves_the_rest(server: Hub):
     assert torch.equal(logits(load_bank("me/bank", tiny_model()))["mood"], logits(moved())["mood"])
 
 
+@pytest.mark.long
 def test_a_second_push_takes_away_the_base_of_the_first(server: Hub):
     bank = ReaderBank(tiny_model(), train_base=True)
     bank.add("own", Reader(Mean(), SequenceClassification(("a", "b"), attention_heads=4)))
@@ -142,6 +144,7 @@ def test_branches_tags_and_commits_are_revisions(server: Hub):
         assert torch.equal(logits(bank)["mood"], said)
 
 
+@pytest.mark.long
 def test_a_pull_request_leaves_the_branch(server: Hub):
     push_bank(tiny_bank(), "me/bank")
     push_bank(moved(), "me/bank", create_pr=True)
@@ -193,6 +196,7 @@ def test_a_reader_that_is_not_there_is_named(server: Hub, name: str):
     assert not any("who/model" in line for line in server.asked if line.startswith("GET"))
 
 
+@pytest.mark.long
 def test_the_lines_of_the_docs(server: Hub, tmp_path: Path):
     page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
     block = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "push_to_hub" in part)

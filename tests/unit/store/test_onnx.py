@@ -98,6 +98,7 @@ def test_the_bank_that_was_exported_is_as_before(exported: tuple[ReaderBank, Pat
     assert "active_layers" not in vars(bank["mood"].fusion)
 
 
+@pytest.mark.long
 def test_an_edited_model_and_a_reader_in_one_graph(tmp_path: Path):
     """With inserted layers, merged ones and fewer blocks; the model's own output beside the reader's."""
     model = GPT2LMHeadModel(FAMILIES["gpt2-CausalLM"].config()).eval()

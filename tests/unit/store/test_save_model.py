@@ -82,6 +82,7 @@ def test_every_edit_comes_back(name, tmp_path: Path):
     comes_back(model, tmp_path, name, FAMILIES[name].auto)
 
 
+@pytest.mark.long
 def test_parts_that_train_come_back(tmp_path: Path):
     model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "both", [1, 2])
@@ -116,6 +117,7 @@ def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16, torch.float32}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", one_in(5, ["all", "top:2", "2-", [3], [1, -1]]))
 def test_what_was_inserted_before_a_cut_comes_back(layers, tmp_path: Path):
     model = FAMILIES["bart"].known()
@@ -183,6 +185,7 @@ def test_a_head_that_the_family_does_not_have(tmp_path: Path):
         load(tmp_path, "AutoModelForImageClassification")
 
 
+@pytest.mark.long
 def test_the_backbone_and_another_head_can_be_loaded(tmp_path: Path, caplog):
     model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "ffn", 1)
@@ -398,6 +401,7 @@ def test_an_edited_model_generates_the_same(tmp_path: Path):
     assert torch.equal(one, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_head_for_other_classes(edited, tmp_path: Path):
     model = FAMILIES["bert-SequenceClassification"].known()

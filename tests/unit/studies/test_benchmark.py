@@ -35,6 +35,11 @@ def model():
     return tiny_model(hidden_size=16, num_hidden_layers=2)
 
 
+@pytest.fixture(autouse=True)
+def _few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_cell, "usual_epochs", lambda *_: 1)
+
+
 def run(model, folder: Path, **options) -> Study:
     return benchmark(model, data=folder, processor=tiny_tokenizer(), **{**FAST, **options})
 
@@ -128,8 +133,7 @@ def test_other_methods_find_a_clear_difference(method):
     assert regressions.auc(labels[60:], fitted.scores) > 0.95
 
 
-def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, folder: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(benchmark_cell, "usual_epochs", lambda *_: 3)
+def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, folder: Path, tmp_path: Path):
     study = run(
         model,
         folder,

@@ -62,6 +62,7 @@ def test_a_cell_equals_editing_and_fine_tuning_by_hand():
     assert scores["trained", "accuracy"] == next(iter(end.values()))["accuracy"]
 
 
+@pytest.mark.long
 def test_the_identity_start_changes_nothing_and_the_other_does():
     hidden = task().masked_lm(rows=True)
     model, tokenizer = masked_model(), masking_tokenizer()

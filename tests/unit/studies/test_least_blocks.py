@@ -81,6 +81,7 @@ def test_what_cannot_be():
     assert edits(model) == []
 
 
+@pytest.mark.long
 def test_few_rows_are_said_and_give_no_interval(caplog: pytest.LogCaptureFixture):
     task = mood()
     few = replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(range(30))})
@@ -96,6 +97,7 @@ def test_few_rows_are_said_and_give_no_interval(caplog: pytest.LogCaptureFixture
     assert "--by loss chooses blocks on 4 rows of 'mood'" in said[1]
 
 
+@pytest.mark.long
 def test_only_a_missing_head_makes_readers_score_the_model():
     task, model = mood(), trained(mood())
     report = drop_least_(model, task, 1, by="readers", processor=tiny_tokenizer())

@@ -99,6 +99,7 @@ def test_probes_learn_the_words_and_controls_do_not(study):
     assert values(study, "selectivity", layer=1) == pytest.approx(np.subtract(score, control).tolist())
 
 
+@pytest.mark.long
 def test_labels_that_are_easy_to_read_have_a_shorter_code(model, tokenizer, study, mood):
     bits, ratio = values(study, "code_length"), values(study, "compression")
     assert ratio == pytest.approx([32 / own for own in bits])
@@ -216,7 +217,7 @@ def test_cutting_the_model_gives_the_same_numbers(model, tokenizer, mood, tags):
     """Truncate, freeze and train the same head on the last layer (partial re-initialisation, Algorithm 2)."""
     for task, layer in ((mood, 1), (tags, 2)):
         options = {"processor": tokenizer, "seeds": [0], "controls": False, "baselines": False, **FAST}
-        options["code_length"] = task is mood
+        options |= {"code_length": True, "probes": ["linear"]} if task is mood else {"code_length": False}
         whole = probe(model, task, **options)
         cut = deepcopy(model)
         lamina.truncate_(cut, layer)
@@ -278,6 +279,7 @@ def test_several_labels_of_a_text(model, tokenizer):
     assert "code_length" not in set(study.table["measure"])
 
 
+@pytest.mark.long
 def test_images(tmp_path):
     folder = picture_folder(tmp_path / "pets", rows=6)
     task = Task.from_files("image_classification", train=folder, validation=folder)

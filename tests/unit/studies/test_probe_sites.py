@@ -90,6 +90,7 @@ def test_the_table_has_a_row_for_each_site_and_those_of_the_output_are_as_withou
     assert study.settings["sites"] == list(SITES)
 
 
+@pytest.mark.long
 def test_a_site_alone_beside_the_embeddings(model, tags: Task):
     study = probe(
         model,

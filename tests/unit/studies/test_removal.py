@@ -94,6 +94,7 @@ def test_drops_of_the_task_and_of_perplexity_stand_beside_predictions():
     assert len(study.rows("predicted and measured")) == 2 * 5 * 3 + 5 * 2
 
 
+@pytest.mark.long
 def test_gaps_in_several_label_columns_are_masked():
     rows = [{**row, "other": None if number == 1 else row["label"]} for number, row in enumerate(ROWS)]
     splits = {"train": rows, "validation": [row for row in rows if row["other"] is not None]}
@@ -133,6 +134,7 @@ def test_cells_of_a_model_by_name_resume(tmp_path):
         removal(str(tmp_path / "base"), {"mood": other}, resume=True, **options)
 
 
+@pytest.mark.long
 def test_a_model_without_an_output_head_has_no_perplexity():
     study = removal(tiny_model(3), {"mood": task()}, TEXTS, processor=tiny_tokenizer(), seeds=[0], epochs=1)
     assert set(study.table["task"]) == {"mood"}

@@ -86,7 +86,9 @@ def test_a_clip_is_independent_of_its_batch(name: str, tones: Task):
     assert len({round(p, 7) for answer in together for p in probabilities(answer)}) > 12  # and not all the same
 
 
-@pytest.mark.parametrize("name", set_apart(["wav2vec2 with a mask", "wav2vec2 without", "whisper"], "wav2vec2 without"))
+@pytest.mark.parametrize(
+    "name", set_apart(["wav2vec2 with a mask", "wav2vec2 without", "whisper"], "wav2vec2 without", "whisper")
+)
 def test_readers_learn_tones_and_come_back(name: str, tones: Task, tmp_path: Path):
     bank = bank_of(name, tones)
     before = {key: value.clone() for key, value in bank.model.state_dict().items()}
@@ -171,6 +173,7 @@ def test_readers_hear_whisper_while_it_transcribes(tones: Task):
         np.testing.assert_allclose(found.detach(), expected, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_in(3, ["wav2vec2 with a mask", "wav2vec2 without", "whisper"]))
 def test_states_of_clips_are_computed_once(name: str, tmp_path: Path):
     """Kept states, without the frames of padding, train the same readers; a changed clip is noticed."""

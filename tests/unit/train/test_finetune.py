@@ -357,6 +357,7 @@ def test_a_run_that_fails_in_the_middle_leaves_nothing_behind(monkeypatch: pytes
     assert all(one.requires_grad and one.grad is None for one in model.parameters())
 
 
+@pytest.mark.long
 def test_tied_weights_come_back(tmp_path: Path):
     options = {"epochs": 2, "processor": t5_tokenizer(), "max_target_length": 4}
     model = t5()

@@ -263,6 +263,7 @@ def test_readers_can_be_scored_on_the_test_part():
     assert result.test == evaluate(bank, {"a": task}, split="test")
 
 
+@pytest.mark.long
 def test_workers_make_the_same_batches():
     found = []
     for workers in (0, 2):
@@ -306,6 +307,7 @@ def test_every_kind_of_task_is_learned(task: Task, metric: str, least: float):
     )
 
 
+@pytest.mark.long
 def test_words_of_texts_longer_than_the_model_are_all_scored_and_learned():
     task = names(train=12, validation=6, low=50, high=70)
     bank = tiny_bank({"r": reader(task, layers="all", dim=16)})
@@ -386,6 +388,7 @@ def test_the_bank_ends_at_each_readers_best_epoch():
     assert not same(after["a", 2], after["a", 3])
 
 
+@pytest.mark.long
 def test_intervals_are_those_of_evaluate(tmp_path: Path):
     """Also when the run was resumed after its last epoch, so that no epoch is scored in the second process."""
     options: dict[str, Any] = {"epochs": 2, "learning_rate": 0.05, "output": tmp_path / "out"}

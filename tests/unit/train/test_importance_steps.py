@@ -129,6 +129,7 @@ def whole() -> FitResult:
     return train(*bank_of_two(), **SAVING)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", one_in(3, [0, 1, 4, 9, 11, 17], 1))
 def test_a_killed_and_resumed_run_has_the_same_rows(count: int, whole: FitResult, tmp_path: Path):
     bank, tasks = bank_of_two()
