@@ -117,6 +117,7 @@ def test_two_processes_train_as_one_does(name: str, two: Path, tmp_path: Path):
     assert (theirs / "run" / ("lamina.json" if name in BANKS else "tokenizer.json")).is_file()
 
 
+@pytest.mark.long
 def test_two_processes_of_one_recipe_share_its_output(tmp_path: Path):
     base = save_base(tmp_path / "base")
     rows = "".join(f"{'good' if row % 2 else 'bad'},{row % 2}\n" for row in range(24))

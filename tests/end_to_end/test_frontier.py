@@ -39,6 +39,7 @@ def test_all_rows_lift_the_limit_of_a_task(frontier: Any, data: Path, monkeypatc
         assert len(task.split("train")) + len(task.split("validation")) == count
 
 
+@pytest.mark.long
 def test_a_regression_runs_once_a_reader_with_every_seed_and_neither_twice(
     frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

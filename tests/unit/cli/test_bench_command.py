@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.probing_sets import probing_sets
 
 from lamina.studies.benchmarking import benchmark_cell
@@ -14,6 +15,7 @@ from lamina.studies.benchmarking import benchmark_cell
 Lamina = Callable[..., Any]
 
 
+@pytest.mark.long
 def test_the_comparison_is_printed_and_a_lost_set_is_named(lamina: Lamina, base: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(benchmark_cell, "usual_epochs", lambda *_: 1)
     out = tmp_path / "out"

@@ -53,6 +53,7 @@ def run(lamina: Lamina, recipe: Path, *more: object) -> Ran:
     return lamina("train", recipe, "--data", recipe.parent, "--output", output, "--no-progress", *more)
 
 
+@pytest.mark.long
 def test_a_recipe_that_fine_tunes(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--json")
     assert (ran.code, ran.err) == (0, "")

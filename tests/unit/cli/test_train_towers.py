@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.support.pictures import picture_folder, put
 from tests.support.towers import joint_processor, two_towers
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.long
 def test_readers_find_their_tower(lamina: Any, tmp_path: Path):
     """Before there are weights, too; an image has the patches of its tower."""
     save(two_towers(), tmp_path / "model", joint_processor())

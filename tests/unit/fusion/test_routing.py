@@ -199,6 +199,7 @@ def test_the_outputs_are_the_logits():
     assert fusion.credit(states, batch["attention_mask"]).shape == (2, 4, 6, 3)
 
 
+@pytest.mark.long
 def test_a_reader_without_a_head_learns_and_comes_back(tmp_path: Path):
     task = yes_no()
     config = Reader(Routing(dim=2, vectors=4), SequenceClassification(task.labels, pooling="first", linear=False))

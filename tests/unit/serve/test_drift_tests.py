@@ -33,6 +33,7 @@ def served_bank() -> ReaderBank:
     return bank.eval()
 
 
+@pytest.mark.long
 def test_drift_is_in_the_responses_and_in_the_metrics():
     with TestClient(create_app(served_bank())) as client:
         first = client.post("/generate", json=BODY).json()["details"]

@@ -168,6 +168,7 @@ def test_a_text_may_take_longer_than_the_time_for_one_token():
         live.until(lambda: live.generator.running == 0)
 
 
+@pytest.mark.long
 def test_a_failure_is_an_error_and_no_text_is_logged(live: LiveServer, caplog: pytest.LogCaptureFixture):
     live.gate.breaks_at = 1
     status, body = live.ask("/generate", {**LONG, "stream": True})

@@ -161,6 +161,7 @@ def test_a_saved_bank_is_not_written_into(tmp_path: Path):
     assert (tmp_path / "readers" / "ada" / "reader.json").read_bytes() == before
 
 
+@pytest.mark.long
 def test_it_needs_torch_and_safetensors_alone(tmp_path: Path):
     bank = bank_on(FAMILIES["bert"].known(), {"ada": TOKENS["ada"]})
     export_reader(bank, "ada", tmp_path / "ada")

@@ -86,6 +86,7 @@ def test_the_sentence_lists_costs_and_a_lower_perplexity_is_better():
     assert "could not be measured" in sentence("a", Proposal(2, (2,), "main"), 3, table[:0], "perplexity", 0.01)
 
 
+@pytest.mark.long
 def test_the_proposed_cut_is_made_measured_and_saved(tmp_path, monkeypatch):
     save_folder, model, tokenizer = tmp_path / "out", masked_model(), masking_tokenizer()
     options = {"processor": tokenizer, "tolerance": 1.0, "seeds": [0, 1], "output": save_folder, **QUICK}

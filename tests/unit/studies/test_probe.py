@@ -322,6 +322,7 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
         probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
 
 
+@pytest.mark.long
 def test_a_cell_can_be_pickled_and_loads_its_model_itself(model, tokenizer, mood, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -117,6 +117,7 @@ def test_the_loss_and_the_score_are_of_the_replies_alone():
     assert score == pytest.approx(torch.tensor(losses / count).exp().item(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_model_learns_to_reply_and_to_end():
     tokenizer, model = causal_tokenizer(TEMPLATE), causal_model()
     task = of([{"messages": one} for one in [chat("is anna good", "very"), chat("is ben bad", "not")] * 8])

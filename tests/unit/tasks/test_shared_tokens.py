@@ -122,6 +122,7 @@ def test_a_whole_model_keeps_how_far_spans_reach_inside_a_token(tmp_path: Path):
         assert [[(s["start"], s["end"]) for s in next(iter(answer.values()))] for answer in answers] == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "by_character"), one_in(3, itertools.product(KINDS, [True, False]), 1))
 def test_listed_words_and_plain_texts_agree(kind: str, by_character: bool):
     rows = []

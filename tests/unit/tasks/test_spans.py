@@ -162,6 +162,7 @@ def readers(tasks: dict[str, Task]) -> ReaderBank:
     return bank
 
 
+@pytest.mark.long
 def test_both_readers_learn_in_one_pass_and_answer_for_the_reply():
     tasks = both(ROWS * 4)
     bank = readers(tasks)
