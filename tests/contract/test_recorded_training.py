@@ -118,9 +118,9 @@ def pooled_task(folder: Path, live: Task, pooling: str) -> tuple[Task, Path]:
 @pytest.mark.parametrize(
     ("pooling", "fusion"),
     [
-        ("mean", ScalarMix(layers=LAYERS)),
+        pytest.param("mean", ScalarMix(layers=LAYERS), marks=pytest.mark.full),
         ("first", SingleLayer(3, dim=8, dropout=0)),
-        ("last", AdaLayers(dim=8, layers=LAYERS, dropout=0)),
+        pytest.param("last", AdaLayers(dim=8, layers=LAYERS, dropout=0), marks=pytest.mark.full),
     ],
 )
 def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, pooling: Any, fusion: Any):
@@ -152,6 +152,7 @@ def test_readers_that_states_cannot_train_are_refused(tmp_path: Path, pooling: A
         ReaderBank.from_states(folder).add("x", Reader(fusion, SequenceClassification(live.labels, pooling=head)))
 
 
+@pytest.mark.long
 def test_tokens_are_labelled(tmp_path: Path):
     bank = tiny_bank({})
     texts = ["anna is good", "we and ben", "the film of oslo"]

@@ -316,7 +316,7 @@ def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.
     assert same(weights(bank), whole[0])
 
 
-@pytest.mark.parametrize("written", set_apart(["save_file", "write_text", "replace"], "write_text"))
+@pytest.mark.parametrize("written", set_apart(["save_file", "write_text", "replace"], "write_text", "save_file"))
 def test_a_checkpoint_that_was_not_written_to_its_end_is_ignored(
     written: str, whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
 ):

@@ -87,6 +87,7 @@ def test_a_run_that_is_killed_while_it_scores_resumes(when: int, every: int, who
     check_resumed(tmp_path, whole, save_steps=every)
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_while_it_saves_resumes(whole: Any, tmp_path: Path):
     killed(tmp_path, 4, "save")
     check_resumed(tmp_path, whole)

@@ -84,6 +84,7 @@ def test_a_summary_and_what_the_readers_say(
     assert "names: " in printed
 
 
+@pytest.mark.long
 def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     folder, clips = tmp_path / "hears", sound_folder(tmp_path / "mood", rows=6)
     whisper().save_pretrained(folder)

@@ -43,6 +43,7 @@ def test_insertion_leaves_the_outputs(lamina, base: Path, tmp_path: Path):
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == len(tiny_tokenizer())
 
 
+@pytest.mark.long
 def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
     out = tmp_path / "out"
     options = ("--init", "xavier", "--activation", "gelu", "--placement", "output", "--seed", 5)

@@ -69,6 +69,7 @@ def test_the_text_is_found_as_by_predict(lamina, bank_folder: Path, tmp_path: Pa
     assert {row["text"] for row in wrong} <= set(seen)
 
 
+@pytest.mark.long
 def test_a_preset_from_local_files(lamina, base: Path, tmp_path: Path):
     bank = ReaderBank(load(base)[0])
     bank.add("ok", Reader(Mean(), SequenceClassification(("unacceptable", "acceptable"))))

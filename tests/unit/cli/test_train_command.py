@@ -175,6 +175,7 @@ def test_a_dry_run_of_a_sweep(lamina: Lamina, recipe: Path):
     ]
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_it_assumed(lamina: Lamina, recipe: Path):
     text = recipe.read_text().replace(next(line for line in recipe.read_text().splitlines() if "model:" in line), "")
     architecture: dict[str, Any] = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}

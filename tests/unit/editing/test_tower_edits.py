@@ -50,6 +50,7 @@ def test_a_named_tower_gets_new_blocks_and_reloads(kind: str, stack: str, tmp_pa
     assert [edit.kind for edit in lamina.edits(again)] == ["drop", "duplicate", "keep"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", one_in(2, ["clip", "siglip"]))
 def test_identity_copies_in_both_towers_change_nothing(kind: str):
     model = two_towers(kind)

@@ -42,6 +42,7 @@ def said(estimator: Any, texts: list[str]) -> list[Any]:
     return getattr(estimator, method)(texts).tolist()
 
 
+@pytest.mark.long
 def test_what_is_pickled_says_the_same_on_the_shared_model(base: str, texts: list[str]):
     for estimator in fitted(base, texts):
         pickled = pickle.dumps(estimator)

@@ -45,6 +45,7 @@ def test_the_score_is_span_f1_where_tags_mark_spans_and_accuracy_else(base: str)
     assert fitted.score(WORDS[:1], [["PER", "O", "O", "O"]]) == pytest.approx(3 / 4)
 
 
+@pytest.mark.long
 def test_in_a_search(base: str):
     search = GridSearchCV(LaminaTagger(base, **FAST), {"epochs": [1, 20]}, cv=2)
     assert search.fit(WORDS, TAGS).best_params_ == {"epochs": 20}

@@ -41,7 +41,7 @@ def shape(figure: Curves) -> list[tuple[Any, ...]]:
     return [(point.series, point.x, point.runs) for point in figure.points]
 
 
-@pytest.mark.parametrize("separately", [False, True])
+@pytest.mark.parametrize("separately", [pytest.param(False, marks=pytest.mark.full), True])
 def test_the_folder_holds_the_report(folder: Path, tmp_path: Path, separately: bool):
     run = run_recipe(recipe(folder, separately=separately), data=folder, output=tmp_path)
     found = read_report_file(tmp_path)

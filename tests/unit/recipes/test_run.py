@@ -185,6 +185,7 @@ def test_separate_readers_start_from_the_same_base(folder: Path, train_base: boo
     assert {row["reader"] for row in run.importances} == {"film-three_0001-0", "film-three_0002-0"}
 
 
+@pytest.mark.long
 def test_separate_readers_give_what_they_give_together(folder: Path):
     readers = {"Ada": ADA, "last": LAST}
     together, apart = (run_recipe(recipe(folder, readers, separately=way), data=folder) for way in (False, True))
@@ -423,6 +424,7 @@ def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
         run_recipe(other, data=folder, output=tmp_path, resume=True)
 
 
+@pytest.mark.long
 def test_a_run_that_learnt_from_other_tokens_of_words_is_refused(folder: Path, tmp_path: Path):
     rows = [{"words": ["the", "film", word], "tags": ["O", "O", "B-x"]} for word in ("good", "bad") * 4]
     files = {part: str(jsonl(tmp_path / f"{part}.jsonl", rows)) for part in ("train", "validation")}

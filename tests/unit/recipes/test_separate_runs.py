@@ -103,6 +103,7 @@ def test_an_edit_that_cannot_be_made_is_refused_before_anything_is_trained(
     assert not (tmp_path / "failures.json").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_was_edited_before_is_trained(folder: Path, tmp_path: Path):
     model, tokenizer = load(str(folder / "base"))
     insert_(model, "ffn")

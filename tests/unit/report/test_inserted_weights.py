@@ -33,7 +33,7 @@ def moved(model: Any, by: float = 0.5) -> Any:
 
 @pytest.mark.parametrize(
     ("init", "position"),
-    one_in(6, itertools.product(["identity", "unit", "xavier", "he", "zero"], ["attention", "ffn"])),
+    one_in(10, itertools.product(["identity", "unit", "xavier", "he", "zero"], ["attention", "ffn"])),
 )
 def test_the_starts_are_made_again_from_the_record(init: Any, position: Any, tmp_path: Path):
     model = FAMILIES["bert"].known()

@@ -50,6 +50,7 @@ def test_tables_and_figures_are_written_and_listed(run: Path):
     assert (run / "report.tex").read_text().count(r"\toprule") == 1
 
 
+@pytest.mark.long
 def test_an_older_report_goes_with_its_figures_alone(run: Path):
     write_report(run, ["png", "svg"])
     (run / "figure-7.png").write_bytes(b"mine")

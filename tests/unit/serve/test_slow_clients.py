@@ -76,6 +76,7 @@ def test_the_headers_of_a_second_request_have_the_same_time(port: int):
     assert (found.count(b"HTTP/1.1 200"), found.count(b"HTTP/1.1 408")) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
     body = b'{"inputs": "the film", "tasks": "mood"}'
     with socket.create_connection(("127.0.0.1", port)) as connection:

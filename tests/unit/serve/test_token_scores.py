@@ -110,6 +110,7 @@ def test_the_score_of_a_cascade_that_stops_early_is_null():
     assert TokenScores(bank, ["each"], each=True).saved == ()  # the second's reader takes no part
 
 
+@pytest.mark.long
 def test_readers_of_many_labels_give_no_scores_but_feed_monitors():
     bank = bank_of(
         many=(AdaLayers(dim=8), TokenClassification(tuple(map(str, range(33))), encoder_layers=0)),

@@ -55,6 +55,7 @@ def test_what_is_pushed_comes_back(server: Hub):
         assert torch.equal(logits(bank)[name], said)
 
 
+@pytest.mark.long
 def test_its_base_is_found_by_what_the_manifest_says(server: Hub, tmp_path: Path):
     save_base(tmp_path / "base")
     push_bank(tiny_bank(load(tmp_path / "base")[0]), "me/bank")
@@ -297,6 +298,7 @@ def test_offline_is_an_error_in_one_sentence():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_offline_a_copy_that_was_fetched_is_loaded(server: Hub, monkeypatch: pytest.MonkeyPatch):
     push_bank(tiny_bank(), "me/bank")
     load_bank("me/bank", tiny_model())

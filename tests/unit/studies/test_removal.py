@@ -148,6 +148,7 @@ def test_nothing_to_measure_is_refused():
         removal(model, {"mood": task()}, processor=tokenizer, runs=[3])
 
 
+@pytest.mark.long
 def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error():
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     one = Task.from_dataset("sequence_classification", {"train": ROWS, "validation": [ROWS[0]]})

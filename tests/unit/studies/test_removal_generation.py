@@ -84,6 +84,7 @@ def test_the_share_of_same_tokens(own, other, share):
     assert same_share(own, other) == share
 
 
+@pytest.mark.long
 def test_given_prompts_and_no_generation(llama, words):
     study = removal(llama, texts=TEXTS, processor=words, prompts=["anna was"], new_tokens=3)
     texts = study.table[study.table["measure"] == "same_tokens"]["text"]

@@ -73,6 +73,7 @@ def test_a_study_that_the_recipe_does_not_name_runs_with_its_defaults(data):
     assert len(study.table) == 4
 
 
+@pytest.mark.long
 def test_models_of_options_are_loaded_where_the_study_wants_them(data):
     recipe = load(data, f"{HEAD}studies:\n  drift: {{others: {{same: base}}}}\n  similarity: {{other: base}}\n")
     assert (run_study("drift", recipe, data=data).table["score"] == 0).all()

@@ -188,7 +188,7 @@ def test_a_frozen_bank_saved_over_it_leaves_no_base(tmp_path: Path):
 
 
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    options = {**OPTIONS, "epochs": 3}
+    options = {**OPTIONS, "epochs": 2}
     whole = trained_bank("r")
     fit(whole, {"r": yes_no()}, output=tmp_path / "whole", **options)
     from lamina.train.engine import Engine

@@ -373,6 +373,7 @@ def test_use_of_the_cache_stays_on():
     assert model.config.use_cache
 
 
+@pytest.mark.long
 def test_checkpoints_of_a_run_in_a_folder_of_their_own(tmp_path: Path):
     """As recipes keep them for each of their runs."""
     whole, again, task = bert(), bert(), yes_no()

@@ -76,7 +76,7 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize("cache", [pytest.param("off", marks=pytest.mark.full), "on"])
 def test_a_bank_and_its_model_are_freed_once_nobody_asks_for_them(tmp_path: Path, cache: str):
     """At once, and not when Python next looks for circles: what a run holds is as large as the model."""
     bank = bank_for(a=TASK)
@@ -287,7 +287,7 @@ def test_every_metric_is_in_the_table(tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "metric", "least"),
     one_in(
-        2,
+        4,
         [
             (yes_no(train=80), "accuracy", 0.7),
             (length_of_text(train=80), "pearson", 0.5),

@@ -57,6 +57,7 @@ def test_rows_between_epochs_count_the_reader_s_own_steps():
     assert all(total == pytest.approx(1, abs=1e-5) for total in sums.values())
 
 
+@pytest.mark.long
 def test_without_the_option_there_is_a_row_per_epoch_and_the_same_weights():
     bank, tasks = bank_of_two()
     fine = train(bank, tasks, **OPTIONS)

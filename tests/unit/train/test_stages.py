@@ -41,6 +41,7 @@ def test_an_early_stop_ends_the_stage_not_the_run():
     assert result.best["r"]["epoch"] == 4  # the first of the second stage
 
 
+@pytest.mark.long
 def test_a_trained_base_waits_for_the_last_stage_too():
     bank, task = ReaderBank(tiny_model(), tiny_tokenizer(), train_base=True), yes_no()
     bank.add("r", choosing())
