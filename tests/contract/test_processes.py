@@ -101,7 +101,7 @@ def differences(one: Path, other: Path, *, key_bias: bool) -> dict[str, float]:
     return {key: gap for key, value in ours.items() if (gap := float((value - theirs[key]).abs().max())) > 1e-5}
 
 
-CASES = [pytest.param(name, fork_two, marks=() if name in ("readers", "tags") else pytest.mark.long) for name in COMMON]
+CASES = [pytest.param(name, fork_two, marks=() if name == "readers" else pytest.mark.long) for name in COMMON]
 CASES += [pytest.param(name, launch_two, marks=pytest.mark.full) for name in (*BANKS, *MODELS)]
 
 

@@ -103,6 +103,7 @@ def fuzz(
     return seen
 
 
+@pytest.mark.long
 def test_a_few_requests_of_each_path(api: Any):
     seen = fuzz(api, 3, every=6)
     assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 1, seen

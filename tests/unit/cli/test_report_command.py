@@ -112,7 +112,7 @@ def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
     study = saved(probe(), recipe.parent / "probe")
     ran = lamina("report", out, study, "-o", page, "--title", "Both")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith(f"{page}: 7 charts from 2 runs; ")
+    assert ran.out == f"{page}: 7 charts from 2 runs\n"
     html = page.read_text(encoding="utf-8")
     assert "<h1>Both</h1>" in html
     assert re.search(r"<strong>film:</strong> .* accuracy \d", html)

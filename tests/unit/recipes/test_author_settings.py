@@ -167,6 +167,7 @@ def test_every_recipe_of_a_paper_has_its_table():
     assert paths - others == set(AUTHORS)
 
 
+@pytest.mark.long
 def test_the_published_configuration_keeps_the_faults_and_the_corrected_one_has_none():
     for task in ("imdb", "conll"):
         published = shipped.recipe(f"papers/adalayers/{task}-roberta-large-as-published")

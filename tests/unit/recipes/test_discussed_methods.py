@@ -53,6 +53,7 @@ def test_routing_ends_in_the_classes_and_has_no_head():
     assert list(head.parameters()) == []
 
 
+@pytest.mark.long
 def test_routing_is_trained_as_its_author_does():
     found = recipe(ROUTING)
     expected = {"batch_size": 5, "learning_rate": 1e-3, "schedule": "cosine", "warmup_ratio": 0.3, "max_grad_norm": 0}
@@ -108,6 +109,7 @@ def test_the_mixes_have_the_few_shot_set_of_figure_3():
     assert shown == {(method, epochs, 5) for method in methods for epochs in (25, 50, 75, 100)}
 
 
+@pytest.mark.long
 def test_sizes_of_the_mixes():
     """Over 24 layers, and with a head of nine tags each."""
     head, blocks = TAGS * (WIDTH + 1), LAYERS - 1

@@ -27,6 +27,7 @@ READERS = parse_recipe(
 )
 
 
+@pytest.mark.long
 def test_a_batch_that_does_not_fit_is_split_and_its_step_keeps_the_rows():
     (plenty,) = estimate(REINIT, memory_bytes=80 * GIB).batches
     assert plenty["asked"] == plenty["fitted"] == (8, 1)

@@ -117,6 +117,7 @@ GLUE = {"cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "stsb":
         "rte": (2490, 277), "wnli": (635, 71)}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", set_apart(DEBERTA_RECIPES, *SELDOM))
 def test_glue_is_learnt_whole_and_scored_on_its_validation_part(name: str):
     assert recipe(name).evaluate is None
