@@ -118,7 +118,7 @@ def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
     assert re.search(r"<strong>film:</strong> .* accuracy \d", html)
     assert html.index("read at layer 3.") < html.index('id="kind-1"')  # before all charts but the leading one
     told = json.loads(lamina("report", out, "-o", page, "--files", "--json").out)
-    assert (told["runs"], told["charts"], len(told["files"])) == (["out"], 2, 2)
+    assert (told["runs"], told["charts"], len(told["files"])) == (["out"], 2, 8)
     assert (recipe.parent / "page_files" / "01-out-figure-1.png").is_file()
 
 
