@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tests.support.training import LENGTH, PEOPLE, PLACES, PLAIN, WORDS
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from lamina.tasks.task import Task
@@ -30,6 +30,17 @@ def causal_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
         tokenizer_object=backend, unk_token="[UNK]", eos_token="<end>", model_max_length=LENGTH
     )
     tokenizer.chat_template = template
+    return tokenizer
+
+
+def starting_tokenizer() -> PreTrainedTokenizerFast:
+    """With a start token before every text and, as Llama's, before both texts of a pair."""
+    tokenizer = causal_tokenizer()
+    start = ("<user>", VOCABULARY.index("<user>"))
+    tokenizer.bos_token = start[0]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<user> $A", pair="<user> $A <user> $B", special_tokens=[start]
+    )
     return tokenizer
 
 

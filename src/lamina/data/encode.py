@@ -267,7 +267,8 @@ def encode(
         windows: Whether to cut a longer text into several windows. False: only its beginning is used, and the text
             counts as truncated. In a pair, the second text is cut into windows, and every window begins with the first
             text. If the first text is longer than half a window, it is cut to half a window and the pair counts as
-            truncated. Offsets and token ranges are those of the second text.
+            truncated. Offsets and token ranges are those of the second text. A start token between the two is left
+            out, so that a reply follows its prompt as it does when the model writes it.
         stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`.
         offsets: Whether to store the character range of each token. Only token tasks need them; they take much memory.
         add_prefix_space: Whether to put a space before the first word of each text, for tokenizers that otherwise read
@@ -499,6 +500,12 @@ def _windows(
         for key in filter(output.__contains__, TOKEN_KEYS):
             columns[key].append(output[key][i] or [int(key == "attention_mask")])
         columns["input_ids"][-1] = ids
+        if is_second and (between := _starts_between(tokenizer, output, i)):
+            for key in filter(output.__contains__, TOKEN_KEYS):
+                columns[key][-1] = columns[key][-1][: between.start] + columns[key][-1][between.stop :]
+            spans = spans[: between.start] + spans[between.stop :]
+            own, count = window.tokens, len(between)
+            window = window._replace(tokens=own._replace(start=own.start - count, stop=own.stop - count))
         tokens, edges = window.tokens, list[int]()
         for at, span in enumerate(spans):
             edges += span if tokens.start <= at < tokens.stop else (0, 0)
@@ -507,6 +514,16 @@ def _windows(
             columns[name].append(cell)
         before = window
     return columns
+
+
+def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) -> range:
+    """Return the positions of start tokens between the two texts of a pair; Llama's tokenizer writes one there."""
+    sides, ids = output.sequence_ids(window), output["input_ids"][window]
+    stop = sides.index(1) if 1 in sides else 0
+    start = stop
+    while start > 1 and sides[start - 1] is None and ids[start - 1] == tokenizer.bos_token_id:
+        start -= 1
+    return range(start, stop)
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import torch
 
 from lamina.bank.monitoring import check_monitors, scores_of_monitors
 from lamina.data.batches import tokenizer_of
-from lamina.data.encode import length_limit
+from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, require_packages
 from lamina.layers.causality import is_causal
-from lamina.tasks.chat_templates import Chat, render
+from lamina.tasks.chat_templates import REPLIES, Chat, render
+from lamina.train.base import to_device
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
+    from lamina.layers.types import Processor
     from lamina.monitors.cascade import AnyMonitor
-
-Span = tuple[int, int]
 
 
 class MessageScore(TypedDict):
@@ -47,10 +48,13 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
     """Return a scorer of Inspect AI that stores the score of each monitor for each reply of a conversation.
 
     The value of a sample is monitor name -> highest score of its replies. `Score.metadata["messages"]` has a row for
-    each reply and monitor, see `MessageScore`. The bank's model reads the replies again, with its chat template, so the
-    evaluated model may be any. If that model is the bank's own and has a chat template, the scores equal those during
-    generation, provided that the text is split into the same tokens again. If a conversation is longer than the model
-    can read, its latest tokens are read.
+    each reply and monitor, see `MessageScore`, and the explanation says the same in words. The bank's model reads the
+    replies again, so the evaluated model may be any. If it is the bank's own, the scores equal those during generation,
+    provided that the text is split into the same tokens again.
+
+    Conversations are written by the tokenizer's chat template; if one is longer than the model can read, its latest
+    tokens are read. Without a template, a reply is read after the messages before it, one per line, as `lamina.monitor`
+    reads a prompt and a reply.
 
     Example:
         ```python
@@ -85,77 +89,93 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
             rows = await to_thread.run_sync(score_messages, state.messages)
             highest = {name: [row["score"] for row in rows if row["monitor"] == name] for name in chosen}
             value = {name: max(own, default=math.nan) for name, own in highest.items()}
-            return Score(value=value, metadata={"messages": rows})
+            text = "\n".join(map(_sentence, rows)) or "No reply was scored."
+            return Score(value=value, explanation=text, metadata={"messages": rows})
 
         return score
 
     return lamina_monitors()
 
 
+def _sentence(row: MessageScore) -> str:
+    """Return a reply's score as text, for the view of a log."""
+    at = row["flagged_at"]
+    flagged = "" if at is None else f", flagged after {pluralize(at + 1, 'token')}"
+    return f"Message {row['message']}: {row['monitor']} {row['score']:.3g}{flagged}."
+
+
+class _Reading(NamedTuple):
+    """One pass over tokens of a reply."""
+
+    batch: dict[str, Tensor]  # arguments of the model, for one text
+    own: Tensor  # True at the reply's tokens, `[1, tokens]`
+    first: int  # index of the first of them among all tokens of the reply
+
+
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
     """Return the scores of each reply. `messages` are pairs of a role and a text."""
-    text, spans = _rendered(bank, messages)
-    replies = [number for number, (role, _) in enumerate(messages) if role == "assistant"]
+    replies = [number for number, (role, _) in enumerate(messages) if role == REPLIES]
+    if tokenizer_of(bank.processor).chat_template:
+        readings = _readings_of_chat(bank, messages)
+    else:
+        texts = [text for _, text in messages]
+        readings = (_readings_of_pair(bank, "\n".join(texts[:number]), texts[number]) for number in replies)
+    both = zip(replies, readings, strict=True)
+    return [row for number, own in both if own for row in _of_reply(bank, monitors, number, own)]
+
+
+def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> Iterator[list[_Reading]]:
+    """Yield the reading of each reply in a chat, or [] if it has no token.
+
+    If the chat up to the end of the reply is too long for the model, its latest tokens are read.
+    """
     tokenizer = tokenizer_of(bank.processor)
+    chat = Chat([{"role": role, "content": text} for role, text in messages])
+    text, spans = render(chat, tokenizer, op="inspect_scorer")
     encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, add_special_tokens=False)
-    offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"].to(bank.device)
+    offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"]
     limit = length_limit(bank.model, tokenizer)
-    rows: list[MessageScore] = []
-    for number, (start, stop) in zip(replies, spans, strict=True):
+    for start, stop in spans:
         own = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0])
         end = int(own.nonzero().max()) + 1 if bool(own.any()) else 0
-        part = slice(max(0, end - limit), end)  # the latest tokens, if the model cannot read them all
+        part = slice(max(0, end - limit), end)
         batch: dict[str, Tensor] = {"input_ids": ids[:, part], "attention_mask": torch.ones_like(ids[:, part])}
-        if own[part].any():
-            rows += _of_reply(bank, monitors, number, batch, own[part].unsqueeze(0), int(own[: part.start].sum()))
-    return rows
+        reading = _Reading(batch, own[part].unsqueeze(0), int(own[: part.start].sum()))
+        yield [reading] if own[part].any() else []
+
+
+def _readings_of_pair(bank: ReaderBank, prompt: str, reply: str) -> list[_Reading]:
+    """Return the readings of a reply, as `lamina.monitor` reads pairs of a prompt and a reply: a window each."""
+    limit = length_limit(bank.model, bank.processor)
+    encoded = encode([(prompt, reply)], cast("Processor", bank.processor), max_length=limit, windows=True)
+    readings: list[_Reading] = []
+    for number, tokens in enumerate(encoded.token_ranges):
+        batch = encoded.batch([number], {})
+        at = torch.arange(batch["input_ids"].shape[1]).unsqueeze(0)
+        readings.append(_Reading(batch, (at >= tokens.start) & (at < tokens.stop), tokens.number))
+    return [reading for reading in readings if reading.own.any()]
 
 
 def _of_reply(
-    bank: ReaderBank,
-    monitors: dict[str, AnyMonitor],
-    number: int,
-    batch: dict[str, Tensor],
-    own: Tensor,
-    unread: int,
+    bank: ReaderBank, monitors: dict[str, AnyMonitor], number: int, readings: Sequence[_Reading]
 ) -> list[MessageScore]:
-    """Return the monitors' scores for one reply. The mask `own` is True at the reply's tokens in `batch`.
-
-    `number` is its index among the messages, and `unread` the number of its first tokens that the model could not read.
-    """
+    """Return the monitors' scores for the reply with this index among the messages."""
     reader = next(iter(monitors.values())).readers[0]
     finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
-    scores = scores_of_monitors(bank, list(monitors.values()), batch, own, finished=finished)
-    rows: list[MessageScore] = []
-    for name, values in scores.items():
-        reply = values[own]
-        limit = monitors[name].threshold
-        hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
-        rows.append(
-            {
-                "message": number,
-                "monitor": name,
-                "score": float(reply.max()),
-                "flagged_at": unread + hits[0] if hits else None,
-                "unread": unread,
-            }
-        )
-    return rows
-
-
-def _rendered(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Span]]:
-    """Return a conversation as one text, and the character spans of the replies in it.
-
-    A tokenizer without a chat template reads the messages one per line.
-    """
-    if tokenizer_of(bank.processor).chat_template:
-        chat = Chat([{"role": role, "content": text} for role, text in messages])
-        return render(chat, bank.processor, op="inspect_scorer")  # pyright: ignore[reportArgumentType]
-    text, spans = "", list[Span]()
-    for role, content in messages:
-        if role == "assistant":
-            spans.append((len(text), len(text) + len(content)))
-        text += f"{content}\n"
-    return text, spans
+    named = list(monitors.values())
+    rows: dict[str, MessageScore] = {}
+    for batch, own, first in readings:
+        scores = scores_of_monitors(bank, named, to_device(batch, bank.device), own, finished=finished)
+        for name, values in scores.items():
+            reply, limit = values[own], monitors[name].threshold
+            row = rows.setdefault(
+                name,
+                {"message": number, "monitor": name, "score": -math.inf, "flagged_at": None, "unread": first},
+            )
+            row["score"] = max(row["score"], float(reply.max()))
+            hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
+            if hits and row["flagged_at"] is None:
+                row["flagged_at"] = first + hits[0]
+    return list(rows.values())

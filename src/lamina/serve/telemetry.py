@@ -38,6 +38,7 @@ class BatchTiming:
 
 
 READERS = "lamina.readers"
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"}
 
 
 @cache  # it is asked for each request and batch, and searches the disk
@@ -70,16 +71,17 @@ class RequestSpans:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"  # a client may send any word
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         tracer = trace.get_tracer("lamina", _version())
         with tracer.start_as_current_span(
-            scope["method"],
+            method,
             context=propagate.extract(headers),
             kind=trace.SpanKind.SERVER,
             record_exception=False,  # the message of an error may repeat a text
             set_status_on_exception=False,
         ) as span:
-            span.set_attribute("http.request.method", scope["method"])
+            span.set_attribute("http.request.method", method)
 
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -95,7 +97,7 @@ class RequestSpans:
                 raise
             finally:
                 route = getattr(scope.get("route"), "path", "other")  # the path itself may hold what a client typed
-                span.update_name(f"{scope['method']} {route}")
+                span.update_name(f"{method} {route}")
                 span.set_attribute("http.route", route)
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
-from tests.support.training import LENGTH
+from tests.support.training import LENGTH, tiny_model, tiny_tokenizer
 from tests.support.writing import READERS, writing_bank
 from transformers import RobertaConfig, RobertaModel
 
 from lamina.bank import ReaderBank
+from lamina.bank.monitoring import scores_of_monitors
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.layers import LayerStack
 from lamina.monitors import LastScore, Monitor, inspect_scorer
@@ -45,13 +46,24 @@ def test_the_beginning_of_a_reply_that_is_too_long_is_counted(name: str):
         sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
         config = RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=18, **sizes)
         model, read = RobertaModel(config).eval(), 16
-    bank = ReaderBank(model, causal_tokenizer())
+    bank = ReaderBank(model, causal_tokenizer(TEMPLATE))
     bank.add("odd", READERS["odd"])
     bank.keep_monitor(replace(ODD, threshold=1e-6))
     words = ["film"] * (read + 3)
     (row,) = _scores(bank.eval(), bank.monitors, [("user", "the film is good"), ("assistant", " ".join(words))])
-    assert (row["unread"], row["flagged_at"]) == (3, 3)
+    assert (row["unread"], row["flagged_at"]) == (4, 4)  # the end token is a part of the reply
     (row,) = _scores(bank, bank.monitors, [("user", "the film is good"), ("assistant", "film is")])
+    assert (row["unread"], row["flagged_at"]) == (0, 0)
+
+
+def test_without_a_chat_template_a_reply_is_read_as_a_pair_and_a_long_one_in_windows():
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    bank.add("odd", READERS["odd"])
+    (row,) = _scores(bank.eval(), {"odd": ODD}, [("user", "the film"), ("assistant", "is good")])
+    batch = tiny_tokenizer()("the film", "is good", return_tensors="pt")
+    scores = scores_of_monitors(bank, [ODD], batch, None, finished=True)["odd"][0, 4:6]
+    assert row["score"] == pytest.approx(float(scores.max()), abs=1e-5)
+    (row,) = _scores(bank, {"odd": ODD}, [("user", "the film"), ("assistant", "good " * 2 * LENGTH)])
     assert (row["unread"], row["flagged_at"]) == (0, 0)
 
 
@@ -94,6 +106,7 @@ def test_inspect_stores_a_score_for_each_message(tmp_path: Path, monkeypatch: py
     (row,) = score.metadata["messages"]
     assert row["message"] == 1
     assert score.value == {"odd": row["score"]}
+    assert score.explanation == f"Message 1: odd {row['score']:.3g}, flagged after 1 tokens."
     assert row["score"] == pytest.approx(_scores(bank, bank.monitors, SAID[:2])[0]["score"], abs=1e-6)
 
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.causal import causal_model, starting_tokenizer
 from tests.support.stored import WORDS, tiny_model, tiny_tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.monitors import Monitor
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import LastScore, Monitor
 from lamina.prediction import monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
 from lamina.prediction.train_monitor import score_replies
@@ -151,6 +154,19 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
     bank.processor = None
     with pytest.raises(ConfigError, match=r"^score_replies: the bank has no processor"):
         score_replies(bank, "monitor", [("a", "b")])
+
+
+def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written():
+    tokenizer = starting_tokenizer()
+    bank = ReaderBank(causal_model(), tokenizer)
+    bank.add("tags", Reader(AdaLayers(dim=8), TokenClassification(("O", "B-bad", "I-bad"), encoder_layers=0)))
+    watched = Monitor("tags", ("B-bad", "I-bad"), LastScore())
+    ids = [*tokenizer("the film").input_ids, *tokenizer("is not good", add_special_tokens=False).input_ids]
+    batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+    written = bank.eval().monitor_scores(watched, batch)[0, -3:]
+    assert score_replies(bank, watched, [("the film", "is not good")]) == pytest.approx(
+        [float(written.max())], abs=1e-5
+    )
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):

@@ -59,9 +59,10 @@ def test_errors_and_unknown_paths_name_no_text(spans: Callable[[int], list[Any]]
     with TestClient(create_app(tiny_bank().eval())) as client:
         client.post("/predict", json={"inputs": TEXT, "tasks": [SECRET]})
         client.get(f"/{SECRET}?text={SECRET}")
-        found = spans(2)
-    assert [span.attributes["http.response.status_code"] for span in found] == [422, 404]
-    assert found[1].name == "GET other"
+        client.request(SECRET, "/")
+        found = spans(3)
+    assert [span.attributes["http.response.status_code"] for span in found] == [422, 404, 405]
+    assert [span.name for span in found[1:]] == ["GET other", "_OTHER /"]
     assert SECRET not in "".join(span.to_json() for span in found)
 
 
