@@ -141,6 +141,32 @@ def test_errors_are_shown_and_a_text_is_never_markup(browser: Any, address: str)
     assert page.title != "gone"
 
 
+STREAM = """const body = arguments[0].map(event => `data: ${JSON.stringify(event)}\n\n`).join("");
+    window.fetch = async () => new Response(body)"""
+
+
+@pytest.mark.parametrize(
+    ("last", "problem", "why"),
+    [
+        (None, "The server closed the connection before the text was complete.", "an error came"),
+        ({"error": "serve: the model broke."}, "The model broke.", "an error came"),
+        ({"details": {"finish_reason": "length", "drift": {"sharp": "Replies differ."}}}, "", "the limit of tokens"),
+    ],
+)
+def test_a_text_that_breaks_off_says_so_and_drift_is_shown(
+    browser: Any, address: str, last: Any, problem: str, why: str
+):
+    page = opened(browser, address)
+    token = {"token": {"id": 1, "text": "film", "special": False}, "monitors": {"sharp": -9.0}, "flagged": []}
+    page.execute_script(STREAM, [{**token, "details": None}] + [last] * (last is not None))
+    write(page, PROMPT, 3)
+    wait(lambda: is_written(page) and tokens(page, "sharp"))
+    assert page.find_element("id", "problem").text == problem
+    assert f"1 token in 0.0 s; it ends because {why}" in page.find_element("id", "progress").text
+    assert page.find_element("css selector", "[data-panel=sharp] .flag").text == "Not flagged."
+    assert [said.text for said in page.find_elements("css selector", ".drift")] == ["Replies differ."] * (not problem)
+
+
 @pytest.mark.long
 def test_a_server_with_a_key_shows_no_prompt_without_it(browser: Any, bank: ReaderBank):
     with served(bank, api_key="s3cret") as address:

@@ -368,7 +368,9 @@
     }
     const count = taskList().length, hasText = media().has("text");
     byId("name").textContent = document.title = bank.title;
-    byId("about").textContent = `${count} ${count === 1 ? "task" : "tasks"}, answered in one pass of ${bank.model_type} on ${bank.device}${hasText ? ` · texts of up to ${longest()} tokens` : ""}`;
+    const plural = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`, monitors = Object.keys(bank.monitors).length;
+    const who = `${bank.writes_text ? `scored while ${bank.model_type} writes` : `answered in one pass of ${bank.model_type}`} on ${bank.device}`;
+    byId("about").textContent = `${plural(count, "task")}${monitors ? ` and ${plural(monitors, "monitor")}` : ""}, ${who}${hasText ? ` · texts of up to ${longest()} tokens` : ""}`;
     const fileMedia = [...media()].filter((medium) => medium !== "text");
     byId("texts").hidden = !hasText;
     byId("link").hidden = !hasText;

@@ -9,8 +9,10 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new Error("The connection to the server was lost.");
+      });
+      if (done) throw new Error("The server closed the connection before the text was complete.");
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
@@ -19,6 +21,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
         const event = JSON.parse(data);
         if (event.error) throw new Error(readable(event.error.message ?? event.error));
         yield event;
+        if (event.details && !event.choices) return; // the last event; that of a chat is [DONE]
       }
     }
   }
@@ -42,7 +45,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     }
     if (response.ok) return response;
     if (response.status === 401) lock();
-    const { error } = await response.json();
+    const { error } = await response.json().catch(() => ({})); // a proxy may answer with a page
     throw new Error(readable(error?.message ?? error ?? "the server could not answer"));
   };
 
@@ -64,15 +67,23 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
   };
   const newPanel = (title, rule, about, scoreOf, name) => {
     const text = make("p", { className: "written" }), curve = svg("polyline", { class: "curve", "vector-effect": "non-scaling-stroke" });
-    const chart = svg("svg", { class: "scores", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" });
-    if (rule.threshold !== null) chart.append(svg("line", { class: "limit", x1: 0, x2: 100, y1: 20, y2: 20, "vector-effect": "non-scaling-stroke" }));
-    chart.append(curve);
+    const lines = svg("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none" }), chart = make("div", { className: "scores" }, lines);
+    chart.setAttribute("aria-hidden", "true");
+    if (rule.threshold !== null) {
+      lines.append(svg("line", { class: "limit", x1: 0, x2: 100, y1: 20, y2: 20, "vector-effect": "non-scaling-stroke" }));
+      chart.append(make("span", { className: "limit-name" }, `threshold ${rounded(rule.threshold)}`));
+    }
+    lines.append(curve);
     const detail = make("p", { className: "quiet detail" }, "Point at a token to see its score.");
-    const flag = make("p", { className: "flag", hidden: true });
-    const card = make("article", { className: "card panel" }, make("h2", {}, title), quiet(about), text, flag, chart, detail);
+    const flag = make("p", { className: "flag", role: "status", hidden: rule.threshold === null }, "Not flagged so far.");
+    const card = make("article", { className: "card panel" }, make("h2", {}, title), quiet(about), flag, chart, make("div", {}, detail, text));
     card.dataset.panel = title;
     const places = [];
-    let count = 0, isFlagged = false;
+    let count = 0, isFlagged = false, frame = 0;
+    const draw = () => {
+      frame = 0;
+      curve.setAttribute("points", places.map(([at, place]) => `${(100 * at) / Math.max(1, count - 1)},${40 - 38 * place - 1}`).join(" "));
+    };
     const point = ({ target }) => {
       if (target.dataset?.score) detail.textContent = `Token ${target.dataset.number}, “${target.textContent.trim()}”: ${target.dataset.score}`;
     };
@@ -81,8 +92,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const add = (event) => {
       const { token } = event, score = scoreOf(event);
       count += 1;
-      const shown = token.special ? "" : token.text;
-      const span = make("span", { className: token.special ? "token special" : "token" }, token.special ? token.text : shown);
+      const span = make("span", { className: token.special ? "token special" : "token" }, token.text);
       Object.assign(span.dataset, { number: count, score: rounded(score) });
       if (score !== null) {
         const place = placeOf(score, rule);
@@ -94,14 +104,17 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
         isFlagged = true;
         span.classList.add("flagged");
         flag.textContent = `Flagged at token ${count}, “${token.text.trim()}”, with ${rounded(score)}.`;
-        flag.hidden = false;
+        flag.classList.add("raised");
         text.append(make("span", { className: "marker", title: "flagged here" }, "⚑"));
       }
       text.append(span);
-      const end = Math.max(1, count - 1);
-      curve.setAttribute("points", places.map(([at, place]) => `${(100 * at) / end},${40 - 38 * place - 1}`).join(" "));
+      frame ||= requestAnimationFrame(draw); // once per frame: a long text has thousands of tokens
     };
-    return { card, add };
+    const end = (drift) => {
+      if (!isFlagged) flag.textContent = "Not flagged.";
+      if (drift[name]) text.after(make("p", { className: "drift" }, drift[name]));
+    };
+    return { card, add, end };
   };
   const rate = (monitor) => {
     const { threshold, false_positive_rate: alarms, recall } = monitor;
@@ -143,6 +156,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const reason = details?.finish_reason ?? CHAT_WHY[choices?.[0]?.finish_reason];
     return reason ? WHY[reason] : "";
   };
+  const tokens = (count) => `${count} token${count === 1 ? "" : "s"}`;
   const obstacle = () => {
     const temperature = Number(byId("temperature").value), limit = Number(byId("tokens").value);
     if (!byId("prompt").value.trim()) return "Type a prompt first.";
@@ -156,27 +170,31 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const text = (running = new AbortController()), began = performance.now();
     history.replaceState(null, "", `#${new URLSearchParams({ prompt: byId("prompt").value })}`);
     panels = [];
+    byId("written").replaceChildren();
     byId("written").setAttribute("aria-busy", "true");
+    byId("progress").textContent = "The model reads the prompt …";
     byId("halt").hidden = false;
-    let count = 0, why = "";
+    let count = 0, why = "", drift = {};
     try {
       const response = await post(request(), text.signal);
       for await (const event of events(response)) {
         if (running !== text) return; // events that had arrived before another text began
         why = ending(event) || why;
+        drift = event.details?.drift ?? drift;
         if (!event.token) continue;
         count += 1;
         show(event);
-        byId("progress").textContent = `${count} tokens`;
+        byId("progress").textContent = tokens(count);
       }
     } catch (error) {
-      if (error.name === "AbortError") why = "you stopped it";
-      else showProblem(error.message);
+      why = error.name === "AbortError" ? "you stopped it" : "an error came";
+      if (error.name !== "AbortError" && running === text) showProblem(error.message);
     }
     if (running !== text) return; // another text has begun
     running = null;
+    for (const panel of panels) panel.end(drift);
     const seconds = (performance.now() - began) / 1000;
-    byId("progress").textContent = count ? `${count} tokens in ${seconds.toFixed(1)} s${why && `; it ends because ${why}`}.` : "";
+    byId("progress").textContent = count ? `${tokens(count)} in ${seconds.toFixed(1)} s${why && `; it ends because ${why}`}.` : "";
     byId("written").setAttribute("aria-busy", "false");
     byId("halt").hidden = true;
   };
@@ -209,10 +227,11 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     byId("chat").checked = bank.chats;
     byId("tokens").max = bank.max_total_tokens;
     byId("stopping").hidden = !Object.values(bank.monitors).some((monitor) => monitor.threshold !== null);
-    const chips = bank.examples.filter((example) => typeof example === "string").map((example) => {
-      const chip = make("button", { type: "button", title: example }, example);
+    const chips = bank.examples.map((example) => {
+      const prompt = [example].flat()[0]; // of a pair: a prompt and a reply
+      const chip = make("button", { type: "button", title: prompt }, prompt);
       chip.addEventListener("click", () => {
-        byId("prompt").value = example;
+        byId("prompt").value = prompt;
         write();
       });
       return chip;
