@@ -264,8 +264,8 @@ def _checked(function: Method) -> Method:
 def _unhealed(function: Method) -> Method:
     """Wrap `heal_tokens` (`function`) so that it refuses the option "token_healing".
 
-    The check in `generate` (`_checked`) does not see it if `model.generate` was looked up before the interception, or
-    if only prompts are read.
+    The check in `generate` (`_checked`) does not run if `model.generate` was looked up before the interception, or if
+    only prompts are read.
     """
 
     @functools.wraps(function)
@@ -280,8 +280,8 @@ def _unhealed(function: Method) -> Method:
 def _without_loop(function: Method) -> Method:
     """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses the option "custom_generate".
 
-    `generate` refuses the option itself, but only if it was looked up after the interception began. A loop from that
-    option that runs without a cache would be read as a single pass.
+    A loop that this option names may run without a cache, and would be read as a single pass. The check in `generate`
+    (`_checked`) does not run if `model.generate` was looked up before the interception.
     """
 
     @functools.wraps(function)

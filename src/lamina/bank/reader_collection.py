@@ -163,7 +163,8 @@ class ReaderCollection(nn.Module):
         Args:
             names: Names of the stacks to check. None: the stacks that readers read.
             full: Whether to read all weights, which also finds writes that torch does not count, such as those through
-                `weight.data`. They are compared with the checksum from when the bank was last loaded, saved or trained.
+                `weight.data`. The weights are compared with the checksum from when the bank was last loaded, saved or
+                trained.
 
         Returns:
             None if nothing has changed or weights were changed back, or if the model is trained with its readers.

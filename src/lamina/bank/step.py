@@ -93,6 +93,6 @@ class Step:
         return [name for name, values in self.flagged.items() if bool(values[0])]
 
     def _check_single(self, name: str) -> None:
-        """Raise ConfigError if there are several sequences."""
+        """Raise ConfigError, about the method `name` of a step, if there are several sequences."""
         if (count := len(self.tokens)) != 1:
             raise ConfigError(f"step.{name}: the step has {count} sequences. Use step.sequence(0).{name}.")

@@ -251,7 +251,7 @@ class _WatchedText(GenerationObserver):
     ) -> None:
         """Append a step with the latest scores and flags.
 
-        Per sequence, `tokens` has the new token id, `real` whether the sequence had not ended before, and `is_last`
+        Per sequence, `tokens` has the new token id, `real` whether the sequence was still running, and `is_last`
         whether the token is its last.
         """
         shape = len(self.rows), len(tokens)

@@ -38,8 +38,8 @@ def merge_(model: PreTrainedModel) -> Edit:
     float32). Layers on the input of a feed-forward network are folded into its first projections.
 
     In a model such as DeBERTa-v3, the query and key projections also project position embeddings (`share_att_key`).
-    There, every block gets separate projections for positions, with the weights from before the merge. Its config says
-    so (`share_att_key=False`), and plain transformers loads the result.
+    There, every block gets separate projections for positions, with the weights from before the merge. The model's
+    config says so (`share_att_key=False`), and plain transformers loads the result.
 
     Args:
         model: A model with inserted layers.

@@ -57,7 +57,10 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """One pass of several PairedLayers fusions: it pools three sets of tokens, and adds up the matching features."""
+    """One pass of several PairedLayers fusions: it pools three sets of tokens, and adds up the terms `M_i m_i`.
+
+    For the symbols see `PairedLayers`.
+    """
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
@@ -72,7 +75,7 @@ class _PairedStream(PoolingStream):
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
         """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
 
-        It also adds what `LayerView.matches` of the layers contributes to the features.
+        It also adds the layers' terms `M_i m_i` to their sum.
         """
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]
@@ -81,7 +84,7 @@ class _PairedStream(PoolingStream):
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def total(self) -> Float[Tensor, "members batch dim"]:
-        """Return the sum over all layers, including the features of the matching numbers."""
+        """Return the sum over all layers, and gelu of the sum of the terms `M_i m_i` and the bias."""
         return super().total() + F.gelu(self._matched)
 
 

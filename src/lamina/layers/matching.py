@@ -108,8 +108,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
 
     A module that is never called is included if it is part of a module that is called, because other modules may use
-    its weights (DeBERTa's relative positions, the projections of WavLM). They are in the order of registration, because
-    the order of calls can depend on the input (mixtures of experts). `last` is the event of the highest layer.
+    its weights (DeBERTa's relative positions, the projections of WavLM). The result is in the order of registration,
+    because the order of calls can depend on the input (mixtures of experts). `last` is the event of the highest layer.
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:

@@ -199,7 +199,7 @@ _changed_by_passes: defaultdict[type[nn.Module], set[str]] = defaultdict(set)
 def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
     """Return the attributes, submodules and buffers of a class of modules (`kind`) that passes change.
 
-    BigBird, for example, replaces its attention. They are known from passes inside `preserve_model`.
+    BigBird, for example, replaces its attention. Passes inside `preserve_model` have shown these changes.
     """
     return frozenset(_changed_by_passes.get(kind, ())) - {"training", "forward"}
 

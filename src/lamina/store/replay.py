@@ -74,8 +74,8 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 def _download_record(repo: str, revision: str | None) -> Path | None:
     """Return the local path of a repository's record, downloaded or cached; None if the repository has none.
 
-    The hub is asked first whether the file exists, because a download retries for 23 seconds if the hub cannot be
-    reached and the file is not cached.
+    The hub is asked first whether the file exists. A download of a file that is not cached would retry for 23 seconds
+    if the hub cannot be reached.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError

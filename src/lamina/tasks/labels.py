@@ -46,8 +46,8 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     labels are secret.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
-    `spec.labels`. A list with a missing entry counts as missing too. Raises DataError if a label is missing although it
-    must not be, or if no row of the train split, or of the only split, has a label.
+    `spec.labels`. A list with a missing entry counts as missing too. Raises DataError if a label is missing and
+    the choice is "error", or if no row of the train split, or of the only split, has a label.
 
     Args:
         tables: Split name -> table.
@@ -403,8 +403,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
 
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
-    `spec.separator`. If it is None, the separator is the sign among `,` `;` `|` that occurs in the column, if only one
-    does. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no
+    `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
+    separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no
     row has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and
     `spec.labels` does not decide between them. The message names the row.
     """
