@@ -115,7 +115,8 @@ class _ProjectedStream(Stream):
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
         """Return whether the states of all layers are collected, and projected together at the end of the pass.
 
-        This is so if there are few tokens, which take little memory. In a trace the number of tokens is not known.
+        That is faster for few tokens. It is not done for SingleLayer, with dropout or gradients, or in an export, where
+        the number of tokens is not known.
         """
         if len(self._members[0].projection) == 1 or self._p > 0 or torch.is_grad_enabled():
             return False

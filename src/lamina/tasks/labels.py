@@ -404,8 +404,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
 
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
-    separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no
-    row has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and
+    separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
+    if no row has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and
     `spec.labels` does not decide between them. The message names the row.
     """
     labels = frozenset(spec.labels or ())
