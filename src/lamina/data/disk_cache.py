@@ -278,7 +278,7 @@ def _lock(folder: Path, key: str) -> FileLock:
 
 
 def _is_entry(path: Path) -> bool:
-    """Return whether a path is a folder with exactly the files of an entry."""
+    """Return whether a path is the folder of an entry: it has an index, and otherwise only `.bin` and `.json` files."""
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
 

@@ -368,7 +368,10 @@ def check_revision(folder: str, revision: str | None) -> None:
 
 
 def _minilm_folder() -> Path | None:
-    """Return MiniLM's folder in its installed package, without importing it; None if the package is not installed."""
+    """Return MiniLM's folder in its installed package, without importing it; None if the package is not installed.
+
+    Raises StoreError if the weights there are not MiniLM's (by their SHA-256 hash).
+    """
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     for root in (spec.submodule_search_locations or ()) if spec else ():
         weights = Path(root) / "model" / "model.safetensors"

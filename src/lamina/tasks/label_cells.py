@@ -134,7 +134,7 @@ def shown(cell: object) -> str:
 
 
 def is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text with a number and a decimal point. A bool is no number."""
+    """Return whether a cell is a number, or a text that is one, with a point before decimals. A bool is no number."""
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None

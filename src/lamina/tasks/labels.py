@@ -219,8 +219,8 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with a decimal comma, or several names in one text.
 
-    A text may be several names if one of the signs `,` `;` `|` divides it into parts that are labels of other rows: all
-    parts if the sign is a comma, at least one part for the other signs.
+    A text may be several names if one of the signs `,` `;` `|` divides it into parts that are labels of other rows, or
+    parts of several texts: all parts if the sign is a comma, at least one part for the other signs.
     """
     rows: dict[str, int] = {}  # text -> the first row with it
     for row, cell in _cells(table, column):

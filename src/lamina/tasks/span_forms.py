@@ -231,7 +231,8 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
     """Return whether a span's characters equal `carried`, the text that it states, apart from blanks and Unicode forms.
 
-    With `loosely`, capitals, accents, blanks and tokenizers' marks are ignored too, and unknown tokens match anything.
+    With `loosely`, capitals, accents, blanks and tokenizers' marks are ignored too, and a text with an unknown token
+    matches anything.
     """
     if loosely and "[UNK]" in carried:
         return True

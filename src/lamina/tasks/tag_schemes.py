@@ -74,8 +74,9 @@ def recognise(tags: Iterable[str]) -> TagScheme | None:
 def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
     """Return whether tags that fit a scheme are likely to mark spans, and do not fit only by chance.
 
-    In the usual scheme, a mark such as "B" or "S" is enough. In other schemes, the tags need "B" and either "O" or a
-    mark for the following words of a span. Tags without labels need "B" and a mark for the following words.
+    In the usual scheme, "B" or "I" is enough, and so is any other mark beside "O". In other schemes, the tags need "B"
+    and either "O" or a mark for the following words of a span. Tags without labels need "B" and a mark for the
+    following words.
     """
     marks = scheme.marks(tags)
     if scheme == _USUAL:
@@ -102,7 +103,7 @@ def odd_tag(tags: Iterable[str]) -> str | None:
 
 
 def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether a user's class names must not be rewritten: IOB2 tags mixed with single-word marks ("S-x")."""
+    """Return whether class names stay as they are: all are "O" or a mark of IOB2, IOBES or BILOU with a label."""
     return all(_KEPT.fullmatch(label) for label in labels)
 
 
