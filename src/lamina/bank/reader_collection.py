@@ -491,7 +491,8 @@ class ReaderCollection(nn.Module):
         """Check the arguments of a call, and return a new `StackPass` for each stack that these readers read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
-        ConfigError if labels do not fit the readers, or there is no reader to run.
+        UnknownNameError if a reader does not exist, and ConfigError if labels do not fit the readers, or there is no
+        reader to run.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"

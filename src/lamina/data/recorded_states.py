@@ -209,7 +209,10 @@ class RecordedStates:
     # Checking
 
     def _checked_place(self, array: StatesArray) -> Place:
-        """Return where the tensor of an array is; raise DataError if the file differs from the manifest."""
+        """Return where the tensor of an array is.
+
+        Raises DataError if the file differs from the manifest, or holds other numbers than floating-point ones.
+        """
         path = self.folder / array.file
         place = self._place(path, array.tensor, array.shape)
         if list(place.shape) != array.shape:
@@ -349,7 +352,10 @@ def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:
 
 
 def _npy_place(path: Path) -> Place:
-    """Return the place of a `.npy` file's array. DataError if it is not a `.npy` file, or has Python objects."""
+    """Return where a `.npy` file's array is.
+
+    Raises DataError if the file is damaged, or the array has Python objects or Fortran's order of axes.
+    """
     with (
         convert_errors(lambda reason: DataError(f"states: {path} is not a .npy file ({reason}).", path=str(path))),
         path.open("rb") as file,
@@ -363,7 +369,10 @@ def _npy_place(path: Path) -> Place:
 
 
 def _tensor_place(path: Path, tensor: str | None) -> Place:
-    """Return the place of a tensor in a safetensors file; raise DataError if it is missing, or the file is damaged."""
+    """Return where a tensor in a safetensors file is.
+
+    Raises DataError if it is missing or has an unknown type, or the file is damaged.
+    """
     problem = f"states: {path} is not a safetensors file"
     with (
         convert_errors(lambda reason: DataError(f"{problem} ({reason}).", path=str(path))),

@@ -244,9 +244,9 @@ def _scaled(
 ) -> tuple[Float[Tensor, "batch tokens members dim"], Float[Tensor, "*batch members 1"]]:
     """Return two tensors whose product is `_weighted` of the same arguments.
 
-    On a CPU, LayerNorm of the few features of a member takes long. There the rows of the small matrix `kernel` are
-    centred instead, so that the projected features have mean 0, and the second tensor is the weight divided by their
-    standard deviation.
+    On a CPU, LayerNorm of the few features of a member takes long. There, without dropout, autocast and export, the
+    rows of the small matrix `kernel` are centred instead, so that the projected features have mean 0, and the second
+    tensor is the weight divided by their standard deviation.
     """
     is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64)
     if bits is not None or not is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():

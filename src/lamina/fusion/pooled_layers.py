@@ -262,7 +262,10 @@ class _PooledStream(PoolingStream):
     """One pass of several PooledLayers fusions. All of them pool the same set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return one set of tokens: all but padding, or if `over` is "second" the tokens of the second text."""
+        """Return one set of tokens: all but padding, or if `over` is "second" the tokens of the second text.
+
+        A text without a second one has all its tokens in the set.
+        """
         mask = view.mask
         if self._config.over == "all" and not view.is_padded:
             return [PooledTokens()]

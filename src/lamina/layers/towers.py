@@ -13,7 +13,8 @@ from lamina.layers.stack import LayerStack, children_of
 def towers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return tower name ("text", "vision") -> tower, for the parts of a model that are models with inputs of their own.
 
-    The result is {} unless there are at least two. Encoder and decoder of an encoder-decoder are not towers.
+    The result is {} unless there are at least two, with different inputs. Encoder and decoder of an encoder-decoder are
+    not towers.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {}

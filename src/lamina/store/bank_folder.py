@@ -439,7 +439,7 @@ def saved_readers(folder: str) -> dict[str, ReaderFacts]:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a bank; raise StoreError if it is missing or names a reader with an impossible name."""
+    """Read the manifest of a bank; raise StoreError if it is missing or damaged, or a reader's name is not allowed."""
     path = folder / MANIFEST
     if not path.exists():
         hint = "give a folder that save_pretrained wrote"

@@ -255,7 +255,8 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on. Raises DataError if there is no train split, or a cell is not a class name.
+    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name, the column has no
+    classes, or two names mean the same number.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):

@@ -219,7 +219,10 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Return the "pearson" and "spearman" correlation of predictions with targets; 0 if either side is constant."""
+    """Return the "pearson" and "spearman" correlation of predictions with targets.
+
+    It is 0 if one of the two is constant, or has NaN or infinity.
+    """
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
     varies = all(bool((row != row[0]).any()) and bool(row.isfinite().all()) for row in both)

@@ -185,7 +185,7 @@ class Split:
         return changed
 
     def with_strata(self, strata: Strata | None) -> Split:
-        """Return the same split with other `strata`: the class ids of each row, or None if they are unknown."""
+        """Return the same split with other `strata`: the class ids of each row. None leaves them as they are."""
         if strata is None:
             return self
         column = dataset_of([pa.table({"strata": pa.array(map(list, strata), pa.list_(pa.int32()))})])

@@ -32,9 +32,9 @@ class TagScheme:
     outside: str
 
     def read(self, tag: str) -> tuple[str, str] | None:
-        """Return (mark, label) of a tag, the mark as a capital letter; ("O", "") outside spans.
+        """Return (mark, label) of a tag, such as ("B", "PER"): the mark as a capital letter; "span" for a missing label.
 
-        None if the tag does not fit.
+        ("O", "") outside spans. None if the tag does not fit.
         """
         if tag == self.outside:
             return "O", ""

@@ -487,7 +487,7 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
 
     Each span in it has an "error": "missed" (a true span where none was predicted), "extra" (a predicted span where
     there is none), or "wrong" (a true and a predicted span overlap, but differ in ends or label). The record's
-    confidence is the highest score of these spans.
+    confidence is the highest score of the wrong predicted spans and the missed ones.
 
     Args:
         row: Index of the text.
