@@ -32,7 +32,7 @@ class TagScheme:
     outside: str
 
     def read(self, tag: str) -> tuple[str, str] | None:
-        """Return (mark, label) of a tag, such as ("B", "PER"): the mark as a capital letter; "span" for a missing label.
+        """Return (mark, label) of a tag, such as ("B", "PER"): the mark as a capital letter; no label gives "span".
 
         ("O", "") outside spans. None if the tag does not fit.
         """
