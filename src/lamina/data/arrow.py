@@ -176,7 +176,7 @@ class Column(Sequence[Cell]):
 
     def then(self, decode: Callable[[Cell], Cell]) -> Column:
         """Return a sequence with `decode(item)` for each item, computed on access."""
-        return Column(self.rows, self.rows.column_names, partial(_both, self.decode, decode))
+        return Column(self.rows, self.rows.column_names, partial(_composed, self.decode, decode))
 
     def __iter__(self) -> Iterator[Cell]:
         for start in range(0, len(self), CHUNK):
@@ -213,7 +213,7 @@ def columns_of(
     return columns
 
 
-def _both(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell], *cells: Cell) -> Cell:
+def _composed(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell], *cells: Cell) -> Cell:
     """Return `second(first(*cells))`; or `second(cell)` of the only cell, if `first` is None."""
     return second(cells[0] if first is None else first(*cells))
 

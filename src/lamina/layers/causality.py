@@ -51,7 +51,7 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model, and return layer -> states of the first tokens. These tokens are equal in both inputs."""
+    """Run the model, and return layer -> states of the first tokens, equal in both inputs of `_compare_passes`."""
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:

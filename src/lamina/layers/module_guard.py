@@ -76,7 +76,7 @@ class ModuleGuard:
         self._options = dict(vars(self._owner.config))
         self._holders = [buffers_of(self._modules[path]) for path, _ in self._digests]
         self._buffers = [name for _, name in self._digests]
-        self._marks = self._present_marks()
+        self._marks = self._buffer_identities()
         self._is_ready = True
 
     def __getstate__(self) -> dict[str, object]:
@@ -114,13 +114,13 @@ class ModuleGuard:
                 and list(map(type, self._modules.values())) == self._kinds
                 and list(map(_forward, self._classes)) == self._forwards
                 and vars(self._owner.config) == self._options
-                and self._present_marks() == self._marks
+                and self._buffer_identities() == self._marks
             )
         # an attribute or a buffer was deleted, or is None or a tensor now
         except (KeyError, RuntimeError, TypeError, ValueError):
             return False
 
-    def _present_marks(self) -> list[int]:
+    def _buffer_identities(self) -> list[int]:
         """Return the identities of the buffers, then their addresses and versions."""
         tensors = cast("list[Tensor]", list(map(getitem, self._holders, self._buffers)))
         versions = map(_version, filterfalse(Tensor.is_inference, tensors))  # others have none

@@ -164,8 +164,8 @@ class _Weights:
 
     def __init__(self, bank: ReaderBank, digests: Mapping[str, str]) -> None:
         self._digests, self._steps = dict(digests), _steps
-        # reader name -> module, the dicts of its modules, and their `_mark`; looking at dicts is quick
-        self._readers = {name: (bank[name], holders := _holders(bank[name]), _mark(holders)) for name in digests}
+        # reader name -> module, the dicts of its modules, and their `_identities`; looking at dicts is quick
+        self._readers = {name: (bank[name], holders := _holders(bank[name]), _identities(holders)) for name in digests}
         self._model, self._base = ref(bank.model), list(bank.model.parameters())
         self._versions = list(map(_version, self._base))
 
@@ -180,7 +180,7 @@ class _Weights:
             return False
         for name in names:
             module, holders, mark = self._readers[name]
-            if bank[name] is not module or _mark(holders) != mark:
+            if bank[name] is not module or _identities(holders) != mark:
                 return False
         if self._steps != _steps:
             if any(self._digests[name] != now for name, now in reader_digests(bank, names).items()):
@@ -199,7 +199,7 @@ def _holders(module: nn.Module) -> list[dict[str, object]]:
     return [vars(part)[kind] for part in module.modules() for kind in ("_parameters", "_buffers", "_modules")]
 
 
-def _mark(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
+def _identities(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
     """Return the identity of every value in `holders`; for tensors, also the version and the memory address."""
     return [
         (id(value), _version(value), value.data_ptr()) if isinstance(value, Tensor) else (id(value), 0, 0)

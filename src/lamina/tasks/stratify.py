@@ -36,7 +36,7 @@ def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[H
     """
     limit = min(MAX_CLASSES, len(table) // 2)
     columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}
-    labels = {name: _few_values(cells, limit) for name, cells in columns.items()}
+    labels = {name: _column_labels(cells, limit) for name, cells in columns.items()}
     return {name: rows for name, rows in labels.items() if rows is not None}
 
 
@@ -55,7 +55,7 @@ def _nested(feature: object) -> list[object]:
     return [feature] if inner is None or isinstance(inner, dict) else [feature, *_nested(inner)]
 
 
-def _few_values(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
+def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
     """Return the labels in each cell of a column; None if it is no label column.
 
     A column is no label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.

@@ -93,7 +93,7 @@ class Pieces:
                 counts[group.token, group.size, tags[0]][tags] += 1
         tags_of: dict[Key, tuple[int, ...]] = {}
         for key, count in counts.items():
-            usual = _going_on(key, further)
+            usual = _continued_tags(key, further)
             most, times = count.most_common(1)[0]
             if times > count[usual]:
                 tags_of[key] = most
@@ -125,7 +125,7 @@ class Pieces:
             words = range(group.first, group.first + group.size)
             if group.size > 1:
                 key = group.token, group.size, tags[group.first]
-                tags[words.start : words.stop] = self.tags.get(key) or _going_on(key, further)
+                tags[words.start : words.stop] = self.tags.get(key) or _continued_tags(key, further)
                 scores[words.start : words.stop] = [scores[group.first]] * group.size
             elif group.place is None and at and groups[at - 1].text == group.text:
                 after = next((later for later in groups[at + 1 :] if later.place is not None), None)
@@ -147,7 +147,7 @@ class Pieces:
         return sum(tag != label for tag, label in zip(tags, true, strict=True) if label != IGNORED)
 
 
-def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
+def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
     """Return the tags of a token's words if all of them belong to the span of the first. `key` is one of `Pieces.tags`.
 
     `further` has for each tag the id of the tag of the words that continue its span; see `continued`.
