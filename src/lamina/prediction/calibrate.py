@@ -228,10 +228,11 @@ class TextScores:
         return self.counted(found, positive)
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return a copy of `rates` with alarms per thousand tokens, and the mean number of tokens to a flag.
+        """Return a copy of `rates` that also has rates per token: false alarms, and the mean number of tokens to a flag.
 
-        A text's tokens count up to its first flag. Alarms are those on texts whose `positive` is False; the mean is
-        over the flagged texts whose `positive` is True (None without any).
+        Tokens of a text count up to its first flag. False alarms, per thousand tokens, are flags on texts whose
+        `positive`
+        is False. The mean is over the flagged texts whose `positive` is True; None if there are none.
         """
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]

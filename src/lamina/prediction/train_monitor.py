@@ -49,11 +49,11 @@ Parts = Mapping[str, Sequence[LabelledReply]]
 class TrainedMonitor(Monitor):
     """The monitor that `lamina.monitor` trained, with its threshold and what was measured.
 
-    The replies were divided into four parts: "train", "choosing", "calibration" and "test". Its `calibration` has the
-    rates on the test part.
+    The replies were divided into four parts: "train", "choosing", "calibration" and "test". The attribute
+    `calibration` has the rates on the test part.
 
     Attributes:
-        bank: The bank with its reader; the monitor is stored in it.
+        bank: The bank with the monitor's reader; the monitor is stored in it.
         candidates: Name of each candidate -> AUROC on the part that chooses between them, best first.
         rows: Part -> number of its replies.
         tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold

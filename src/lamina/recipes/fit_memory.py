@@ -107,7 +107,11 @@ def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -
 
 
 def _longest(run: SizedRun) -> int:
-    """Return the tokens of a run's longest row: `max_length`, or `LONGEST` times the average, as a power of two."""
+    """Return the tokens of a run's longest row: the option `max_length` if it is set, otherwise an estimate.
+
+    The estimate is `LONGEST` times the average, as a power of two, but no more than the model reads. The sizes of
+    images and audio are known.
+    """
     most = run.max_length
     if run.task.kind.processor != "tokenizer":
         return math.ceil(run.tokens)  # images and audio, whose sizes are known

@@ -108,10 +108,10 @@ class ModelSize:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return the sum of parameters x tokens over all parts of the model but embeddings, for one row.
+        """Return the work of a pass over one row: the sum of parameters x tokens over all parts but embeddings.
 
-        The first stack reads `tokens` tokens. All parts after it read `target` tokens, those of the text to generate;
-        0: they read the tokens of the row.
+        The first stack reads `tokens` tokens, and all parts after it `target` tokens, those of the text to generate. If
+        `target` is 0, all parts read `tokens` tokens.
         """
         first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
@@ -119,7 +119,8 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters that are used per token to compute all layers that readers need.
 
-        `deepest` is stack name -> highest layer that is read. Stacks before the last of them are computed whole.
+        `deepest` is stack name -> highest layer that is read. The last of these stacks counts up to that layer, and all
+        stacks before it count whole.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)

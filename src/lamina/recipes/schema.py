@@ -330,8 +330,8 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the `TaskOutline`: what is known about the task before its data is read.
 
-        A preset brings its own labels. If there is no preset and the recipe names no labels, there are placeholders:
-        one for a regression; otherwise as many as the first class weights among the readers, or two without any.
+        A preset brings its own labels. If there is no preset and the recipe names no labels, numbers stand in for them:
+        one for a regression; otherwise one per class weight of the first reader that has class weights, or two.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}

@@ -135,7 +135,7 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return how many more models the disk will hold at most, at the moment when it holds the most."""
+        """Return how many models more than now the disk will hold, at the moment when it holds the most."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0

@@ -168,7 +168,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, if a reader would read longer texts in windows; else None."""
+        """Number of tokens to which texts are cut, so that no reader reads them in windows; None if no reader would."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:

@@ -331,7 +331,7 @@ class Engine:
             reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
-        """Tell a learner that an epoch has ended; return whether its next stage of training begins now.
+        """Tell a learner that an epoch has ended; return whether the next training stage of its fusion begins now.
 
         A learner that stops early (`stopped`) is told that its epochs are almost over, so that its next stage begins
         now.

@@ -152,9 +152,11 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader that a fraction `done` of its epochs is over; return whether its next stage begins now.
+        """Tell a reader that a fraction `done` of its epochs is over; return whether the next stage of its fusion begins now.
 
-        If so, the optimizer's state is cleared, because a new stage may have new parameter values.
+        Most fusions have a single stage. When another begins, the optimizer's state is cleared, because the stage may
+        have
+        new parameter values.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:

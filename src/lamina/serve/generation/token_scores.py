@@ -100,10 +100,10 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Add a reader to `late`: it answers at the end, because it cannot give scores token by token.
+        """Add a reader to `late`: it answers at the end, because it cannot give scores token by token (`problem` says why).
 
-        `problem` is the reason. A reader that cannot answer at the end either is left out. If the request names the
-        reader (`named`), ConfigError is raised in that case, and if scores at each token are required (`each`).
+        A reader that cannot answer at the end either is left out; but if the request names it (`named`), ConfigError is
+        raised. A named reader also raises ConfigError if scores at each token are required (`each`).
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")

@@ -164,7 +164,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
-    """Raise ConfigError if an argument of `benchmark` is wrong, or a package that a method needs is missing."""
+    """Raise ConfigError if an argument of `benchmark` is wrong; MissingExtraError if a method lacks its package."""
     _check_each_once("methods", methods)
     _check_each_once("seeds", seeds)
     check_range(_OP, "scored", scored, 2)

@@ -158,7 +158,7 @@ def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[i
         portions: Row numbers of each portion, as `code_portions` returns them.
 
     Returns:
-        The length in bits; and the compression: the length at log2(classes) bits per label, divided by it.
+        The length in bits; and the compression: log2(classes) bits for every label, divided by that length.
 
     Source:
         Voita and Titov 2020, arXiv:2003.12298, section 2.2, eq. 2.
