@@ -228,7 +228,7 @@ class TextScores:
         return self.counted(found, positive)
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return a copy of `rates` that also has rates per token: false alarms, and the mean number of tokens to a flag.
+        """Return a copy of `rates` that also has false alarms per token, and the mean number of tokens to a flag.
 
         Tokens of a text count up to its first flag. False alarms, per thousand tokens, are flags on texts whose
         `positive`

@@ -509,8 +509,8 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the NotFiniteError for training that the learner `name` ends at `step`.
+        """Return the NotFiniteError that ends training, because a number of the learner `name` was not finite at `step`.
 
-        `what` says which number is not finite, as a part of the message.
+        `what` says which number, as a part of the message.
         """
         return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

@@ -152,11 +152,11 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader that a fraction `done` of its epochs is over; return whether the next stage of its fusion begins now.
+        """Tell a reader that a fraction `done` of its epochs is over; return whether its fusion begins another stage now.
 
-        Most fusions have a single stage. When another begins, the optimizer's state is cleared, because the stage may
-        have
-        new parameter values.
+        Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
+        may
+        have new parameter values.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:

@@ -100,10 +100,11 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Add a reader to `late`: it answers at the end, because it cannot give scores token by token (`problem` says why).
+        """Add a reader to `late`: it answers at the end, because it cannot give scores token by token.
 
-        A reader that cannot answer at the end either is left out; but if the request names it (`named`), ConfigError is
-        raised. A named reader also raises ConfigError if scores at each token are required (`each`).
+        `problem` says why it cannot. A reader that cannot answer at the end either is left out; but if the request
+        names it
+        (`named`), ConfigError is raised. A named reader is also an error if scores at each token are required (`each`).
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
