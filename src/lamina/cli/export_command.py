@@ -163,8 +163,9 @@ def _export_int8(
 ) -> None:
     """Export a bank with a quantised base into `out`, and print every reader's score before and after.
 
-    The scores are measured on the file `validation` with the columns `label`. A loss above `max_loss` is an error. With
-    `progress`, progress bars are shown.
+    The scores are measured on the file `validation`, by default with the columns of the training; `label` holds other
+    columns as "READER=COLUMN". A loss above `max_loss` is an error. With `progress`, progress bars are shown. Raises
+    ConfigError if a text in `label` has another form.
     """
     from lamina.prediction.int8 import export_int8
 

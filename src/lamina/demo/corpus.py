@@ -222,7 +222,7 @@ def _write_lines(path: Path, rows: list[Sentence]) -> Path:
 
 
 def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts: set[str]) -> list[Sentence]:
-    """Add sentences from templates to the handwritten ones until a split has `size` rows, and shuffle the rows.
+    """Return a split's `size` rows in random order: the handwritten ones, and sentences from templates.
 
     `texts` has every lower-case text used so far; the new texts are added to it.
     """

@@ -121,7 +121,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self
 
     def _weights(self, targets: Targets) -> tuple[float, ...] | None:
-        """Return a weight per class for the loss, as `class_weight` asks; None: all classes count alike."""
+        """Return a loss weight per class, or None for equal ones; raise ConfigError if texts have several labels."""
         if self.class_weight is None:
             return None
         if targets.problem_type != "classification":

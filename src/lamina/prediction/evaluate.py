@@ -383,7 +383,7 @@ def _task(
     files: Mapping[str, str | Path],
     chosen: Mapping[str, str | int],
 ) -> Task:
-    """Return the task of one reader over files; see `tasks_of_file`.
+    """Return the task of one reader over files; see `tasks_of_file`, also for errors.
 
     Args:
         name: Name of the reader.

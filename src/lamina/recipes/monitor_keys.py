@@ -46,7 +46,7 @@ class MonitorRecipe(Strict):
 
     @model_validator(mode="after")
     def _is_fraction(self) -> Self:
-        """Check that a rate per reply is a fraction."""
+        """Raise ValidationError if a rate per reply is no fraction."""
         with error_at("rate"):
             if self.per == "reply" and self.rate >= 1:
                 raise ConfigError(f"the rate is {self.rate:g}; a rate per reply is below 1")

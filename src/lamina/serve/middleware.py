@@ -79,7 +79,7 @@ class RootPath:
         self._app, self._target = app, target
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application; a POST at `/` under the path that `target` returns."""
+        """Pass a request on to the application; for a POST at `/`, replace the path by the one from `target`."""
         if scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) == "/":
             path = scope["path"].removesuffix("/") + self._target()
             scope = {**scope, "path": path, "raw_path": path.encode()}

@@ -247,7 +247,7 @@ class StudyTask(TaskRecipe):
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
-        """Check that the task has no key that only training recipes use ("readers", "epochs", "learning_rate")."""
+        """Raise ValidationError if the task has a key for training only ("readers", "epochs" or "learning_rate")."""
         if names := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
             with error_at(names[0]):
                 raise ConfigError(
@@ -268,7 +268,10 @@ class StudyRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
-        """Check that the named studies and the task of the texts exist, and that each study has its options."""
+        """Raise ValidationError if a study, one of its options or the task of the texts does not exist.
+
+        Values of options are checked too, but not whether options that a study requires are given.
+        """
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")

@@ -509,7 +509,7 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the NotFiniteError that ends training, because a number of the learner `name` was not finite at `step`.
+        """Return the NotFiniteError that ends training: a number of the learner `name` was not finite at `step`.
 
         `what` says which number, as a part of the message.
         """

@@ -152,7 +152,7 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader that a fraction `done` of its epochs is over; return whether its fusion begins another stage now.
+        """Tell a reader that a fraction `done` of its epochs is over; return whether its fusion now begins a new stage.
 
         Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
         may

@@ -93,9 +93,10 @@ def _quietly() -> Iterator[None]:
 
 
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression with an L2 penalty; its strength is chosen on held-out rows, in folds by the seed.
+    """Fit a logistic regression with an L2 penalty, and score the test rows. Its strength is chosen on held-out rows.
 
-    `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row.
+    `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides
+    folds.
     """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
@@ -128,9 +129,9 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression on the first principal components; their number is chosen on held-out rows.
+    """Fit a logistic regression on the first principal components, and score the test rows.
 
-    The arguments are those of `logistic`.
+    The number of components is chosen on held-out rows. The arguments are those of `logistic`.
     """
     from sklearn.decomposition import PCA
 
@@ -151,7 +152,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Classify by a vote of the nearest training rows; their number is chosen on held-out rows.
+    """Score the test rows by a vote of the nearest training rows, whose number is chosen on held-out rows.
 
     The arguments are those of `logistic`.
     """
@@ -169,7 +170,7 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 
 
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit XGBoost; one of ten random settings is chosen on held-out rows.
+    """Fit XGBoost, and score the test rows; one of ten random settings is chosen on held-out rows.
 
     The arguments are those of `logistic`. Raises MissingExtraError if XGBoost is not installed.
     """

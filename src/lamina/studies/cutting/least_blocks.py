@@ -396,7 +396,7 @@ class PlanTask(TaskRecipe):
 
     @model_validator(mode="after")
     def _only_data(self) -> PlanTask:
-        """Check that the task has no key that would have no effect, such as "readers" and "subsample"."""
+        """Raise ValidationError if a key of the task would have no effect, such as "readers" and "subsample"."""
         if names := sorted(self.model_fields_set & NOT_DATA):
             with error_at(names[0]):
                 raise ConfigError(f"'{names[0]}' is for lamina train, and has no effect on a plan. Leave it out")
@@ -412,7 +412,7 @@ class EditPlan(Strict):
 
     @model_validator(mode="after")
     def _uses_task(self) -> EditPlan:
-        """Check that the plan has an edit that uses its task, if it names a task."""
+        """Raise ValidationError if the plan names a task and no edit uses it."""
         if self.task is not None and not self.needs_weights():
             with error_at("task"):
                 raise ConfigError(
