@@ -100,7 +100,8 @@ def check_output(
 ) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
-    Raises ConfigError if the folder is not empty and neither option was given, or both were given.
+    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if it cannot
+    be read.
 
     Args:
         op: The command, for the message.

@@ -35,7 +35,7 @@ class Estimate:
     """The estimate of a recipe. It assumes no early stopping, so all numbers are upper limits.
 
     A forward pass counts as 2 x parameters x tokens operations, and a pass with gradients as three times as many.
-    Embeddings are not counted, and neither are attention's products of queries with keys and of weights with values.
+    Not counted are embeddings and, in attention, the products of queries with keys and of the weights with values.
     """
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from

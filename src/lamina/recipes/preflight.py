@@ -166,7 +166,7 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
 
 
 def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
-    """Return split name -> number of rows: its examples, at most the split's limit, times `texts` rows per example."""
+    """Return split name -> number of rows: its examples up to the split's limit, times `texts` (rows per example)."""
     most = {part: texts * limit for part, limit in limits.items() if limit is not None}
     return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 

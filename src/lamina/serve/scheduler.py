@@ -305,7 +305,7 @@ class Scheduler:
     def _worker_for(
         self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
     ) -> Worker[TokenisedT, AnswerT]:
-        """Return the worker cached under `key`, or build one. It is cached if its bank is the one being served."""
+        """Return the worker cached under `key`, or build one. Workers of the bank that is served now are cached."""
         if key in self._workers:
             return self._workers[key]
         worker = make()

@@ -59,9 +59,9 @@ class Group:
 
     @property
     def batched(self) -> Inputs:
-        """The object that makes batches: the group's inputs.
+        """The object that makes batches: usually the group's inputs.
 
-        For audio clips with cached states, it makes batches of these states' masks.
+        For audio clips with cached states, it is one whose batches have only the masks of these states.
         """
         if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs

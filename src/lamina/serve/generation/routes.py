@@ -286,7 +286,7 @@ def _usage(ending: GenerationEnd) -> dict[str, int]:
 def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator, name: str) -> None:
     """Add the routes that generate text: `/generate`, `/generate_stream` and `/v1/chat/completions`.
 
-    Only the responses of the last give the bank's `name`.
+    `name`, that of the bank, is in the responses of the last route only.
     """
     timeout_s = scheduler.settings.request_timeout
     event_stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

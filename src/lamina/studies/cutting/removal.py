@@ -180,7 +180,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """State that all cells of the study share."""
+    """State that all cells of the study share: the model, its stack, and the ranges of blocks to remove."""
 
     source: PreTrainedModel | str | Path  # a model, which the cell copies, or the name or folder to load it from
     processor: Processor | None  # the processor; None: the one saved with the model

@@ -327,7 +327,7 @@ def perplexity(
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
     """Yield one sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
-    `accuracy` is layer -> accuracy, in ascending order. Nothing is yielded if it lacks the model's last layer, `depth`.
+    `accuracy` is layer -> accuracy, in ascending order. Nothing is yielded if the last layer, `depth`, is not in it.
     """
     if depth not in accuracy:
         return
