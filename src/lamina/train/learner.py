@@ -155,8 +155,7 @@ class Learner:
         """Tell a reader that a fraction `done` of its epochs is over; return whether its fusion now begins a new stage.
 
         Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
-        may
-        have new parameter values.
+        may have new parameter values.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
