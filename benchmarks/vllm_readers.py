@@ -1,6 +1,7 @@
 """Readers inside vLLM: are the scores right, what do they cost, and does a flag end its request in time.
 
     .venv-vllm/bin/python benchmarks/vllm_readers.py [--part NAME] [--small] [--repeats 10] [--readers-only]
+        [--prefix-cache]
 
 `make test-vllm` makes the environment. The model is a Llama with 116 million random weights, in float32; `--small`
 takes 7 million, and fewer requests. The bank has four readers of tokens (AdaLayers with 16 features per layer; one
@@ -18,10 +19,11 @@ other programs on the machine change less, and `wall` all time. `throughput` is 
 the other's for 16 requests at once, with prompts and outputs of 32 tokens; `prompts` is that for the step that reads
 the prompts. `between tokens` is the ratio of the other's time to the bare engine's for the tokens after the first one,
 of one request alone. Each is the median over the repeats, with an interval that has the true median with at least 95 %
-confidence. `--readers-only` measures the compiled engine with readers only. Otherwise, beside it: eager engines;
-forward hooks that copy each block's output, which is the least that vllm-lens does, and vLLM-Hook when eager; and
-the bare engine with a second pass of transformers over each text. `extract_hidden_states` of vLLM writes all states to
-files; it is only tried, since it needs a GPU.
+confidence. `--readers-only` measures the compiled engine with readers only. `--prefix-cache` gives every engine a
+prefix cache, in which no prompt is yet; readers then keep and pool what they read of outputs. Otherwise, beside it:
+eager engines; forward hooks that copy each block's output, which is the least that vllm-lens does, and vLLM-Hook when
+eager; and the bare engine with a second pass of transformers over each text. `extract_hidden_states` of vLLM writes all
+states to files; it is only tried, since it needs a GPU.
 
 flags: 32 requests at once, one of which a monitor flags. `in time` counts tries in which it ended with the token after
 the flagged one, as "content_filter" and with the monitor's name; `others identical` those in which the other 31 are
@@ -248,7 +250,7 @@ def in_steps(engines: Sequence[Any], prompts: Sequence[Ids], tokens: int) -> lis
     return batches
 
 
-def speed(folder: Path, size: Size, repeats: int, *, readers_only: bool) -> list[dict[str, Any]]:
+def speed(folder: Path, size: Size, repeats: int, *, readers_only: bool, prefix_cache: bool) -> list[dict[str, Any]]:
     """Compare other engines with the bare one, for 16 requests at once and for one alone."""
     readers: dict[str, Any] = {"bank": folder / "bank"}
     eager: dict[str, Any] = {"enforce_eager": True}
@@ -260,7 +262,7 @@ def speed(folder: Path, size: Size, repeats: int, *, readers_only: bool) -> list
     }
     draw, rows = random.Random(0), list[dict[str, Any]]()
     works = [[[draw.randrange(size.words) for _ in range(size.tokens)] for _ in range(count)] for count in (16, 1)]
-    common: dict[str, Any] = {"enable_prefix_caching": False, "in_process": True}
+    common: dict[str, Any] = {"enable_prefix_caching": prefix_cache, "in_process": True}
     for name in list(variants)[: 1 if readers_only else None]:
         with (
             engine(folder / "model", None, **common) as bare,
@@ -413,6 +415,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="a small model, and few requests")
     parser.add_argument("--repeats", type=int, default=10, help="turns of the part speed (default %(default)s)")
     parser.add_argument("--readers-only", action="store_true", help="part speed: measure no other ways to read")
+    parser.add_argument("--prefix-cache", action="store_true", help="part speed: engines with a prefix cache")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args()
 
@@ -428,7 +431,13 @@ def main() -> None:
         make(folder, size)
         parts = {
             "scores": lambda: scores(folder, size),
-            "speed": lambda: speed(folder, size, arguments.repeats, readers_only=arguments.readers_only),
+            "speed": lambda: speed(
+                folder,
+                size,
+                arguments.repeats,
+                readers_only=arguments.readers_only,
+                prefix_cache=arguments.prefix_cache,
+            ),
             "flags": lambda: flags(folder, size),
             "memory": lambda: memory(folder, size),
         }
