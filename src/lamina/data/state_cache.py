@@ -299,7 +299,7 @@ class CachedStates:
     ) -> None:
         self.layout, self.dtype, self.device = layout, dtype, device
         self.folder: Path | None = None  # of the files; None: the states are in memory
-        self._arrays = arrays
+        self._arrays, self._starts = arrays, layout.starts
         self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
 
     @classmethod
@@ -312,6 +312,13 @@ class CachedStates:
         states = cls(arrays, layout, dtype, device)
         states.folder = folder
         return states
+
+    def select(self, rows: Sequence[int]) -> CachedStates:
+        """Return the states of the rows with these indices, in this order. They are not copied."""
+        layout = replace(self.layout, lengths=[self.layout.lengths[row] for row in rows])
+        chosen = CachedStates(self._arrays, layout, self.dtype, self.device)
+        chosen.folder, chosen._starts = self.folder, self._starts[list(rows)]
+        return chosen
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
@@ -327,7 +334,7 @@ class CachedStates:
                 self._buffer = np.empty(size, array.dtype)
             padded = self._buffer[:size].reshape(shape)
             for states_of_row, row, length in zip(padded, rows, lengths, strict=True):
-                start = self.layout.starts[row]
+                start = self._starts[row]
                 states_of_row[:length] = array[start : start + length]
                 states_of_row[length:] = 0
             moved = torch.from_numpy(padded).to(self.device)

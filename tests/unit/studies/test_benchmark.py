@@ -8,6 +8,7 @@ from shutil import copytree
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -18,7 +19,13 @@ from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
 from lamina.studies import Study, benchmark
 from lamina.studies.benchmarking import benchmark as benchmarks
 from lamina.studies.benchmarking import benchmark_cell, regressions
-from lamina.studies.benchmarking.benchmark import compare_methods, critical_difference, mean_ranks, over_sets
+from lamina.studies.benchmarking.benchmark import (
+    benchmark_study,
+    compare_methods,
+    critical_difference,
+    mean_ranks,
+    over_sets,
+)
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion
 from lamina.studies.benchmarking.probing_sets import ProbingSet, find_data, portion, read_set, set_names
 
@@ -198,6 +205,23 @@ def test_the_model_reads_each_text_once(model, folder: Path):
     assert 0 <= sum(read) - 80 - 40 < 10  # the few others find out where the layers are
 
 
+def test_points_of_a_set_share_its_states_and_change_no_score(model, folder: Path, monkeypatch):
+    how = {"setting": "scarce", "sets": ["1", "2"], "methods": ("best_layer", "default"), "seeds": [0]}
+    read: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    both = run(model, folder, points=[16, 32], **how)
+    shared, read[:] = sum(read), []
+    alone = [run(model, folder, points=[point], **how) for point in (16, 32)]
+    hook.remove()
+    keys = ["set", "point", "method"]
+    tables = [study.table[study.table["measure"] == "score"] for study in (both, *alone)]
+    scores, expected = (t.set_index(keys)["score"].sort_index() for t in (tables[0], pd.concat(tables[1:])))
+    pd.testing.assert_series_equal(scores, expected)
+    assert shared < 0.65 * sum(read)  # the scored texts are the same, and the 16 rows are among the 32
+
+
 def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path: Path, monkeypatch):
     ran: list[str] = []
     real, quick = benchmarks.cell_rows, {"sets": ["1", "2"], "methods": ("majority", "embedding")}
@@ -272,3 +296,13 @@ def test_methods_are_compared_over_sets():
     assert many["p"] <= 1
     assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
+
+
+def test_the_chart_of_ranks_says_from_which_distance_on_methods_differ():
+    names, keys = [f"{number}_set" for number in range(8)], ("set", "point", "method", "seed", "score")
+    table = [(name, None, method, None, 0.8 - 0.1 * at) for name in names for at, method in enumerate("abc")]
+    frame = pd.DataFrame(table, columns=list(keys)).assign(seconds=1.0, bytes=4)
+    note = f"Ranks less than {critical_difference(3, 8):.2f} apart"
+    assert benchmark_study(frame, {}).figures["rank"].note.startswith(note)
+    few = benchmark_study(frame[frame["set"].isin(names[:5])], {})
+    assert few.figures["rank"].note == ""

@@ -20,7 +20,7 @@ from lamina.errors import CacheError, ConfigError, check_known, require_packages
 from lamina.layers import default_stack
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
+from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, SetStates, cell_rows, set_texts
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import corrected, paired_bootstrap
@@ -85,9 +85,9 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
-    The work is divided into cells: one per set, or in the settings "scarce" and "imbalance" one per set and point. In a
-    cell the model reads every text once. The readers are trained, and the other methods fitted, on the states of that
-    pass. A set that is missing, damaged or too small is listed among the failures, and the others run.
+    The work is divided into cells: one per set, or in the settings "scarce" and "imbalance" one per set and point. The
+    model reads every text of a set once, for all its points. The readers are trained, and the other methods fitted, on
+    the states of that pass. A set that is missing, damaged or too small is listed among the failures; the others run.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
@@ -141,18 +141,21 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
-    _check_disk(default_stack(source, None, op=_OP), settings)
+    _check_disk(default_stack(source, None, op=_OP), settings, len(used_points))
     facts: dict[str, JSON] = {
         key: value for key, value in asdict(settings).items() if key not in ("readers", "training")
     }
     facts |= {"versions": library_versions(), "models": {"model": model_facts(source)}}
-    cells = [
-        Cell({"set": name, "point": point}, partial(cell_rows, source, tokenizer, folder, name, point, settings))
-        for name in names
-        for point in used_points
-    ]
     place = None if output is None else Path(output)
-    table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
+    with SetStates(partial(set_texts, folder, used_points, settings)) as states:
+        arguments = (source, tokenizer, folder)
+        kept = states if len(used_points) > 1 else None
+        cells = [
+            Cell({"set": name, "point": point}, partial(cell_rows, *arguments, name, point, settings, kept))
+            for name in names
+            for point in used_points
+        ]
+        table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
     if table.empty:
         raise ConfigError(f"{_OP}: no cell gave rows; the first ended with: {failures[0].error}")
     listed = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
@@ -201,9 +204,10 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     return points
 
 
-def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
+def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files."""
     rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
+    rows *= points if settings.setting == "imbalance" else 1  # other points draw from the same rows
     needed = rows * settings.max_length * stack.layers * stack.width * 2  # float16
     try:
         check_room(Path(tempfile.gettempdir()), needed)
@@ -220,18 +224,20 @@ def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
+    distance: float | None = None
     for point, part in scored.groupby("point", dropna=False, sort=False):
         where = None if pd.isna(point) else float(point)
         summary = _over_sets(part)
         more += [{**row, "point": where} for row in summary.rows]
         prefix = "" if where is None else f"{where:g}: "
         told += [prefix + sentence for sentence in summary.sentences]
+        distance = summary.distance
     table: Frame = pd.concat([scored, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
     table = table.astype(dict.fromkeys(("seed", "wins", "level", "losses", "trained", "rows", "chosen"), "Int64"))
     table["point"] = pd.to_numeric(table["point"])
     several = table["point"].notna().any()
     pivot = Pivot(index=("set", "point") if several else ("set",), columns=("method",), where={"measure": "score"})
-    return Study("benchmark", table, settings, _figures(several=bool(several)), tuple(told), pivot)
+    return Study("benchmark", table, settings, _figures(distance, several=bool(several)), tuple(told), pivot)
 
 
 class _Summary:
@@ -240,10 +246,11 @@ class _Summary:
     Attributes:
         rows: Table rows of the measures "mean", "rank" and "ahead".
         sentences: The conclusions.
+        distance: The smallest difference of mean ranks that is significant. None: there are too few sets or methods.
     """
 
-    def __init__(self, rows: list[Row], conclusions: list[str]) -> None:
-        self.rows, self.sentences = rows, conclusions
+    def __init__(self, rows: list[Row], conclusions: list[str], distance: float | None = None) -> None:
+        self.rows, self.sentences, self.distance = rows, conclusions, distance
 
 
 def _over_sets(part: Frame) -> _Summary:
@@ -270,7 +277,7 @@ def _over_sets(part: Frame) -> _Summary:
         return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_SETS} or more are needed."])
     distance = critical_difference(len(scores), sets)
     told.append(f"Mean ranks over {pluralize(sets, 'set')} differ at the 5 % level if {distance:.2f} apart (Nemenyi).")
-    return _Summary(rows, told)
+    return _Summary(rows, told, distance)
 
 
 def _scores(part: Frame) -> dict[str, np.ndarray]:
@@ -283,8 +290,8 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
     return {str(method): own.to_numpy() for method, own in wide.groupby(level="method", sort=False)}
 
 
-def _figures(*, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart.
+def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
+    """Return chart name -> chart. The chart of ranks says from which `distance` on two of them differ.
 
     Without points: bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
     score against time and size. If there are `several` points (numbers of training rows, or shares of the positive
@@ -298,9 +305,10 @@ def _figures(*, several: bool) -> dict[str, Figure]:
             "rank": Figure("line", **axes, where={"measure": "rank"}, title="Mean rank (1 is best)"),
         }
     time = "seconds of training per reader, without the pass of the model"
+    note = "" if distance is None else f"Ranks less than {distance:.2f} apart do not differ at the 5 % level (Nemenyi)."
     return {
         "score": Figure("bar", "method", where=mean, title=title),
-        "rank": Figure("bar", "method", where={"measure": "rank"}, title="Mean rank (1 is best)"),
+        "rank": Figure("bar", "method", where={"measure": "rank"}, title="Mean rank (1 is best)", note=note),
         "time": Figure("scatter", "seconds", colour="method", where=mean, title=f"{title} and time", x_title=time),
         "size": Figure("scatter", "bytes", colour="method", where=mean, title=f"{title} and size", x_title="bytes"),
     }

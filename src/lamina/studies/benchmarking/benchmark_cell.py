@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, final
 
 import numpy as np
 
 from lamina.bank import Reader, ReaderBank
 from lamina.data.state_cache import CacheSettings, open_states
-from lamina.errors import check_known
+from lamina.errors import DataError, check_known
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
@@ -116,6 +117,61 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
     return portion(data, **how)
 
 
+@final
+class SetStates:
+    """The hidden states of one data set's texts at a time, so that the model reads them once for all points of the set.
+
+    States of another set replace them. They lie in a temporary folder, which is removed at the end of the `with` block.
+
+    Args:
+        texts_of: Returns all texts of the set with the given name that any point trains on or scores.
+    """
+
+    def __init__(self, texts_of: Callable[[str], Sequence[str]]) -> None:
+        self.seconds = 0.0  # that the model took to read the texts of the present set
+        self._texts_of, self._name = texts_of, ""
+        self._index: dict[str, int] = {}  # text -> its row
+        self._states: CachedStates | None = None
+        self._folder: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._name, self._states = "", None
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def of(self, name: str, texts: Sequence[str], read: Callable[[Sequence[str], str], CachedStates]) -> CachedStates:
+        """Return the states of some texts of a set, in their order.
+
+        Args:
+            name: Name of the data set.
+            texts: Texts among those of `texts_of(name)`.
+            read: Computes the states of texts, and stores them in the folder that is its second argument. It is called
+                only if the states of another set are kept now.
+        """
+        if self._name != name or self._states is None:
+            self.__exit__()
+            self._folder = TemporaryDirectory(ignore_cleanup_errors=True)
+            all_texts = list(dict.fromkeys(self._texts_of(name)))
+            start = time.perf_counter()
+            self._states = read(all_texts, self._folder.name)
+            self._name, self._index = name, {text: row for row, text in enumerate(all_texts)}
+            self.seconds = time.perf_counter() - start
+        return self._states.select([self._index[text] for text in texts])
+
+
+def set_texts(folder: Path, points: Sequence[float | None], settings: CellSettings, name: str) -> list[str]:
+    """Return the texts that any of the points trains on or scores; a point with too few rows adds none."""
+    texts: list[str] = []
+    for point in points:
+        with suppress(DataError):
+            drawn = cell_portion(folder, name, point, settings)
+            texts += [*drawn.train.texts, *drawn.test.texts]
+    return texts
+
+
 def cell_rows(
     model: PreTrainedModel,
     processor: Processor | None,
@@ -123,7 +179,7 @@ def cell_rows(
     name: str,
     point: float | None,
     settings: CellSettings,
-    cache_dir: Path | None = None,
+    kept: Path | SetStates | None = None,
 ) -> list[Row]:
     """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
@@ -137,7 +193,8 @@ def cell_rows(
         name: Name of the data set.
         point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
         settings: Settings of the benchmark, with the names of the methods.
-        cache_dir: Folder that keeps the hidden states for later calls. None: a temporary folder.
+        kept: A folder that keeps the hidden states for later calls, or the states that the points of the set share.
+            None: a temporary folder.
 
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
@@ -148,7 +205,7 @@ def cell_rows(
     rows: list[Row] = []
     base = unwrapped(model)
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, preserve_training(base):
-        states = _States(base, processor, drawn, settings, str(cache_dir or temporary))
+        states = _States(base, processor, drawn, settings, temporary if kept is None else kept)
         for method in settings.methods:
             make = {**READERS, **settings.readers}.get(method)
             rows += states.train(method, make) if make is not None else [states.fit(method)]
@@ -185,10 +242,10 @@ class _States:
         processor: Its tokenizer.
         drawn: The rows to train on and to score.
         settings: Settings of the benchmark.
-        cache_dir: Folder of the states.
+        kept: Folder of the states, or the states that the points of the set share.
 
     Attributes:
-        seconds: Seconds that the model took to read all texts.
+        seconds: Seconds that the model took to read the texts; if points share states, all texts of the set.
     """
 
     def __init__(
@@ -197,7 +254,7 @@ class _States:
         processor: Processor | None,
         drawn: Portion,
         settings: CellSettings,
-        cache_dir: str,
+        kept: str | Path | SetStates,
     ) -> None:
         self._model, self._processor, self._drawn, self._settings = model, processor, drawn, settings
         parts = {"train": drawn.train, "test": drawn.test}
@@ -211,8 +268,13 @@ class _States:
         self._encodings: dict[Any, Any] = {}
         bank = self._new_bank({"all": _with_linear_head(ScalarMix(), pooling="mean")(self._task, 0)})
         start = time.perf_counter()
-        self._groups = {part: self._read(bank, part, cache_dir) for part in parts}
-        self.seconds = time.perf_counter() - start
+        self._groups = {part: self._group(bank, ["all"], part) for part in parts}
+        for part, group in self._groups.items():
+            if isinstance(kept, SetStates):
+                group.states = kept.of(drawn.train.name, parts[part].texts, partial(self._read_texts, bank))
+            else:
+                group.states = self._read(bank, group, kept)
+        self.seconds = kept.seconds if isinstance(kept, SetStates) else time.perf_counter() - start
 
     def _new_bank(self, readers: Mapping[str, Reader]) -> ReaderBank:
         """Return a bank of untrained readers on the cell's model."""
@@ -224,16 +286,20 @@ class _States:
     def _runner(self, bank: ReaderBank) -> Runner:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
-    def _read(self, bank: ReaderBank, part: str, cache_dir: str) -> Group:
-        """Encode the training or test rows (`part`), and return them with the states of all layers.
+    def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
+        """Return the states of all layers for some texts. The model computes them, and they are stored in `folder`."""
+        task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
+        (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
+        return self._read(bank, group, folder)
 
-        States that `cache_dir` does not hold yet are computed by the model and stored there.
+    def _read(self, bank: ReaderBank, group: Group, folder: str | Path) -> CachedStates:
+        """Return the states of all layers for the group's texts.
+
+        The model computes states that `folder` does not hold yet, and they are stored there.
         """
-        group = self._group(bank, ["all"], part)
         size = self._options.scoring_batch_size
-        settings = CacheSettings(mode="on", dtype="float16", folder=cache_dir, batch_size=size)
-        group.states = open_states(bank, group.inputs, ["all"], settings=settings)
-        return group
+        settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)
+        return cast("CachedStates", open_states(bank, group.inputs, ["all"], settings=settings))
 
     def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
         """Return the encoded rows of `part` ("train" or "test"), as input for the readers with these names."""
