@@ -8,7 +8,8 @@ from typing import Any
 
 import altair as alt
 
-from lamina.report.chart_files import COLOURS, save_chart, styled
+from lamina.report.chart_files import save_chart
+from lamina.report.charts import ON_LIGHT
 
 # Size of a name in the picture: width in units of the logarithm of passes, height in units of the share
 NAME_WIDTH, NAME_HEIGHT = 0.5, 0.05
@@ -27,7 +28,7 @@ def draw(rows: Any, path: Path) -> None:
     means = rows[rows["task"].str.startswith("mean") & (rows["answer"] != "")]
     if means.empty:
         raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
-    colour = alt.Color("kind:N", scale=alt.Scale(domain=["other", "default"], range=list(COLOURS[:2])), legend=None)
+    colour = alt.Color("kind:N", scale=alt.Scale(domain=["other", "default"], range=list(ON_LIGHT[:2])), legend=None)
     kinds = means["method"].str.split(",").str[0].where(lambda name: name == "default", "other")
     title = "share of the way from last layer to fine-tuning"
     heights = _name_heights(means["answer"], means["closed"])
@@ -45,7 +46,7 @@ def draw(rows: Any, path: Path) -> None:
         y=alt.Y("closed:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1.1]))
     )
     chart = (points + names).properties(width=560, height=320)
-    save_chart(styled(chart, "Score against cost, MiniLM"), path)
+    save_chart(chart.to_dict(), path, "Score against cost, MiniLM")
 
 
 def _name_heights(passes: Any, shares: Any) -> list[float]:

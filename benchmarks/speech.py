@@ -44,7 +44,8 @@ from transformers.audio_utils import mel_filter_bank, spectrogram, window_functi
 import lamina
 from lamina import AdaLayers, Reader, ReaderBank, Task
 from lamina.data.state_cache import CacheSettings, StateMasks, open_states
-from lamina.report.chart_files import COLOURS, save_chart, styled
+from lamina.report.chart_files import save_chart
+from lamina.report.charts import ON_LIGHT
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import groups_of
 from lamina.train.options import PassOptions
@@ -218,13 +219,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     data["kind"] = np.where(data["method"].isin(READERS), "reader", "regression")
     order = list(dict.fromkeys(data["method"]))
     y, scale = alt.Y("method:N", sort=order, title=None), alt.Scale(zero=False)
-    colour = alt.Color("kind:N", scale=alt.Scale(domain=["regression", "reader"], range=list(COLOURS[:2])), title=None)
+    colour = alt.Color("kind:N", scale=alt.Scale(domain=["regression", "reader"], range=list(ON_LIGHT[:2])), title=None)
     x = alt.X("accuracy:Q", scale=scale, title="accuracy on 300 recordings", axis=alt.Axis(tickCount=4))
     points = alt.Chart().mark_point(size=70, filled=True).encode(x=x, y=y, color=colour)
     lines = alt.Chart().mark_rule().encode(x=alt.X("low:Q", scale=scale), x2="high:Q", y=y, color=colour)
     panels = alt.layer(lines, points, data=data).properties(width=180, height=150)
     chart = panels.facet(column=alt.Column("task:N", sort=list(TASKS), title=None)).resolve_scale(x="independent")
-    save_chart(styled(chart, "Three questions about speech, Whisper tiny.en"), path)
+    save_chart(chart.to_dict(), path, "Three questions about speech, Whisper tiny.en")
 
 
 def main() -> None:

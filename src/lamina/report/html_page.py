@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, cast, final
 
 from lamina.errors import ConfigError, DataError, StoreError, require_packages
 from lamina.recipes.report_file import REPORT, STUDY
-from lamina.report.page_charts import layout_of, spec_of, theme
+from lamina.report.chart_files import save_chart, sized
+from lamina.report.charts import layout_of, spec_of, theme
 from lamina.report.run_report import labelled
 from lamina.report.run_section import run_section
 from lamina.report.study_section import study_section
@@ -23,12 +24,10 @@ from lamina.utils import is_dir, is_file, pluralize, write_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lamina.report.page_charts import Domain, Drawing, Spec
+    from lamina.report.charts import Domain, Drawing, Spec
     from lamina.report.sections import Section
 
 MARK = "lamina_page.json"  # file in the folder beside a page that lists the files of that folder
-PIXELS = 2  # PNG pixels per unit of the drawing
-WIDE = 640  # width of a chart in a file
 FULL = 16  # a heat map of at least this many columns gets the whole width of the page
 MOST_LEADING = 2  # largest number of charts that stand beside the verdicts, at the top of the page
 TITLES = {  # kind of study -> title of a page on which all sections are of this kind
@@ -284,19 +283,12 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
     """Write each chart as SVG and PNG into a folder, and return the names of the files."""
-    import vl_convert
-
-    names = []
+    names = [f"{chart.file}.{kind}" for chart in charts for kind in ("svg", "png")]
     for chart in charts:
-        subtitle = " · ".join(filter(None, (chart.section.label, chart.drawing.remark)))
-        spec = {**chart.spec, "title": {"text": chart.drawing.title, "subtitle": subtitle}}
-        if not chart.layout["panels"]:
-            narrow = chart.layout.get("columns", 0) * chart.layout.get("step", 0) > WIDE
-            spec["width"] = {"step": chart.layout["step"]} if narrow else WIDE
-        svg = vl_convert.vegalite_to_svg(spec, config={**theme(dark=False), "font": "Helvetica, Arial, sans-serif"})
-        write_text(folder / f"{chart.file}.svg", svg)
-        (folder / f"{chart.file}.png").write_bytes(vl_convert.svg_to_png(svg, scale=PIXELS))
-        names += [f"{chart.file}.svg", f"{chart.file}.png"]
+        below = " · ".join(filter(None, (chart.section.label, chart.drawing.remark)))
+        for kind in ("svg", "png"):
+            path = folder / f"{chart.file}.{kind}"
+            save_chart(sized(chart.spec, chart.drawing), path, chart.drawing.title, [below])
     return names
 
 

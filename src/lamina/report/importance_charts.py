@@ -1,38 +1,23 @@
-"""Charts of layer importances as files: at the best epoch, and over training."""
+"""Charts of layer importances, for the HTML page and as files: at the best epoch, and over training."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from lamina.report.chart_files import (
-    INK,
-    INTERVAL_SEEDS,
-    Mark,
-    chart_package,
-    checked_path,
-    importance,
-    in_order,
-    panel_header,
-    save_chart,
-    styled,
-)
+from lamina.report.chart_files import checked_path, save_drawing
+from lamina.report.charts import INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, in_order
 from lamina.train.results import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import ModuleType
+    from collections.abc import Sequence
 
-    from lamina.report.chart_files import Chart, Rows
-
+    from lamina.report.charts import Rows
 
 FINAL, TRAINING = "importance", "importance-over-training"
-TRAINING_WIDTH, TRAINING_HEIGHT = 380, 210  # size of a panel, in pixels
-TRAINING_COLUMNS = 2  # panels side by side
-FEW_POINTS = 12  # up to this many points on a line, each point is drawn
-NAMED = 3  # number of lines with the highest ends, which have the number of the layer at their end
-LEGEND_ROWS = 13  # with more layers than this, the legend has two columns
-RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b5263c")  # lowest layer to highest layer
+MOST_BARS = 4  # with more readers than this, their importances are drawn as a heat map instead of bars
+SHARE = "share of the layer"  # title of the axis of importances
 
 
 class DrawnRun(TypedDict):
@@ -42,54 +27,92 @@ class DrawnRun(TypedDict):
     kept: int | None
 
 
-def draw_importances(
-    importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
-) -> list[Path]:
-    """Draw the importances of the layers in a recipe's run as two charts.
+def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each reader uses") -> Path:
+    """Draw the importance of each layer for each reader and return the path of the file.
 
-    `importance.png` has a bar per layer, at the best epoch. `importance-over-training.png` has a line per layer, over
-    steps if the option `importance_steps` was set, otherwise over epochs. Runs that differ only in their seed are
-    averaged, and the mean is drawn with its 95 % t interval. If a grid of settings was searched, only the best setting
-    of each task and method is drawn. Raises MissingExtraError if there is something to draw and the packages of
-    `lamina[report]` are not installed, and StoreError if a file cannot be written.
+    Up to four readers get a bar chart each, on one scale and with a line at equal shares (1/n for n layers). For more
+    readers the chart is a heat map.
+
+    Args:
+        rows: One row per reader and layer, with `reader` (name), `layer` (0 is the embeddings) and `importance` (the
+            layer's share; the shares of a reader sum to 1). `low` and `high`, the ends of an interval, are optional.
+        path: File to write; ends in `.png`, `.svg` or `.html`.
+        title: Title of the chart.
+
+    Raises:
+        ConfigError: If the path has another suffix.
+        DataError: If there are no rows, or one lacks a key.
+        MissingExtraError: If the packages of `lamina[report]` are not installed.
+    """
+    path = checked_path("importance figure", path, rows, ("reader", "layer", "importance"))
+    return save_drawing(_shares(rows, title), path)
+
+
+def _shares(rows: Rows, title: str) -> Drawing:
+    """Return the chart of `importance`."""
+    readers, titles = in_order(rows, "reader"), {"x": LAYER, "value": SHARE}
+    shares = "The shares of a reader sum to 1."
+    if len(readers) > MOST_BARS:
+        cells = [{"x": row["layer"], "y": row["reader"], "value": row["importance"]} for row in rows]
+        return Drawing("heat", cells, title, titles, shares, _remark(rows), from_zero=True)
+    bars = [_mark(row, facet="reader", x="layer") for row in rows]
+    counts = Counter(bar["facet"] for bar in bars)
+    equal = [
+        {"facet": facet, "x": bar["x"], "value": 1 / counts[facet], "mark": RULE, "label": f"1/{counts[facet]}"}
+        for facet, bar in ((bar["facet"], bar) for bar in bars)
+    ]
+    note = f"{shares} The dashed line (1/n) is the share if all n layers counted the same."
+    return Drawing("bar", [*bars, *equal], title, titles, note, _remark(rows))
+
+
+def _mark(row: Mark, **keys: str) -> Mark:
+    """Return a row of importances as a row of a chart, with `keys` as new key -> old key."""
+    ends = {key: row[key] for key in ("low", "high") if key in row}
+    return {**{new: row[old] for new, old in keys.items()}, "value": row["importance"], **ends}
+
+
+def _remark(rows: Rows) -> str:
+    """Return the remark below a chart of importances that are averaged over seeds."""
+    has_intervals = any("low" in row for row in rows)
+    return "Mean of all seeds, with its 95 % confidence interval" if has_intervals else "Mean of all seeds"
+
+
+def importance_drawings(importances: Rows, table: Rows) -> dict[str, Drawing]:
+    """Return name -> chart of the importances of the layers in a recipe's run; {} if no reader mixes layers.
+
+    "importance" has a bar per layer, at the best epoch, or with more than four readers a heat map.
+    "importance-over-training" has a line per layer, over steps if the option `importance_steps` was set, otherwise over
+    epochs. Runs that differ only in their seed are averaged, and the mean is drawn with its 95 % t interval. If a grid
+    of settings was searched, only the best setting of each task and method is drawn.
 
     Args:
         importances: `RecipeResult.importances`, or the rows of `importances.parquet`.
         table: `RecipeResult.table`, or the rows of `table.json`.
-        folder: Folder to write to.
-        formats: Formats of the files: "png", "svg" and "html".
-
-    Returns:
-        The paths of the files; [] if no reader mixes layers.
 
     Source:
         Dremov 2024, figures 8 and 9, 12 and 13, 16 and 17.
     """
     drawn_rows, best = _drawn_rows(importances, table)
     if not best:
-        return []
-    drawn: list[Path] = []
-    for kind in dict.fromkeys(formats):
-        drawn.append(importance(_means(best, ("reader", "layer")), Path(folder) / f"{FINAL}.{kind}"))
-        drawn.append(importance_over_training(drawn_rows, Path(folder) / f"{TRAINING}.{kind}"))
-    return drawn
+        return {}
+    final = _shares(_means(best, ("reader", "layer")), "Which layers each reader uses")
+    return {FINAL: final, TRAINING: _over_training(drawn_rows, "Importance of each layer over training")}
 
 
-def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark], str]:
-    """Return the data of the two charts of `draw_importances`, averaged over seeds.
+def draw_importances(
+    importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Draw the charts of `importance_drawings` into a folder, and return the paths of the files.
 
-    Args:
-        importances: `RecipeResult.importances`, or the rows of `importances.parquet`.
-        table: `RecipeResult.table`, or the rows of `table.json`.
-
-    Returns:
-        The rows of the chart at the best epoch; the rows of the chart over training; and the key of the x axis of
-        the chart over training, "step" or "epoch". Rows have "reader", "layer" and "importance", and with enough seeds
-        for an interval its ends "low" and "high".
+    `formats` are "png", "svg" and "html". Raises MissingExtraError if there is something to draw and the packages of
+    `lamina[report]` are not installed, and StoreError if a file cannot be written.
     """
-    drawn_rows, best = _drawn_rows(importances, table)
-    over, x = _over_training(drawn_rows)
-    return _means(best, ("reader", "layer")), _means(over, ("reader", "layer", x)), x
+    drawings = importance_drawings(importances, table)
+    return [
+        save_drawing(drawing, Path(folder) / f"{name}.{kind}")
+        for kind in dict.fromkeys(formats)
+        for name, drawing in drawings.items()
+    ]
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
@@ -109,13 +132,17 @@ def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]
     return rows, [row for row in rows if row["epoch"] == last.get(row["run"], -1)]
 
 
-def _over_training(rows: Rows) -> tuple[Rows, str]:
-    """Return the rows to draw over training, and the key of their x axis: "step" or "epoch".
+def _over_training(rows: Rows, title: str) -> Drawing:
+    """Return the chart of importances over training, with a panel per reader and a line per layer.
 
-    Rows that were recorded at a step have no epoch. If there are such rows, only they are returned.
+    Rows that were recorded at a step have no epoch. If there are such rows, only they are drawn, over steps.
     """
-    by_step = any(row["epoch"] is None for row in rows)
-    return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
+    by_step = [row for row in rows if row["epoch"] is None]
+    x = "step" if by_step else "epoch"
+    means = _means(by_step or rows, ("reader", "layer", x))
+    lines = [_mark(row, facet="reader", x=x, colour="layer") for row in means]
+    note = "If a line still rises or falls at the end, the reader was not trained to the end."
+    return Drawing("line", lines, title, {"x": x, "value": SHARE, "colour": LAYER}, note, _remark(means))
 
 
 def _runs(table: Rows) -> dict[str, DrawnRun]:
@@ -154,10 +181,9 @@ def importance_over_training(
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
     path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
-    altair = chart_package("importance figure")
-    over, x = _over_training(rows)
-    checked_path("importance figure", path, over, (x,))
-    return save_chart(styled(_lines(altair, _means(over, ("reader", "layer", x)), x), title), path)
+    if by_step := [row for row in rows if row["epoch"] is None]:
+        checked_path("importance figure", path, by_step, ("step",))
+    return save_drawing(_over_training(rows, title), path)
 
 
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
@@ -175,62 +201,3 @@ def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
         means.append({**dict(zip(keys, values_of_keys, strict=True)), "importance": summary.mean, **ends})
     return means
-
-
-def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
-    """Return the chart of `importance_over_training` from rows averaged over seeds. `x` is "step" or "epoch"."""
-    layers, readers = sorted({row["layer"] for row in rows}), in_order(rows, "reader")
-    legend = altair.Legend(
-        title=["layer", "(0 = embeddings)"],
-        columns=1 if len(layers) <= LEGEND_ROWS else 2,
-        symbolType="stroke",
-        symbolStrokeWidth=3,
-        symbolOpacity=1,
-        labelColor=INK,
-        titleColor=INK,
-    )
-    scale = altair.Scale(domain=layers, range=ramp(len(layers)))
-    whole = altair.Axis(format="d", tickMinStep=1, grid=False)
-    base = altair.Chart(altair.Data(values=_named(rows, x))).encode(
-        x=altair.X(f"{x}:Q", title=x, axis=whole, scale=altair.Scale(zero=False, nice=False)),
-        color=altair.Color("layer:O", scale=scale, legend=legend),
-        tooltip=["reader:N", "layer:O", f"{x}:Q", altair.Tooltip("importance:Q", format=".1%")],
-    )
-    share = altair.Y("importance:Q", title="importance", axis=altair.Axis(format="%", tickCount=5))
-    points = len({row[x] for row in rows}) <= FEW_POINTS
-    drawn = [base.mark_line(strokeWidth=1.8, point={"size": 22} if points else False).encode(y=share)]
-    if any("low" in row for row in rows):
-        drawn.insert(0, base.mark_area(opacity=0.15).encode(y=altair.Y("low:Q", title="importance"), y2="high:Q"))
-    named = base.transform_filter(altair.datum.name > 0).mark_text(align="left", dx=5, fontSize=11)
-    drawn.append(named.encode(y=share, text="layer:O"))
-    chart = altair.layer(*drawn).properties(width=TRAINING_WIDTH, height=TRAINING_HEIGHT)
-    header = panel_header(altair)
-    facet = altair.Facet("reader:N", sort=readers, header=header)
-    return chart.facet(facet=facet, columns=TRAINING_COLUMNS, spacing=22).resolve_scale(x="independent")
-
-
-def _named(rows: Rows, x: str) -> list[Mark]:
-    """Return the rows with a new key "name": 1 if the layer's number is written beside the point, else 0.
-
-    Numbers stand at the last points of each reader's highest lines, unless these points are too close together.
-    """
-    top = max(row["importance"] for row in rows)
-    labelled: list[Mapping[str, Any]] = []
-    for reader in in_order(rows, "reader"):
-        of_reader = [row for row in rows if row["reader"] == reader]
-        end = max(row[x] for row in of_reader)
-        for row in sorted((row for row in of_reader if row[x] == end), key=lambda row: -row["importance"])[:NAMED]:
-            apart = [abs(row["importance"] - other["importance"]) for other in labelled if other["reader"] == reader]
-            labelled += [row] if min(apart, default=top) > 0.06 * top else []
-    return [{**row, "name": int(any(row is other for other in labelled))} for row in rows]
-
-
-def ramp(count: int) -> list[str]:
-    """Return `count` colours as hexadecimal codes, evenly spaced over the colour ramp `RAMP`."""
-    anchors = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in RAMP]
-    colours = []
-    for number in range(count):
-        at, part = divmod(number / max(1, count - 1) * (len(RAMP) - 1), 1)
-        low, high = anchors[int(at)], anchors[min(int(at) + 1, len(RAMP) - 1)]
-        colours.append("#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in zip(low, high, strict=True)))
-    return colours

@@ -15,7 +15,8 @@ from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.stack import by_path
-from lamina.report.chart_files import INK, chart_package, checked_path, in_order, save_chart, styled
+from lamina.report.chart_files import checked_path, save_chart
+from lamina.report.charts import chart_package, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -221,7 +222,7 @@ def weight_maps(
     below = "; ".join(dict.fromkeys(places))
     heads = f", head {head}" if any(len(weight.trained) > 1 for weight in weights.values()) else ""
     remark = f"Inserted after {below}{heads}. The first {most} rows and columns of each matrix are drawn."
-    return save_chart(styled(chart, "Weights of an inserted layer", [remark]), path)
+    return save_chart(chart.to_dict(), path, "Weights of an inserted layer", [remark])
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
@@ -257,7 +258,7 @@ def _panel(altair: ModuleType, cells: list[Entry], limit: float) -> alt.Chart | 
     drawn = base.mark_rect().encode(color=altair.Color("weight:Q", scale=scale, legend=legend), tooltip=tooltip)
     if len(cells) <= SHOWN**2:
         form = ".2f" if limit >= 0.1 else ".1e" if limit < 0.001 else ".3f"
-        ink = altair.condition(f"abs(datum.weight) > {0.6 * limit}", altair.value("white"), altair.value(INK))
+        ink = altair.condition(f"abs(datum.weight) > {0.6 * limit}", altair.value("white"), altair.value("black"))
         drawn += base.mark_text(fontSize=9).encode(text=altair.Text("weight:Q", format=form), color=ink)
     heading = altair.TitleParams(cells[0]["state"], anchor="start", fontSize=12, fontWeight="normal")
     columns = max(cell["column"] for cell in cells)

@@ -11,7 +11,7 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.recipes.table_layouts import PARAMETERS
-from lamina.report.chart_files import draw_curves
+from lamina.report.curves import draw_curves
 from lamina.report.importance_charts import draw_importances
 from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, parse_json, write_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lamina.recipes.report_file import Cell, Curves, PivotTable, Report
-    from lamina.report.chart_files import Rows
+    from lamina.report.charts import Rows
 
 PAPER = "paper"  # name of the columns that hold the numbers of a paper
 _SPECIAL = {

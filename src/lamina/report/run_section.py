@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,9 +10,9 @@ from lamina.errors import convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary_table import plus_minus, word_of
-from lamina.report.chart_files import INTERVAL_SEEDS, curve_rows, drawn_ends, single_runs
-from lamina.report.importance_charts import averaged_importances
-from lamina.report.page_charts import DOT, LAYER, RULE, Drawing, Mark
+from lamina.report.charts import DOT, INTERVAL_SEEDS, Drawing, Mark, drawn_ends, single_runs
+from lamina.report.curves import curves_drawing, runs_remark, times
+from lamina.report.importance_charts import importance_drawings
 from lamina.report.run_report import PAPER, chosen, grid, heads, read_importances, remarks
 from lamina.report.sections import DataTable, Section
 from lamina.store.files import damaged, read_json
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, TableRow
+    from lamina.recipes.report_file import PivotTable, TableRow
     from lamina.recipes.summary_table import SummaryRow
     from lamina.utils import JSON
 
@@ -40,11 +39,11 @@ def run_section(folder: Path, label: str) -> Section:
     drawings: dict[str, Drawing] = {}
     for number, curves in enumerate(report.figures, start=1):
         if curves.points:
-            drawings[f"figure {number}"] = _curves(curves, word_of(table))
+            drawings[f"figure {number}"] = curves_drawing(curves, word_of(table))
     for number, pivot in enumerate(report.tables, start=1):
         if pivot.cells:
             drawings[f"table {number}"] = _bars(pivot, word_of(table))
-    drawings |= _importances(folder, table)
+    drawings |= importance_drawings(*read_importances(folder))
     tables = [_paper_table(pivot) for pivot in report.tables] + ([_runs_table(table)] if table else [])
     seeds = sorted({run["seed"] for row in table for run in row["runs"] if run.get("seed") is not None})
     settings, tasks = _settings(folder), list(dict.fromkeys(row["task"] for row in table))
@@ -134,30 +133,6 @@ def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
     )
 
 
-def _curves(curves: Curves, word: str) -> Drawing:
-    """Return a figure of the recipe as a line chart for the page; `word` says what its lines are, see `word_of`."""
-    names = {"series": "colour", "mean": "value", "runs": "seeds"}
-    rows: list[Mark] = []
-    for row in curve_rows(curves):
-        ends = ("low", "high") if row["interval"] is not None and row["runs"] >= INTERVAL_SEEDS else ()
-        fields = {key: row[key] for key in ("facet", "series", "x", "mean", "runs", *ends) if row[key] != ""}
-        mark = _renamed(fields, **names)
-        rows.append(mark | ({"across": True} if row["across"] else {}))
-        rows += [] if row["across"] else [{**mark, "value": value, "mark": DOT} for value in row["values"]]
-    metrics = list(dict.fromkeys(point.metric for point in curves.points))
-    metric = metrics[0] if len(metrics) == 1 else "score"
-    across = (
-        f"A dashed line is a {word} without a value for the horizontal axis: its score, drawn across."
-        if any("across" in row for row in rows)
-        else ""
-    )
-    sources = (f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)
-    note = " ".join([across, *sources]).strip()
-    titles = {"x": curves.x_title, "value": f"{metric} ({curves.part}){_times(curves.scale)}", "colour": word}
-    remark, several = _remark(curves.points), len(metrics) > 1
-    return Drawing("line", rows, curves.title, titles, note, remark, log_x=curves.log_x, apart=several)
-
-
 def _bars(table: PivotTable, word: str) -> Drawing:
     """Return the measured cells of a recipe's table as a bar chart for the page, with one panel per column.
 
@@ -175,65 +150,8 @@ def _bars(table: PivotTable, word: str) -> Drawing:
         dots = single_runs(cell.mean, cell.spread, cell.runs)
         rows += [mark, *({**mark, "value": value, "mark": DOT} for value in dots)]
     metric = metrics[0] if len(metrics) == 1 else "score"
-    titles = {"x": word, "value": f"{metric} ({table.part}){_times(table.scale)}"}
-    return Drawing("bar", rows, table.title, titles, "", _remark(table.cells), apart=len(metrics) > 1)
-
-
-def _times(scale: float) -> str:
-    """Return the factor that scores were multiplied by, as part of an axis title, such as " x 100"; "" for 1."""
-    return "" if scale == 1 else f" x {scale:g}"
-
-
-def _remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: how many runs each point averages, and whether intervals are drawn."""
-    counts = sorted({cell.runs for cell in cells})
-    if counts[-1:] == [1]:
-        return "One run per point, so there is no interval"
-    span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
-    if counts[-1] < INTERVAL_SEEDS:
-        return f"Mean of {span} runs. Each dot is a run. An interval needs at least {INTERVAL_SEEDS} runs"
-    return f"Mean of {span} runs, with its 95 % confidence interval"
-
-
-def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing]:
-    """Return name -> chart for the importances of layers: "importance" at the best epoch, and "training" over training.
-
-    The result is {} if no reader of the run mixes layers. A dashed line in the first chart marks equal shares.
-    """
-    final, over, x = averaged_importances(read_importances(folder)[0], table)
-    if not final:
-        return {}
-    has_intervals = any("low" in row for row in final)
-    remark = "Mean of all seeds, with its 95 % confidence interval" if has_intervals else "Mean of all seeds"
-    titles = {"x": LAYER, "value": "share of the layer", "colour": "layer"}
-    bars = [_renamed(row, reader="facet", layer="x", importance="value") for row in final]
-    lines = [_renamed(row, reader="facet", layer="colour", importance="value", **{x: "x"}) for row in over]
-    shares = "The shares of a reader sum to 1. The dashed line (1/n) is the share if all n layers counted the same."
-    moving = "If a line still rises or falls at the end, the reader was not trained to the end."
-    return {
-        "importance": Drawing("bar", [*bars, *_equal_shares(bars)], "Importance of layers", titles, shares, remark),
-        "training": Drawing("line", lines, f"Importance of layers by {x}", {**titles, "x": x}, moving, remark),
-    }
-
-
-def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
-    """Return a reference row for each bar of importances, with the value 1/n if the reader uses n layers."""
-    counts = Counter(bar["facet"] for bar in bars)
-    return [
-        {
-            "facet": bar["facet"],
-            "x": bar["x"],
-            "value": 1 / counts[bar["facet"]],
-            "mark": RULE,
-            "label": f"1/{counts[bar['facet']]}",
-        }
-        for bar in bars
-    ]
-
-
-def _renamed(row: Mark, **names: str) -> Mark:
-    """Return a copy of a row with keys renamed by `names` (old -> new); other keys stay."""
-    return {names.get(key, key): cell for key, cell in row.items()}
+    titles = {"x": word, "value": f"{metric} ({table.part}){times(table.scale)}"}
+    return Drawing("bar", rows, table.title, titles, "", runs_remark(table.cells), apart=len(metrics) > 1)
 
 
 def _paper_table(table: PivotTable) -> DataTable:
@@ -246,11 +164,11 @@ def _paper_table(table: PivotTable) -> DataTable:
 def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
     """Return a table of the page with one row per run: its name, its settings and all of its scores."""
     rows = [
-        {"task": row["task"], word_of(table): row["method"], **row["settings"], **_renamed(run, reader="run")}
+        {"task": row["task"], word_of(table): row["method"], **row["settings"], "run": run["reader"], **run}
         for row in table
         for run in row["runs"]
     ]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(key for row in rows for key in row if key != "reader"))
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from lamina.report.run_report import escaped, markdown_text
 
 if TYPE_CHECKING:
-    from lamina.report.page_charts import Drawing
+    from lamina.report.charts import Drawing
     from lamina.utils import JSON
 
 Cell: TypeAlias = str | float | bool | None  # a cell of a table; None is empty

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, cast
 import numpy as np
 
 from lamina.errors import DataError
-from lamina.report.chart_files import INTERVAL_SEEDS, drawn_ends
-from lamina.report.page_charts import DOT, LAYER, Drawing, Mark
+from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, drawn_ends
 from lamina.report.sections import Cell, DataTable, Example, Section, Spans
 from lamina.train.results import half_interval
 from lamina.utils import JSON, Row, pluralize

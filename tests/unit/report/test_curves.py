@@ -10,7 +10,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.chart_files import curve_rows, draw_curves
+from lamina.report.curves import curve_rows, draw_curves
 
 
 def point(series: str, x: float | str | None, mean: float, interval: float | None = 0.1, **more: Any) -> Point:
@@ -34,13 +34,15 @@ def marks(svg: str, kind: str) -> int:
 
 def test_points_have_the_ends_of_their_intervals_and_a_line_across_those_of_its_panel():
     rows = curve_rows(curves(POINTS))
-    found = [(row["series"], row["x"], round(row["low"], 6), round(row["high"], 6), row["across"]) for row in rows]
+    ends = [None if "low" not in row else (round(row["low"], 6), round(row["high"], 6)) for row in rows]
+    assert ends == [(0.7, 0.9), (0.7, 0.9), (0.4, 0.6), None, (0.6, 0.8)]
+    found = [(row["colour"], row["x"], row.get("across", False)) for row in rows]
     assert found == [
-        ("AdaLayers", 1, 0.7, 0.9, True),
-        ("AdaLayers", 4, 0.7, 0.9, True),
-        ("one", 1, 0.4, 0.6, False),
-        ("one", 2, 0.6, 0.6, False),
-        ("one", 4, 0.6, 0.8, False),
+        ("AdaLayers", 1, True),
+        ("AdaLayers", 4, True),
+        ("one", 1, False),
+        ("one", 2, False),
+        ("one", 4, False),
     ]
 
 
@@ -61,7 +63,7 @@ def test_panels_of_several_metrics_say_which_and_have_ends_of_their_own():
 
 def test_names_on_x_keep_their_order_and_a_line_across_all_of_them():
     rows = curve_rows(curves([point("s", "low", 0.1), point("s", "high", 0.2), point("base", None, 0.3)]))
-    assert [(row["series"], row["x"]) for row in rows] == [
+    assert [(row["colour"], row["x"]) for row in rows] == [
         ("s", "low"),
         ("s", "high"),
         ("base", "low"),
@@ -73,9 +75,11 @@ def test_the_drawing_shows_points_lines_bands_and_the_source(tmp_path: Path):
     drawn = draw_curves(curves(POINTS, source="a paper", notes=["no numbers " * 12]), tmp_path / "figure.svg")
     svg = drawn.read_text("utf-8")
     shown = texts(svg)
-    assert {"One layer or all", "layer", "mcc", "AdaLayers", "one", "1", "2", "4"} <= set(shown)
+    assert {"One layer or all", "layer", "mcc (validation)", "AdaLayers", "one", "1", "2", "4"} <= set(shown)
     below = re.findall(r"<tspan[^>]*>([^<]*)</tspan>", svg)
-    assert [text[:10] for text in below] == ["a paper", "no numbers", "numbers no"]
+    assert "a paper. no numbers" in below[1]
+    assert below[-1] == "Mean of 3 runs, with its 95 % confidence interval"
+    assert max(map(len, below)) <= 84
     assert (marks(svg, "point"), marks(svg, "line mark"), marks(svg, "area mark")) == (3, 2, 2)
     assert "stroke-dasharray" in svg
 

@@ -1,4 +1,4 @@
-"""Charts of the HTML page: their contents, their Vega-Lite specifications, and the light and dark themes."""
+"""Charts of the HTML page and of files: their contents, Vega-Lite specifications, and the light and dark themes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
-from lamina.report.chart_files import Mark, chart_package, in_order
+from lamina.errors import MissingExtraError
+from lamina.tasks.metrics import BOUNDS
 from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
     import altair as alt
 
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
     Channels = dict[str, Any]  # keyword arguments of altair's methods
+    Rows: TypeAlias = Sequence[Mapping[str, Any]]  # rows of a table of results: column -> cell
 
+Mark: TypeAlias = JSONObject  # one row of a chart's data, as Vega-Lite reads it
 Spec: TypeAlias = JSONObject  # a Vega-Lite specification or config
 Domain: TypeAlias = tuple[float, float]  # lowest and highest value of an axis
 
@@ -26,6 +29,9 @@ LAYER = "layer (0 = embeddings)"
 FEW_TICKS = 26  # up to this many values of x, each value has a tick
 FEW_SERIES = 8  # number of colours that can be told apart; more series get shades of one colour
 FEW_LABELS = 6  # up to this many lines, each line has its name at its end instead of a legend
+MOST_LABELS = 3  # with more lines, those with the highest ends are named there, beside the legend
+INTERVAL_SEEDS = 3  # smallest number of runs for which an interval is drawn
+UNBOUNDED = (float("-inf"), float("inf"))
 NUMBERED = 13  # up to this many columns, a heat map shows its numbers
 HEIGHT = 260  # height of all charts but heat maps, in pixels
 LABEL_HEIGHT = 15  # height of a line's name, in pixels
@@ -51,6 +57,7 @@ class Drawing:
     remark: str = ""  # what a point averages (seeds, rows) and which interval it has; shown below the chart
     log_x: bool = False  # whether the x axis is logarithmic
     apart: bool = False  # whether each panel has its own value scale, as panels of different metrics need
+    from_zero: bool = False  # whether the colours of a heat map begin at 0, as those of shares do
 
     @property
     def panels(self) -> list[str]:
@@ -64,10 +71,60 @@ class Drawing:
         return sorted(names) if _numeric(self.rows, "colour") else names
 
     @property
-    def has_direct_labels(self) -> bool:
-        """Whether each line has its name written at its end, which replaces the legend."""
-        is_few = 1 < len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
-        return self.kind == "line" and is_few and _numeric(self.rows, "x")
+    def has_line_labels(self) -> bool:
+        """Whether lines have their names written at their ends: all lines if they are few, otherwise the highest."""
+        return self.kind == "line" and len(self.series) > 1 and _numeric(self.rows, "x")
+
+    @property
+    def has_legend(self) -> bool:
+        """Whether the chart has a legend. A few lines need none, because all their names are at their ends."""
+        is_few = len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
+        return len(self.series) > 1 and not (is_few and self.has_line_labels)
+
+
+def chart_package(op: str) -> ModuleType:
+    """Import altair, check that it can save charts, and return it; `op` is the operation, for messages.
+
+    Raises MissingExtraError if altair or vl-convert is not installed.
+    """
+    try:
+        import altair
+        import vl_convert  # noqa: F401  charts are saved through it
+    except ImportError as error:
+        raise MissingExtraError.of(error, op=op, extra="report") from error
+    return altair
+
+
+def in_order(rows: Rows, key: str) -> list[Any]:
+    """Return the distinct values of a key, in the order of their first rows."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
+    """Return the two ends of the interval mean ± half, cut off at the lowest and highest possible value of the metric.
+
+    A t interval over few seeds can extend beyond the highest possible score. Nothing is cut off if the metric's range
+    is not known, or if the mean is outside the range (because it is a difference of scores, for example).
+
+    Args:
+        mean: Middle of the interval.
+        half: Half the width of the interval.
+        metrics: Names of the metrics whose scores are averaged; the widest of their ranges is used.
+        scale: Factor by which the scores were multiplied, such as 100 for per cent.
+    """
+    ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
+    low, high = (scale * end for end in (min(low for low, _ in ranges), max(high for _, high in ranges)))
+    if not low <= mean <= high:
+        return mean - half, mean + half
+    return max(mean - half, low), min(mean + half, high)
+
+
+def single_runs(mean: float, spread: float, runs: int) -> list[float]:
+    """Return the scores of two runs, computed from their mean and sample standard deviation `spread`.
+
+    Two values a and b have the sample standard deviation |a - b| / sqrt(2). For another number of runs, return [].
+    """
+    return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
@@ -94,7 +151,7 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
     description = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
     # Altair would validate the specification and visit every cell of the data, which takes longer than everything else.
     spec = chart.properties(description=description).to_dict(validate=False)
-    rows = _with_line_labels(drawing, domain) if drawing.has_direct_labels else drawing.rows
+    rows = _with_line_labels(drawing, domain) if drawing.has_line_labels else drawing.rows
     return {**spec, "data": {"values": rows}}
 
 
@@ -167,13 +224,13 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
     """Return the channels that distinguish series: "color", and with `shape` also "shape"; {} for a single series.
 
-    Charts whose lines have their names at their ends get no legend.
+    Charts whose lines all have their names at their ends get no legend.
     """
     names = drawing.series
     if len(names) < 2:
         return {}
     shades = _numeric(drawing.rows, "colour") or len(names) > FEW_SERIES
-    legend = None if drawing.has_direct_labels else altair.Legend(symbolOpacity=1)
+    legend = altair.Legend(symbolOpacity=1) if drawing.has_legend else None
     options = {"title": drawing.titles.get("colour"), "scale": altair.Scale(domain=names), "legend": legend}
     channels = {"color": altair.Color(f"colour:{'O' if shades else 'N'}", **options)}
     if shape and not shades:
@@ -187,7 +244,7 @@ def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | No
     With the channel, marks of the selected series have the given opacity and all other marks are faint. Without a
     legend, the selection is None and the opacity is constant.
     """
-    if len(drawing.series) < 2 or drawing.has_direct_labels:
+    if not drawing.has_legend:
         return None, altair.value
     picked = altair.selection_point(name="picked", fields=["colour"], bind="legend")
     return picked, lambda opacity: altair.condition(picked, altair.value(opacity), altair.value(0.08))
@@ -244,7 +301,10 @@ def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Chann
 
 
 def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x."""
+    """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x.
+
+    If x is a name, no line connects the points, and the points of several series stand side by side.
+    """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
     y, low = (altair.Y(f"{key}:Q", title=drawing.titles.get("value"), scale=scale) for key in ("value", "low"))
@@ -252,18 +312,23 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
     colour, marked = _colour(altair, drawing), _colour(altair, drawing, shape=True)
     means = _plain_rows(base, drawing)
     has_across = any(row.get("across") for row in drawing.rows)
-    curve = means.transform_filter("!datum.across") if has_across else means
+    across = means.transform_filter("datum.across")
+    is_number = _numeric(drawing.rows, "x")
+    if not is_number and colour:
+        base = base.encode(xOffset=altair.XOffset("colour:N", sort=drawing.series))
+    curve = _plain_rows(base, drawing).transform_filter("!datum.across") if has_across else _plain_rows(base, drawing)
     layers = []
     if any("low" in row for row in drawing.rows):
-        is_number = _numeric(drawing.rows, "x")
-        band = means.mark_area() if is_number else means.mark_rule(strokeWidth=2)
-        layers.append(band.encode(y=low, y2="high:Q", opacity=opacity(0.16 if is_number else 1), **colour))
-    layers.append(curve.mark_line(strokeWidth=2).encode(y=y, opacity=opacity(1), **colour))
+        rules = [(curve.mark_rule(strokeWidth=2), 1), (across.mark_area(), 0.16)]
+        bands = [(means.mark_area(), 0.16)] if is_number else rules
+        layers += [band.encode(y=low, y2="high:Q", opacity=opacity(shade), **colour) for band, shade in bands]
+    if is_number:
+        layers.append(curve.mark_line(strokeWidth=2).encode(y=y, opacity=opacity(1), **colour))
     if has_across:
-        across = means.transform_filter("datum.across").mark_line(strokeWidth=2, strokeDash=[6, 4])
-        layers.append(across.encode(y=y, opacity=opacity(1), tooltip=_tooltip(altair, drawing), **colour))
+        line = across.mark_line(strokeWidth=2, strokeDash=[6, 4])
+        layers.append(line.encode(y=y, opacity=opacity(1), tooltip=_tooltip(altair, drawing), **colour))
     layers += _extra_marks(altair, base, drawing, {"y": y}, colour)
-    if drawing.has_direct_labels:
+    if drawing.has_line_labels:
         named = means.transform_filter("isValid(datum.label_y)").mark_text(align="left", dx=9, fontSize=12)
         height = altair.Y("label_y:Q", title=drawing.titles.get("value"), scale=scale)
         layers.append(named.encode(y=height, text="colour:N", **colour))
@@ -274,10 +339,11 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
 
 
 def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
-    """Return the rows of a line chart, with the key "label_y" added to the last point of every line.
+    """Return the rows of a line chart, with the key "label_y" added to the last point of every line that is named.
 
     "label_y" is the height at which the line's name is written, in units of the value axis. The names are in the order
-    of the lines' ends, and moved apart so that they do not overlap.
+    of the lines' ends, and moved apart so that they do not overlap. Beside a legend, only the `MOST_LABELS` lines with
+    the highest ends are named.
     """
     rows = [dict(row) for row in drawing.rows]
     panels: dict[str, dict[str, Mark]] = {}  # name of a panel -> name of a line -> its last point
@@ -291,7 +357,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
         values = [row[key] for row in in_panel for key in ("low", "value", "high") if key in row]
         low, high = (min(values), max(values)) if drawing.apart else _value_ends(drawing, domain)
         gap = (high - low) * LABEL_HEIGHT / HEIGHT
-        ordered = sorted(ends.values(), key=lambda row: row["value"])
+        ordered = sorted(ends.values(), key=lambda row: row["value"])[-MOST_LABELS if drawing.has_legend else 0 :]
         places = _spaced([row["value"] for row in ordered], gap, low, high)
         for row, place in zip(ordered, places, strict=True):
             row["label_y"] = place
@@ -373,7 +439,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
     """
     rows, titles = drawing.rows, drawing.titles
     values = [row["value"] for row in rows] or [0.0]
-    low, high = domain or (min(values), max(values))
+    low, high = domain or (0.0 if drawing.from_zero else min(values), max(values))
     scale, needs_dark_text = _heat_scale(altair, low, high)
     columns = in_order(rows, "x")
     names = {str(row["x"]): str(row["x_label"]) for row in rows if "x_label" in row}

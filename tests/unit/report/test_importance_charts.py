@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError, DataError
-from lamina.report import importance_charts as figures
-from lamina.report.importance_charts import draw_importances, importance_over_training, ramp
+from lamina.report.charts import RULE, Drawing
+from lamina.report.importance_charts import (
+    FINAL,
+    MOST_BARS,
+    TRAINING,
+    draw_importances,
+    importance,
+    importance_drawings,
+    importance_over_training,
+)
 from lamina.train.results import summarise
 
 LAYERS = (0, 1, 2)
@@ -42,57 +50,52 @@ def drawn(path: Path) -> tuple[list[str], int, int]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg), marks[0], marks[1]
 
 
-def spied(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the bars and of the lines that are passed on to be drawn."""
-    seen: dict[str, list[dict[str, Any]]] = {}
-    bars, lines = figures.importance, figures._lines
-    monkeypatch.setattr(figures, "importance", lambda rows, path: seen.update(bars=rows) or bars(rows, path))
-    monkeypatch.setattr(figures, "_lines", lambda alt, rows, x: seen.update(lines=rows) or lines(alt, rows, x))
-    return seen
+def marks(drawing: Drawing) -> list[dict[str, Any]]:
+    """The rows of a chart without its lines of reference."""
+    return [row for row in drawing.rows if row.get("mark") != RULE]
+
+
+@pytest.mark.parametrize("readers", [1, MOST_BARS, MOST_BARS + 1])
+def test_importance_shows_every_reader_and_layer(tmp_path: Path, readers: int):
+    rows = [row for number in range(readers, 0, -1) for row in shares(f"reader-{number}", epochs=1)]
+    path = importance(rows, tmp_path / "figure.svg")
+    texts, *_ = drawn(path)
+    assert {"Which layers each reader uses", "layer (0 = embeddings)", "share of the layer"} <= set(texts)
+    named = [text for text in texts if text.startswith("reader-")]
+    assert named == [f"reader-{number}" for number in range(readers, 0, -1)]
+    bars = re.findall(r'aria-roledescription="(?:bar|rect mark)"', path.read_text("utf-8"))
+    assert len(bars) == 3 * readers
+    # Bars have a line at equal shares, the cells of a heat map have numbers.
+    expected = {"1/3": readers, "0.41": 0} if readers <= MOST_BARS else {"1/3": 0, "0.41": readers}
+    assert {text: texts.count(text) for text in expected} == expected
 
 
 def test_a_line_per_layer_and_a_panel_per_reader(tmp_path: Path):
     rows = [*shares("one"), *shares("two")]
     texts, lines, bands = drawn(importance_over_training(rows, tmp_path / "a.svg", title="How they form"))
-    assert {"How they form", "one", "two", "epoch", "importance", "0", "1", "2"} <= set(texts)
+    assert {"How they form", "one", "two", "epoch", "share of the layer", "0", "1", "2"} <= set(texts)
     assert (lines, bands) == (6, 0)
     assert texts.index("one") < texts.index("two")
 
 
-def test_steps_are_drawn_where_they_were_taken_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen = spied(monkeypatch)
-    texts, lines, _ = drawn(importance_over_training(shares("one", every=2), tmp_path / "a.svg"))
-    assert ("step" in texts, "epoch" in texts, lines) == (True, False, 3)
-    assert sorted({row["step"] for row in seen["lines"]}) == [0, 2, 4, 6, 8]
-    assert len(seen["lines"]) == 15  # none twice, though an epoch ends at steps 4 and 8
+def test_steps_are_drawn_where_they_were_taken_down():
+    lines = importance_drawings(shares("one", every=2), [table_row("cola", "Ada", {"one": 2})])[TRAINING]
+    assert lines.titles["x"] == "step"
+    assert sorted({row["x"] for row in lines.rows}) == [0, 2, 4, 6, 8]
+    assert len(lines.rows) == 15  # none twice, though an epoch ends at steps 4 and 8
 
 
-def test_runs_of_one_reader_are_their_mean_with_a_band(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen, tilts = spied(monkeypatch), (0.0, 0.03, 0.09)
-    rows = [{**row, "run": str(tilt)} for tilt in tilts for row in shares("one", tilt)]
-    _, lines, bands = drawn(importance_over_training(rows, tmp_path / "a.svg"))
-    assert (lines, bands) == (3, 3)
-    (last,) = (row for row in seen["lines"] if (row["epoch"], row["layer"]) == (2, 2))
-    expected = summarise([1 / 3 + 0.16 + tilt for tilt in tilts])
-    assert last["importance"] == pytest.approx(expected.mean)
-    assert last["high"] - last["importance"] == pytest.approx(expected.interval)
-    assert all(0 <= row["low"] <= row["importance"] <= row["high"] <= 1 for row in seen["lines"])
-
-
-def test_the_highest_lines_are_named_at_their_end():
-    rows = [
-        {"reader": "a", "epoch": epoch, "layer": layer, "importance": share}
-        for epoch in (1, 2)
-        for layer, share in enumerate((0.4, 0.3, 0.29, 0.01))
-    ]
-    named = [(row["epoch"], row["layer"]) for row in figures._named(rows, "epoch") if row["name"]]
-    assert named == [(2, 0), (2, 1)]  # layer 2 ends too near to layer 1
-
-
-def test_colours_are_in_order_and_differ():
-    assert ramp(len(figures.RAMP)) == list(figures.RAMP)
-    assert (ramp(25)[0], ramp(25)[-1], len(set(ramp(25)))) == (figures.RAMP[0], figures.RAMP[-1], 25)
-    assert ramp(1) == [figures.RAMP[0]]
+def test_runs_of_one_reader_are_their_mean_with_a_band(tmp_path: Path):
+    tilts = {"a-0": 0.0, "a-1": 0.03, "a-2": 0.09}
+    rows = [row for run, tilt in tilts.items() for row in shares(run, tilt)]
+    lines = importance_drawings(rows, [table_row("cola", "Ada", dict.fromkeys(tilts, 2))])[TRAINING].rows
+    (last,) = (row for row in lines if (row["x"], row["colour"]) == (2, 2))
+    expected = summarise([1 / 3 + 0.16 + tilt for tilt in tilts.values()])
+    assert last["value"] == pytest.approx(expected.mean)
+    assert last["high"] - last["value"] == pytest.approx(expected.interval)
+    assert all(0 <= row["low"] <= row["value"] <= row["high"] <= 1 for row in lines)
+    of_one = [{**row, "reader": "a"} for row in rows]
+    assert drawn(importance_over_training(of_one, tmp_path / "a.svg"))[1:] == (3, 3)
 
 
 # A recipe's run
@@ -103,8 +106,7 @@ def table_row(task: str, method: str, runs: dict[str, int | None], **settings: A
     return {"task": task, "method": method, "settings": settings, "runs": of_runs}
 
 
-def test_the_bars_are_those_of_the_epochs_that_were_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen = spied(monkeypatch)
+def test_the_bars_are_those_of_the_epochs_that_were_kept(tmp_path: Path):
     table = [
         table_row("cola", "AdaLayers", {"a-0": 1, "a-1": 2}),
         table_row("cola", "last layer", {"last": 2}),
@@ -114,32 +116,29 @@ def test_the_bars_are_those_of_the_epochs_that_were_kept(tmp_path: Path, monkeyp
     paths = draw_importances(rows, table, tmp_path)
     assert paths == [tmp_path / "importance.png", tmp_path / "importance-over-training.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    bars = {(row["reader"], row["layer"]): row for row in seen["bars"]}
+    bars = {(row["facet"], row["x"]): row for row in marks(importance_drawings(rows, table)[FINAL])}
     assert list(dict.fromkeys(reader for reader, _ in bars)) == ["cola: AdaLayers", "ner: AdaLayers"]
     kept = [1 / 3 + 0.08, 1 / 3 + 0.16 + 0.06]  # of layer 2: the first epoch of one run, the second of the other
-    assert bars["cola: AdaLayers", 2]["importance"] == pytest.approx(sum(kept) / 2)
+    assert bars["cola: AdaLayers", 2]["value"] == pytest.approx(sum(kept) / 2)
     assert "low" not in bars["cola: AdaLayers", 2]  # two runs are too few for an interval
-    assert bars["ner: AdaLayers", 2]["importance"] == pytest.approx(1 / 3 + 0.16)
+    assert bars["ner: AdaLayers", 2]["value"] == pytest.approx(1 / 3 + 0.16)
     assert "low" not in bars["ner: AdaLayers", 2]
 
 
-def test_of_a_grid_the_best_setting_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen = spied(monkeypatch)
+def test_of_a_grid_the_best_setting_is_drawn():
     table = [
         table_row("cola", "AdaLayers", {"a-8": 2}, **{"fusion.alpha": 8}),
         table_row("cola", "AdaLayers", {"a-1": 2}, **{"fusion.alpha": 1}),
     ]
-    draw_importances([*shares("a-1", 0.1), *shares("a-8")], table, tmp_path)
-    assert (
-        {row["reader"] for row in seen["bars"]} == {"AdaLayers, fusion.alpha=8"} == {r["reader"] for r in seen["lines"]}
-    )
-    assert seen["bars"][2]["importance"] == pytest.approx(1 / 3 + 0.16)
+    drawings = importance_drawings([*shares("a-1", 0.1), *shares("a-8")], table)
+    assert {drawing.panels[0] for drawing in drawings.values()} == {"AdaLayers, fusion.alpha=8"}
+    assert [len(drawing.panels) for drawing in drawings.values()] == [1, 1]
+    assert marks(drawings[FINAL])[2]["value"] == pytest.approx(1 / 3 + 0.16)
 
 
-def test_steps_after_the_epoch_that_was_kept_change_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen = spied(monkeypatch)
-    draw_importances(shares("a", every=1), [table_row("cola", "Ada", {"a": 1})], tmp_path)
-    assert [row["importance"] for row in seen["bars"]] == pytest.approx([1 / 3 - 0.08, 1 / 3, 1 / 3 + 0.08])
+def test_steps_after_the_epoch_that_was_kept_change_no_bar():
+    bars = importance_drawings(shares("a", every=1), [table_row("cola", "Ada", {"a": 1})])[FINAL]
+    assert [row["value"] for row in marks(bars)] == pytest.approx([1 / 3 - 0.08, 1 / 3, 1 / 3 + 0.08])
 
 
 def test_there_may_be_nothing_to_draw(tmp_path: Path):
