@@ -205,14 +205,18 @@ class LeastOptions(NamedTuple):
         """Return, for each option about the choice of blocks, whether it was set."""
         return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
+    def seed_option(self) -> dict[str, bool]:
+        """Return whether the seed was set."""
+        return {"--seed": self.seed is not None}
+
 
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
     """Return a function that applies the requested edits; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
-    has no number, or `least` has options without `--drop auto:N`.
+    has no number, `least` has options without `--drop auto:N`, or a seed that no edit uses.
     """
-    from lamina.recipes.edits import EDITS
+    from lamina.recipes.edits import EDITS, is_random
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
 
     if not changes:
@@ -222,6 +226,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
         )
     automatic = next((str(a["layers"]) for name, a in changes if name == "drop" and _is_auto(a["layers"])), None)
     _check_used("--drop auto:N", {**least.data_options(), **least.choice_options()}, requested=automatic is not None)
+    is_seeded = automatic is not None or any(is_random(name, arguments) for name, arguments in changes)
+    _check_used("random weights (--reinit, --init) or --drop auto:N", least.seed_option(), requested=is_seeded)
     if automatic is None:
         return partial(_apply_all, [partial(EDITS[name], **arguments) for name, arguments in changes])
     count = automatic.removeprefix("auto:")
@@ -243,7 +249,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     """Return a function that applies the plan in a file.
 
     Raises ConfigError if `named` is not empty, or the plan is wrong; and if `least` sets how blocks are chosen, which
-    the plan says, or has a task or data folder that the plan does not use.
+    the plan says, or has a task, data folder or seed that the plan does not use.
 
     Args:
         plan: The file.
@@ -257,6 +263,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     _check_used("--drop auto:N", least.choice_options(), requested=False)
     edit_plan = read_plan(plan)
     _check_used("drop_least in the plan", least.data_options(), requested=edit_plan.needs_weights())
+    _check_used("an edit in the plan that uses it", least.seed_option(), requested=edit_plan.uses_seed())
     if least.task is not None:
         fields = {**edit_plan.model_dump(exclude_unset=True, exclude={"task"}), "task": task_fields(least.task)}
         edit_plan = parse_plan(fields, op=f"plan {plan}")

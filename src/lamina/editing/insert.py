@@ -34,7 +34,7 @@ INITS = ("identity", "unit", "xavier", "he", "zero")
 PLACEMENTS = ("weight", "output")
 KERNEL = 3  # default kernel size of a layer after a convolution
 GELU_IS_ONE = 1.1444507183528787  # the c with gelu(c) = c * Phi(c) = 1
-_RANDOM = ("xavier", "he")  # values of `init` that draw random numbers
+RANDOM = ("xavier", "he")  # values of `init` that draw random numbers
 _OP = "insert_"
 
 
@@ -165,7 +165,7 @@ def _insert(
     """
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
-    if seed is None and options.init in _RANDOM:
+    if seed is None and options.init in RANDOM:
         seed = draw_seed(generator)
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     templates = [next(site.projection.parameters(recurse=False)) for site in sites]
@@ -320,7 +320,7 @@ def _new_weight(
     `axes` is the number of spatial axes of a convolution, 0 for a linear map. `generator` draws random weights.
     """
     dtype = torch.promote_types(template.dtype, torch.float32)
-    if options.init not in _RANDOM:
+    if options.init not in RANDOM:
         weight = torch.zeros(shape, dtype=dtype, device=template.device)
         if options.init != "zero":
             scale = GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, create_model
 
 from lamina.editing.duplicate import duplicate_
 from lamina.editing.freeze import check_parts, freeze_
-from lamina.editing.insert import insert_
+from lamina.editing.insert import RANDOM, insert_
 from lamina.editing.keep import drop_, keep_, truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
@@ -107,6 +107,11 @@ def check_edit(edit: str, arguments: Arguments) -> None:
     Raises ValidationError if an argument or value does not fit the edit; UnknownNameError if there is no such edit.
     """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
+
+
+def is_random(edit: str, arguments: Arguments) -> bool:
+    """Return whether an edit draws random weights, which a seed determines."""
+    return edit == "reinit" or (edit == "insert" and arguments.get("init") in RANDOM)
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:

@@ -253,6 +253,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
     [
         (["-o", "OUT"], "edit: no edit is asked for"),
         (["--truncate", 1, "--layers", 2, "-o", "OUT"], "edit: --layers was given without --insert"),
+        (["--insert", "ffn", "--seed", 3, "-o", "OUT"], "edit: --seed was given without random weights"),
         (["--insert", "ffn", "--scope", "block", "-o", "OUT"], "edit: --scope was given without --reinit"),
         (["--truncate", 1], r"edit: there is no folder to save to. Use -o OUT, or --dry-run"),
         (["--truncate", 9, "-o", "OUT"], "truncate_: keep is 9; the main stack has 3 blocks"),
@@ -403,6 +404,7 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: [{drop_least: {count: 1, by: luck}}]", (), "'luck'"),
         ("edits: []", (), "edits: "),
         ("edits: [{merge: {}}]", ("--task", "cola"), "--task was given without drop_least in the plan"),
+        ("edits: [{merge: {}}]", ("--seed", "1"), "--seed was given without an edit in the plan that uses it"),
         ("edits: [{merge: {}}]\ntask: {preset: cola, epochs: 3}", (), "'epochs' is for lamina train"),
         ("edits: [{merge: {}}]\ntask: cola", (), "no edit measures on a task; only drop_least does"),
     ],

@@ -21,7 +21,7 @@ from lamina.editing.keep import drop_
 from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups
-from lamina.recipes.edits import EDITS, apply_edits, check_edit
+from lamina.recipes.edits import EDITS, apply_edits, check_edit, is_random
 from lamina.recipes.load_tasks import NOT_DATA, load_task
 from lamina.recipes.schema import TaskRecipe, slug
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
@@ -452,6 +452,11 @@ class EditPlan(Strict):
     def needs_weights(self) -> bool:
         """Whether the model must have its weights, because the plan measures it."""
         return any(DROP_LEAST in edit for edit in self.edits)
+
+    def uses_seed(self) -> bool:
+        """Whether the result depends on the seed, because an edit makes random weights or measures the model."""
+        named = [(name, arguments or {}) for edit in self.edits for name, arguments in edit.items()]
+        return self.needs_weights() or any(is_random(name, arguments) for name, arguments in named)
 
 
 def read_plan(path: Path) -> EditPlan:
