@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -49,7 +49,8 @@ def check_range(
 
 
 MAX_BYTES = 1 << 26  # largest file of settings, and longest line of a data file, that is read
-_DEPTH = 100  # deepest nesting of lists and mappings in JSON that is read
+_SHOWN = 100  # characters of a key that an error repeats
+_NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each value
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -66,39 +67,46 @@ class RepeatedKeyError(ValueError):
     The message is such as "the key 'label' comes twice".
     """
 
-    def __init__(self, keys: Sequence[object]) -> None:
-        super().__init__(f"the key '{next(key for key in keys if keys.count(key) > 1)}' comes twice")
+    def __init__(self, keys: Iterable[Hashable]) -> None:
+        seen = set[Hashable]()
+        key = str(next(key for key in keys if key in seen or seen.add(key)))
+        super().__init__(f"the key '{key if len(key) <= _SHOWN else key[:_SHOWN] + '...'}' comes twice")
+
+
+class TooDeepError(ValueError):
+    """Raised when lists and objects in a JSON text are nested more deeply than is read."""
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return the pairs of a JSON object as a dict; raise RepeatedKeyError if a key comes twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise RepeatedKeyError([key for key, _ in pairs])
+        raise RepeatedKeyError(key for key, _ in pairs)
     return fields
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # `json.loads` would make one for each row of a file
 
 
-def parse_json(text: str) -> Any:  # noqa: ANN401
+def parse_json(text: str, max_depth: int = 100) -> Any:  # noqa: ANN401
     """Return the value of a JSON text that a user or another program wrote.
 
     Raises:
-        ValueError: If the text is not JSON, or is nested more than 100 levels deep.
+        ValueError: If the text is not JSON.
         RepeatedKeyError: If an object has a key twice. It is a ValueError.
+        TooDeepError: If lists and objects are nested more than `max_depth` levels deep. It is a ValueError.
     """
     with suppress(RecursionError):
         value = _DECODER.decode(text)
-        level = [value] if text.count("[") + text.count("{") > _DEPTH else []
-        for _ in range(_DEPTH + 2):
-            if not level:  # almost always at once: this runs for each row of a file
+        if text.count("[") + text.count("{") <= max_depth:  # almost always: this runs for each row of a file
+            return value
+        level = [value]
+        for _ in range(max_depth + 1):
+            lists = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, _NESTED)]
+            if not lists:
                 return value
-            nested = (
-                part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)
-            )
-            level = [child for children in nested for child in children]
-    raise ValueError(f"it is nested more than {_DEPTH} deep")
+            level = list(itertools.chain.from_iterable(lists))
+    raise TooDeepError(f"it is nested more than {max_depth} deep")
 
 
 def pluralize(count: int, noun: str) -> str:

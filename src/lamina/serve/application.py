@@ -38,6 +38,7 @@ from lamina.serve import responses, telemetry
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
+from lamina.serve.json_body import use_json_routes
 from lamina.serve.kserve import add_kserve
 from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
 from lamina.serve.problems import problem_body, wait_while_connected, wrong_place
@@ -165,6 +166,7 @@ def create_app(
     )
     app.state.scheduler, app.state.generator = scheduler, generator
     app.state.reloader = reloader = Reloader(scheduler, source, readers_root)
+    use_json_routes(app, settings)
     app.add_middleware(RequestGuard, settings=settings)
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from fastapi import HTTPException, Request, Response
-from fastapi.routing import APIRoute
 
 from lamina.errors import ConfigError, check_known
-from lamina.serve.middleware import JSON_BYTES
+from lamina.serve.json_body import JSONRequest, JSONRoute, parse_body
 from lamina.serve.problems import wait_while_connected
 from lamina.serve.responses import scores_whole_texts
 from lamina.serve.schemas import InferRequest, InferTensor
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from lamina.serve.scheduler import Scheduler, ServedBank
     from lamina.serve.workers import Prediction
 
-_HEADER = JSON_BYTES.decode()
+_HEADER = "inference-header-content-length"  # size of the JSON before binary data
 _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
 
@@ -68,52 +67,44 @@ class OutputTensor(TypedDict):
     parameters: NotRequired[dict[str, int]]
 
 
-class InferHTTPRequest(Request):
+class InferHTTPRequest(JSONRequest):
     """An inference request. Its body is always read as JSON, even if its tensors came as binary data."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         super().__init__({**scope, "headers": [*headers, (b"content-type", b"application/json")]}, receive)
-        self._decoded: bytes | None = None
 
-    async def body(self) -> bytes:
-        """Return the body as JSON; binary data become the `data` of their tensors.
+    async def json(self) -> Any:  # noqa: ANN401
+        """Return the value of the JSON; binary data become the `data` of their tensors.
 
-        Raises:
-            HTTPException: With status 422 if the sizes of JSON or binary data do not fit the body.
+        Raises the errors of `parse_body`, and HTTPException with status 422 if the sizes of JSON or binary data do not
+        fit the body.
         """
-        if self._decoded is None:
-            body, size = await super().body(), self.headers.get(_HEADER)
-            self._decoded = body if size is None else _with_data(body, size)
-        return self._decoded
+        size = self.headers.get(_HEADER)
+        return await super().json() if size is None else _with_data(await self.body(), size, self.app.state.max_depth)
 
 
-class InferRoute(APIRoute):
+class InferRoute(JSONRoute):
     """A route that receives requests as `InferHTTPRequest`."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
-        answer = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await answer(InferHTTPRequest(request.scope, request.receive))
-
-        return handle
+    request_class = InferHTTPRequest
 
 
-def _with_data(body: bytes, size: str) -> bytes:
-    """Return the JSON of a request, with the binary data behind it moved into its tensors.
+def _with_data(body: bytes, size: str, max_depth: int) -> object:
+    """Return the value of a request's JSON, with the binary data behind it moved into its tensors.
 
     Args:
         body: JSON, followed by the binary data of its tensors in their order.
         size: Number of bytes of the JSON, as the client wrote it.
+        max_depth: How deeply the JSON may be nested.
 
     Raises:
-        HTTPException: With status 422 if the sizes do not fit the body, or the data are not texts.
+        HTTPException: With status 422 if the sizes do not fit the body, the data are not texts, or `parse_body` refuses
+            the JSON.
     """
     try:
         end = int(size)
-        found = json.loads(body[:end])
+        found = parse_body(body[:end], max_depth)
         for tensor in found["inputs"]:
             count = (tensor.get("parameters") or {}).get("binary_data_size")
             if count is not None:
@@ -125,7 +116,7 @@ def _with_data(body: bytes, size: str) -> bytes:
         raise HTTPException(422, f"the body does not fit {_HEADER}: {size}; {rule}") from None
     if end != len(body):
         raise HTTPException(422, f"the body has {len(body)} bytes, but its JSON and tensors have {end}")
-    return json.dumps(found).encode()
+    return found
 
 
 def _strings(data: bytes, size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checks before a request reaches the application: its key, the size of its body and the depth of its JSON.
+"""Checks before a request reaches the application: its key and the size of its body.
 
 HEAD requests are answered here too, on every path that answers GET.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import re
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from lamina.serve.problems import problem_body
-from lamina.utils import RepeatedKeyError, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,24 +19,13 @@ if TYPE_CHECKING:
 
     from lamina.serve.settings import Settings
 
-JSON_BYTES = b"inference-header-content-length"  # header with the size of the JSON before binary data, in KServe's v2
 OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no key: the page, which asks for it, and probes
 ADMIN = "/readers"  # this path and those below change what is served, and have a key of their own
-_DIGITS = 20  # of a number that is larger than any body; int() refuses thousands of digits
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
 ]
-# A whole JSON string, or one bracket. Possessive quantifiers (++, *+) keep the time linear in the size of the body.
-_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
-# One half of a pair of surrogates, as an escape or as three bytes; whole pairs and other escapes match without a group.
-_SURROGATES = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.|(\xed[\xa0-\xbf][\x80-\xbf])",
-    re.DOTALL,
-)
-_ANY_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 class Refusal(NamedTuple):
@@ -88,7 +75,7 @@ class RootPath:
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses requests by their key, size or depth. Others are passed on with the whole body.
+    """ASGI middleware that refuses requests by their key or size. Others are passed on with the whole body.
 
     It also adds headers to every response that forbid caching the response and guessing its type.
     """
@@ -116,7 +103,6 @@ class RequestGuard:
                 body = await self._body(receive)
         except TimeoutError:
             body = Refusal(408, f"the body did not come within {timeout_s:g} s.", "Timeout")
-        body = self._checked(body, _json_bytes(scope)) if isinstance(body, bytes) else body
         if isinstance(body, Refusal):
             await _refuse(send_with_headers, path_of(scope), body)
             return
@@ -167,25 +153,6 @@ class RequestGuard:
                 return Refusal(413, f"the body is larger than {limit} bytes, the most that is accepted.", "Validation")
         return b"".join(parts)
 
-    def _checked(self, body: bytes, json_bytes: int | None) -> bytes | Refusal:
-        """Return a body with "�" in place of lone surrogates, which no response can repeat; or a refusal.
-
-        `json_bytes` is the size of the JSON at the start, if binary data follow it. A body is refused if its JSON is
-        not in UTF-8, is nested too deeply, or has an object with a key twice.
-        """
-        part, data = body[:json_bytes], b"" if json_bytes is None else body[json_bytes:]
-        if not json.detect_encoding(part).startswith("utf-8"):
-            return Refusal(422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
-        if depth_of(part) > (limit := self._settings.max_depth):
-            return Refusal(422, f"the body is nested too deeply; at most {limit} levels are accepted.", "Validation")
-        try:
-            parse_json(part.decode())
-        except RepeatedKeyError as error:
-            return Refusal(422, f"the body is not clear: {error}.", "Validation")
-        except ValueError:
-            pass  # the application says what is wrong
-        return without_lone_surrogates(part) + data
-
 
 def _encoding_problem(scope: Scope) -> Refusal | None:
     """Return a refusal if a request's body is compressed, because that is not supported; else None."""
@@ -195,39 +162,10 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
     return Refusal(415, f"the body has Content-Encoding {encoding}; send it uncompressed.", "Validation")
 
 
-def _json_bytes(scope: Scope) -> int | None:
-    """Return the size of the JSON at the start of a KServe v2 body, if binary data follow; else None."""
-    size = dict(scope["headers"]).get(JSON_BYTES, b"")
-    return int(size) if path_of(scope).endswith("/infer") and size.isdigit() and len(size) < _DIGITS else None
-
-
 def path_of(scope: Scope) -> str:
     """Return the path of a request within the application. The application may be mounted under another path."""
     root = scope.get("root_path", "").rstrip("/")
     return scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
-
-
-def depth_of(body: bytes) -> int:
-    """Return how deeply lists and objects are nested in JSON. Deep nesting would exceed Python's recursion limit."""
-    depth = deepest = 0
-    for part in _PARTS.finditer(body):
-        if part[0] in (b"[", b"{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif part[0] in (b"]", b"}"):
-            depth -= 1
-    return deepest
-
-
-def without_lone_surrogates(body: bytes) -> bytes:
-    """Return JSON with "\ufffd" in place of each half of a pair of surrogates that stands alone; the size stays."""
-
-    def replaced(part: re.Match[bytes]) -> bytes:
-        if part[1]:
-            return rb"\ufffd"
-        return "\ufffd".encode() if part[2] else part[0]
-
-    return _SURROGATES.sub(replaced, body) if _ANY_SURROGATE.search(body) else body
 
 
 async def _refuse(send: Send, path: str, refusal: Refusal) -> None:
