@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -80,9 +81,7 @@ def _install_messages(serving: MessagesServing) -> None:
         message = convert(response)
         if response.choices[0].finish_reason != "content_filter":
             return message
-        # vLLM's own class allows no such reason
-        refused = create_model("Refused", __base__=type(message), stop_reason=(str, "refusal"))
-        return refused.model_construct(**{**dict(message), "stop_reason": "refusal"})
+        return _refusable(type(message)).model_construct(**{**dict(message), "stop_reason": "refusal"})
 
     async def stream_with_reason(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
         flagged = False
@@ -99,6 +98,12 @@ def _install_messages(serving: MessagesServing) -> None:
 
     serving.messages_full_converter = convert_with_reason
     serving.message_stream_converter = stream_with_reason
+
+
+@cache
+def _refusable(message: type[BaseModel]) -> type[BaseModel]:
+    """Return a subclass of vLLM's class of messages that allows the stop reason "refusal"."""
+    return create_model("Refused", __base__=message, stop_reason=(str, "refusal"))
 
 
 def _install_batch(serving: BatchServing, layout: Layout) -> None:

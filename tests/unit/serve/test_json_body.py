@@ -14,7 +14,6 @@ from tests.support.stored import tiny_bank
 from lamina.serve import create_app
 from lamina.serve.json_body import parse_body, without_lone_surrogates
 
-
 JSON = {"content-type": "application/json"}
 
 

@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
-from lamina.vllm.http import Latest, _fill_chunks, _remember
+from pydantic import BaseModel
+
+from lamina.vllm.http import Latest, _fill_chunks, _install_messages, _remember
 
 
 class Recorder:
@@ -57,3 +59,27 @@ def test_each_chunk_has_the_scores_up_to_its_own_tokens():
     fields = [json.loads(chunk.removeprefix("data: "))["choices"][0]["lamina"] for chunk in middle]
     assert fields == [{"from": 0, "to": 5}, {"from": 5, "to": 7}, {"from": 0, "to": 5}, {"all from": 7}]
     assert "ü" in middle[0]
+
+
+class Message(BaseModel):
+    """A message of vLLM, which knows no reason of a monitor."""
+
+    id: str
+    stop_reason: Literal["max_tokens"] | None = None
+
+
+def test_flagged_messages_are_of_one_class():
+    serving: Any = SimpleNamespace(messages_full_converter=lambda response: Message(id=response.id))
+    serving.message_stream_converter = None
+    _install_messages(serving)
+    replies = [
+        serving.messages_full_converter(SimpleNamespace(id=name, choices=[SimpleNamespace(finish_reason=reason)]))
+        for name, reason in (("a", "content_filter"), ("b", "content_filter"), ("c", "length"))
+    ]
+    assert [reply.model_dump(exclude_none=True) for reply in replies] == [
+        {"id": "a", "stop_reason": "refusal"},
+        {"id": "b", "stop_reason": "refusal"},
+        {"id": "c"},
+    ]
+    assert type(replies[0]) is type(replies[1])
+    assert type(replies[2]) is Message
