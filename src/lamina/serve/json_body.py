@@ -82,4 +82,5 @@ def without_lone_surrogates(body: bytes) -> bytes:
             return rb"\ufffd"
         return "\ufffd".encode() if part[2] else part[0]
 
-    return _SURROGATES.sub(replaced, body) if _ANY_SURROGATE.search(body) else body
+    may_have = b"\\u" in body or b"\xed" in body  # much faster than the search
+    return _SURROGATES.sub(replaced, body) if may_have and _ANY_SURROGATE.search(body) else body
