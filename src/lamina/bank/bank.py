@@ -196,6 +196,7 @@ class ReaderBank(ReaderCollection):
                 have no recommended reader. With `watch`, if the reader's scores of a token depend on later tokens, or
                 the model does not write text from left to right.
             LayerIndexError: If the reader selects a layer that the model does not have.
+            UnknownNameError: If the reader names a stack that the model does not have.
         """
         if watch and not isinstance(reader, Reader) and isinstance(reader, ReadTask):
             reader = Reader.default(reader, watch=True)

@@ -171,6 +171,9 @@ def scores_of_monitors(
         mask: True at the tokens to score. None: all tokens except padding.
         finished: Whether to allow models whose states change with later tokens. A score then depends on the whole text.
         on_features: Called with the features of the readers. None: not called.
+
+    Raises:
+        LaminaError: The errors of `ReaderBank.monitor_scores`.
     """
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))

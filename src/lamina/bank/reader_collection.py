@@ -238,6 +238,7 @@ class ReaderCollection(nn.Module):
             ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
                 have no recommended reader.
             LayerIndexError: If the reader selects a layer that the model does not have.
+            UnknownNameError: If the reader names a stack that the model does not have.
         """
         self._check_new_name("bank.add", name)
         if not isinstance(reader, Reader):

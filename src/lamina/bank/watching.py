@@ -43,7 +43,10 @@ Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, tok
 
 @final
 class Watch:
-    """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it."""
+    """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it.
+
+    Before the first text, all members but `stopping` raise ConfigError.
+    """
 
     def __init__(
         self,

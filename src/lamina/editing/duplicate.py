@@ -55,6 +55,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
             then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
         Kim et al. 2023, "SOLAR 10.7B", arXiv:2312.15166, repeats blocks. Wu et al. 2024, "LLaMA Pro",

@@ -64,6 +64,7 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
             layer that is not selected.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     edited = default_stack(model, stack, op=op)
     if not edited.blocks:
@@ -91,6 +92,7 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
         ConfigError: If the model cannot be edited, the stack has no module per block, or the model has several towers
             and none is named.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     check_editable(model, op)
     return select_blocks(model, "all", stack, op)[0]

@@ -58,6 +58,7 @@ def freeze_(
             a stack that has no module per block or whose layers share weights, or if the model cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
+        UnsupportedModelError: If the model's layers cannot be found, unless only `train` is given.
     """
     check_editable(model, _OP)
     trainable = _trainable_parameters(model, train)

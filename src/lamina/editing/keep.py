@@ -37,6 +37,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the model
             has several towers and none is named, or the model cannot be edited. The model is then unchanged.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     edited = movable_stack(model, stack, "truncate_")
     if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
@@ -72,6 +73,7 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
             edited. The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
         Men et al. 2024, "ShortGPT", arXiv:2403.03853, removes the blocks of least influence.
@@ -98,6 +100,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         ConfigError: If layer 0 or every block is selected, or for the reasons that `keep_` has.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     edited = movable_stack(model, stack, "drop_")
     dropped = select("1-" if layers == "all" else layers, edited.layers, op="drop_")

@@ -34,6 +34,7 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
     Raises:
         ConfigError: If the model has no weights.
         UnknownNameError: If the model has no stack of that name.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 

@@ -53,10 +53,10 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 
     Events with the very same tensor come before events with an equal value. The order in each of the two groups is:
 
-    1. The output of the block itself (the input of the first block for layer 0). 2. Outputs of other modules, the
-    latest first: dropout changes nothing in eval mode, and in training the state is what comes after dropout. 3. Inputs
-    of other modules, the earliest first. 4. Modules that return only after the whole stack has been computed, and
-    modules of a head.
+    1. The output of the block itself (the input of the first block for layer 0).
+    2. Outputs of other modules, the latest first, because in training the state is what comes after dropout.
+    3. Inputs of other modules, the earliest first.
+    4. Modules that return only after the whole stack has been computed, and modules of a head.
 
     Args:
         seen: For each layer the events at which its state was seen, from `Trace.seen_as`.

@@ -84,7 +84,8 @@ def load(
         StoreError: If files are damaged, do not fit together, or lack weights that may not start at random.
         UnknownNameError: If the head does not exist.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
-        ConfigError: If `dtype` is not a float type, or `labels` is empty, a string, or has a name twice.
+        ConfigError: If `dtype` is not a float type; if `labels` is empty, a string, or has a name twice; or if there
+            is a `revision` for a folder.
     """
     if not isinstance(name, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")

@@ -224,7 +224,10 @@ def model_class(head: str | type[object] | None) -> Any:
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the class name of a saved model, from its config; None if the config does not name one."""
+    """Return the class name of a saved model, from its config; None if the config does not name one.
+
+    Raises the errors of `load_config`.
+    """
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
 
