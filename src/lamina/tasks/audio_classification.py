@@ -97,7 +97,7 @@ class LazyAudio(LazyFile):
         return -(-frames * rate // own_rate)
 
     def decoded_size(self) -> int:
-        """Return the number of samples over all channels, as the file's header states it; DataError if it cannot be read."""
+        """Return the number of samples over all channels, by the file's header; DataError if it cannot be read."""
         if self.rate is not None:
             return len(self.data or b"") // 4
         info = self._info()
