@@ -48,7 +48,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
         options = {"num_cpus": 1, "num_gpus": int(gpus > 0), "max_restarts": RETRIES, "max_task_retries": RETRIES}
         worker, held = ray.remote(**options)(_Worker), ray.put(work)
         actors = [worker.remote(held) for _ in range(count)]
-        pending: deque[tuple[int, C, Any]] = deque()
+        pending: deque[tuple[int, C, object]] = deque()
         source, ended = enumerate(items), None
         while ended is None or pending:
             while ended is None and len(pending) < 2 * count:
@@ -86,7 +86,7 @@ class _Worker:
         self._work = work
         getattr(work, "begin", lambda: None)()
 
-    def run(self, item: object) -> Any:
+    def run(self, item: object) -> object:
         return self._work(item)
 
 

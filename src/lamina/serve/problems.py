@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from fastapi import Request
+    from pydantic_core import ErrorDetails
 
     from lamina.utils import JSON
 
@@ -31,7 +32,7 @@ _OBJECT = {"model_type", "model_attributes_type", "dict_type"}
 AnswerT = TypeVar("AnswerT")
 
 
-def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str, str]:
+def wrong_place(errors: Sequence[ErrorDetails], body: object) -> tuple[str, str]:
     """Return where a body is wrong, such as "messages.0.role", and why; "" if the body itself is wrong.
 
     If a value may have several forms, pydantic lists the errors of each form under the form's name, which is not a key
@@ -49,7 +50,7 @@ def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str,
     return ".".join(map(str, deepest)), ", or: ".join(told)
 
 
-def _keys(error: Mapping[str, Any], body: object) -> list[str | int]:
+def _keys(error: ErrorDetails, body: object) -> list[str | int]:
     """Return the keys and indices that lead through a body to the place of an error, without names of forms."""
     keys: list[str | int] = []
     *_, last = location = error["loc"][1:] or ("",)
@@ -64,7 +65,7 @@ def _keys(error: Mapping[str, Any], body: object) -> list[str | int]:
     return keys
 
 
-def _told(error: Mapping[str, Any]) -> str:
+def _told(error: ErrorDetails) -> str:
     """Return the message of one of pydantic's errors, in plain words where an object is needed."""
     return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 

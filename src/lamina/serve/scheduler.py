@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Condition, Lock, RLock, Thread
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import torch
 
@@ -78,7 +78,7 @@ class _Run:
 
     jobs: Sequence[AnyJob]  # the requests of the batch
     # a generator. Each step runs the next pass; at the end it returns the answers of all texts
-    passes: Generator[None, None, Sequence[Any]]
+    passes: Generator[None, None, Sequence[object]]
     begin: float  # when the first pass began, in seconds of `time.perf_counter`
     read: float  # seconds that tokenising took
     tokens: int  # number of tokens of all texts
@@ -519,7 +519,7 @@ class Scheduler:
                     self._paused = sorted([*self._paused, run], key=lambda paused: paused.begin)
                 return
 
-    def _answer(self, run: _Run, answers: Sequence[Any]) -> None:
+    def _answer(self, run: _Run, answers: Sequence[object]) -> None:
         """Set the answers of each job of a batch, and report the batch to `on_batch`."""
         jobs = run.jobs
         if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics

@@ -105,7 +105,7 @@ class _SeededMultinomial(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from lamina.studies.benchmarking.probing_sets import Portion, Setting
     from lamina.studies.benchmarking.regressions import Fitted, Matrix
     from lamina.train.base import Runner
+    from lamina.train.groups import Encodings
     from lamina.train.plan import Group
 
 _OP, _METRIC, _LABELS = "bench", "auroc", ("0", "1")
@@ -265,7 +266,7 @@ class _States:
         usual: dict[str, Any] = {"batch_size": _BATCH, "epochs": epochs, "keep": "last", "progress": False}
         usual |= {"max_length": settings.max_length, "cache": "off"}  # `train` is handed the states
         self._options = FitOptions.of({**usual, **settings.training}, _OP)
-        self._encodings: dict[Any, Any] = {}
+        self._encodings: Encodings = {}
         bank = self._new_bank({"all": _with_linear_head(ScalarMix(), pooling="mean")(self._task, 0)})
         start = time.perf_counter()
         self._groups = {part: self._group(bank, ["all"], part) for part in parts}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lamina.tasks.base import Targets
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
+    from lamina.train.groups import Encodings
     from lamina.train.plan import Group
 
 ProbeName: TypeAlias = Literal["linear", "mlp"]
@@ -252,7 +253,7 @@ class TrainedProbes:
 
     def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
         self._bank, self._options = bank, options
-        self._encodings: dict[Any, Any] = {}  # tokenised splits, which training and scoring share
+        self._encodings: Encodings = {}  # tokenised splits, which training and scoring share
         train(bank, _without_validation(tasks, split), options, op="probe", encodings=self._encodings)
 
     def run(
