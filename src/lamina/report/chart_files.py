@@ -69,7 +69,8 @@ def save_chart(spec: Spec, path: Path, title: str, below: Sequence[str] = ()) ->
     """
     import vl_convert
 
-    spec = {**spec, "title": {"text": title, **({"subtitle": list(below)} if below else {})}}
+    heading = {"text": title, "offset": 12, "subtitlePadding": 6, **({"subtitle": list(below)} if below else {})}
+    spec = {**spec, "title": heading}
     config = {**theme(dark=False), "font": "Helvetica, Arial, sans-serif", "padding": 16}
     with atomic_write(path) as beside:
         if path.suffix.lower() == ".html":

@@ -11,7 +11,7 @@ from lamina.report.charts import INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, in_
 from lamina.train.results import summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lamina.report.charts import Rows
 
@@ -65,7 +65,7 @@ def _shares(rows: Rows, title: str) -> Drawing:
     return Drawing("bar", [*bars, *equal], title, titles, note, _remark(rows))
 
 
-def _mark(row: Mark, **keys: str) -> Mark:
+def _mark(row: Mapping[str, object], **keys: str) -> Mark:
     """Return a row of importances as a row of a chart, with `keys` as new key -> old key."""
     ends = {key: row[key] for key in ("low", "high") if key in row}
     return {**{new: row[old] for new, old in keys.items()}, "value": row["importance"], **ends}
