@@ -166,7 +166,7 @@ def _column(name: str) -> str | int:
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return parameter of `Task.from_files` -> column. A column name that is a number becomes an int."""
+    """Return the named columns by parameter of `Task.from_files`. A column name that is a number becomes an int."""
     numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 

@@ -231,8 +231,7 @@ class TextScores:
         """Return a copy of `rates` that also has false alarms per token, and the mean number of tokens to a flag.
 
         Tokens of a text count up to its first flag. False alarms, per thousand tokens, are flags on texts whose
-        `positive`
-        is False. The mean is over the flagged texts whose `positive` is True; None if there are none.
+        `positive` is False. The mean is over the flagged texts whose `positive` is True; None if there are none.
         """
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]

@@ -455,7 +455,7 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates (settings of runs) that all runs of a recipe share, but other recipes may not."""
+    """Return the coordinates (settings) in which all runs of a recipe are equal; other recipes may differ in them."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 

@@ -103,8 +103,8 @@ class TokenScores:
         """Add a reader to `late`: it answers at the end, because it cannot give scores token by token.
 
         `problem` says why it cannot. A reader that cannot answer at the end either is left out; but if the request
-        names it
-        (`named`), ConfigError is raised. A named reader is also an error if scores at each token are required (`each`).
+        names it (`named`), ConfigError is raised. A named reader is also an error if scores at each token are required
+        (`each`).
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")

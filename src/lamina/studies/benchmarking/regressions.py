@@ -93,7 +93,7 @@ def _quietly() -> Iterator[None]:
 
 
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression with an L2 penalty, and score the test rows. Its strength is chosen on held-out rows.
+    """Fit a logistic regression with an L2 penalty, whose strength is chosen on held-out rows, and score the test rows.
 
     `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides
     folds.
