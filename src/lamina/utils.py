@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import glob
 import hashlib
+import inspect
 import itertools
 import json
 import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import fields
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from packaging.requirements import Requirement
 
@@ -26,7 +29,69 @@ from lamina.errors import ConfigError, StoreError, convert_errors
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
 JSONObject: TypeAlias = dict[str, Any]
 Row: TypeAlias = Mapping[str, JSON]
-T = TypeVar("T")
+P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+
+
+# type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
+_TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
+    "torch.Generator": ("a torch.Generator", lambda value: type(value).__name__ == "Generator"),
+    "Sequence": ("a list", lambda value: isinstance(value, Iterable)),
+    "None": ("None", lambda value: value is None),
+}
+
+
+def check_type(op: str, name: str, value: T, annotation: object) -> T:
+    """Return an option's value, a NumPy number as a Python number; raise ConfigError if it is not of a simple type.
+
+    Without the check, a text would count as true, and a NumPy integer could not be saved. Types that are not among
+    `_TYPES` are not checked, and of a list only that it is one: their functions do that.
+
+    Args:
+        op: The operation, for the message.
+        name: The option.
+        value: Its value.
+        annotation: Its type as text, such as "int | None".
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+    kinds = [kind.partition("[")[0] if kind.startswith("Sequence[") else kind for kind in str(annotation).split(" | ")]
+    if isinstance(value, bool) and "str" in kinds and "int" in kinds:  # the name of a class, such as True
+        return value
+    is_empty = "Path" in kinds and isinstance(value, str) and not value  # which would be the current folder
+    if not set(kinds) <= _TYPES.keys() or (any(_TYPES[kind][1](value) for kind in kinds) and not is_empty):
+        return value
+    got = repr(value)[:60] if isinstance(value, str | bytes | int | float | None) else f"a {type(value).__name__}"
+    allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
+    raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
+
+
+def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that calls `check_type` for each argument of a function, with `op` as the operation."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        types = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            named = [check_type(op, name, value, types[name]) for name, value in zip(types, args, strict=False)]
+            options = {name: check_type(op, name, value, types.get(name, "")) for name, value in kwargs.items()}
+            return function(*named, *args[len(named) :], **options)  # pyright: ignore[reportCallIssue]
+
+        return checked
+
+    return decorate
+
+
+def check_fields(op: str, settings: Any) -> None:  # noqa: ANN401  a dataclass
+    """Call `check_type` for each field of a frozen dataclass, and store the values that it returns."""
+    for field in fields(settings):
+        value = check_type(op, field.name, getattr(settings, field.name), field.type)
+        object.__setattr__(settings, field.name, value)
 
 
 def check_range(
@@ -53,9 +118,16 @@ _SHOWN = 100  # characters of a key that an error repeats
 _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each value
 
 
+def no_pipe(path: Path) -> Path:
+    """Return the path of a file to read; raise OSError if it is a pipe, a socket or a device, which may never end."""
+    if path.exists() and not (is_file(path) or is_dir(path)):
+        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+    return path
+
+
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file; raise ValueError if it is larger than `max_bytes`."""
-    with path.open("rb") as file:
+    with no_pipe(path).open("rb") as file:
         if len(data := file.read(max_bytes + 1)) > max_bytes:
             raise ValueError(f"it has more than {max_bytes:,} bytes")
     return data
@@ -88,16 +160,21 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # `json.loads` would make one for each row of a file
 
 
-def parse_json(text: str, max_depth: int = 100) -> Any:  # noqa: ANN401
+def parse_json(text: str, max_depth: int = 100, *, last_wins: bool = False) -> Any:  # noqa: ANN401
     """Return the value of a JSON text that a user or another program wrote.
+
+    Args:
+        text: The text.
+        max_depth: Maximum depth of lists and objects in each other.
+        last_wins: Whether an object may have a key twice. The last value then counts, as in Python's own parser.
 
     Raises:
         ValueError: If the text is not JSON.
-        RepeatedKeyError: If an object has a key twice. It is a ValueError.
+        RepeatedKeyError: If an object has a key twice, without `last_wins`. It is a ValueError.
         TooDeepError: If lists and objects are nested more than `max_depth` levels deep. It is a ValueError.
     """
     with suppress(RecursionError):
-        value = _DECODER.decode(text)
+        value = json.loads(text) if last_wins else _DECODER.decode(text)
         if text.count("[") + text.count("{") <= max_depth:  # almost always: this runs for each row of a file
             return value
         level = [value]

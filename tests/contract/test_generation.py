@@ -206,13 +206,14 @@ def test_rejected_drafts_are_not_part_of_the_outputs(name: str, mode: str):
         assert sum(counts) > 3 * (expected.shape[1] - 1)  # some drafts were read and not taken
 
 
+@pytest.mark.parametrize("over", ["prompt", "both"])
 @torch.no_grad()
-def test_states_with_a_static_cache_are_read():
+def test_states_with_a_static_cache_are_read(over: Any):
     inputs, bank = prompt_of("llama"), bank_of("llama")
     expected = generate("llama", inputs, cache_implementation="static", disable_compile=True)
-    with bank.listen(over="both") as outputs:
+    with bank.listen(over=over) as outputs:
         assert torch.equal(generate("llama", inputs, cache_implementation="static", disable_compile=True), expected)
-    assert_as_in_one_pass("llama", inputs, outputs, "both")
+    assert_as_in_one_pass("llama", inputs, outputs, over)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}])

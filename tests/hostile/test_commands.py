@@ -178,6 +178,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "dangling": lambda path: link(path, "/nowhere/none"),
     "loop": lambda path: link(path, path.name),
     "cannot be read": lambda path: link(path, "/proc/self/mem"),  # even by root
+    "pipe": lambda path: (put(path, b""), path.unlink(), os.mkfifo(path))[2],  # to which nobody writes
 }
 LINKS = {"dangling", "loop", "cannot be read"}
 NOTHING = {"missing", "dangling", "loop"}  # as if there were no file

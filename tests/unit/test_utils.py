@@ -5,11 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Barrier, Thread
 
+import numpy as np
 import pytest
 import torch
 
-from lamina.errors import StoreError
-from lamina.utils import atomic_write, pluralize, remove_leftovers, seed_torch
+from lamina.errors import ConfigError, StoreError
+from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, seed_torch
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "rule"),
+    [
+        (True, "int", "a whole number"),
+        (1.5, "int | None", "a whole number or None"),
+        (torch.tensor(1), "float", "a number"),
+        ("no", "bool", "True or False"),
+        ("", "str | Path", "a text or a path"),
+        (3, "Sequence[str] | None", "a list or None"),
+        (3, "torch.Generator | None", "a torch.Generator or None"),
+    ],
+)
+def test_options_of_other_types_are_refused(value: object, kind: str, rule: str):
+    with pytest.raises(ConfigError, match=f"here: size is .*; it must be {rule}\\."):
+        check_type("here", "size", value, kind)
+
+
+def test_numbers_of_numpy_become_pythons():
+    values = [check_type("here", "size", value, "float") for value in (np.int64(2), np.float32(0.5), 3, 0.25)]
+    assert [type(value) for value in values] == [int, float, int, float]
+    assert check_type("here", "size", {"a": 1}, "Mapping[str, int] | int") == {"a": 1}  # left to the function
 
 
 def test_seeding_gives_the_numbers_of_torch():

@@ -84,7 +84,8 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
+        prompt_in_pieces: Whether the first pass may read less, or more, than the prompt, or gets a mask over a cache of
+            fixed size in place of the prompt's.
         prompt_ids: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
@@ -98,7 +99,8 @@ class GenerateCall:
         self._input_ids = input_ids
         self.model, self.config = model, kwargs["generation_config"]
         self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"
-        self.prompt_in_pieces = self.assisted or self.config.prefill_chunk_size is not None
+        has_fixed_cache = bool(getattr(kwargs.get("past_key_values"), "is_compileable", False))
+        self.prompt_in_pieces = self.assisted or has_fixed_cache or self.config.prefill_chunk_size is not None
         embedded = None if model.config.is_encoder_decoder else kwargs.get("inputs_embeds")
         self.prompt_ids: int = input_ids.shape[1]
         self.prompt: int = self.prompt_ids if embedded is None else embedded.shape[1]

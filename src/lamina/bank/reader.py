@@ -21,7 +21,7 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.recorded import StatesPooling
 from lamina.layers.selectors import ranges
-from lamina.utils import JSONObject, check_range, derive_seed, rank, seed_torch
+from lamina.utils import JSONObject, check_range, check_type, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
+
+
+_EXAMPLES = {"fusion": "AdaLayers(dim=64)", "head": "SequenceClassification(labels)"}
 
 
 @final
@@ -149,8 +152,13 @@ class Reader:
         return cls(fusion, head, stack, weights=weights)
 
     def __post_init__(self) -> None:
+        for name, kind in (("fusion", FusionConfig), ("head", HeadConfig)):
+            if not isinstance(value := getattr(self, name), kind):
+                got = value.__name__ if isinstance(value, type) else repr(value)[:60]
+                raise ConfigError(f"reader: {name} is {got}; it must be an object, such as {_EXAMPLES[name]}.")
+        object.__setattr__(self, "seed", check_type("reader", "seed", self.seed, "int"))
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
-        if self.stack == "both" or not isinstance(self.stack, str | None):
+        if self.stack in ("both", "") or not isinstance(self.stack, str | None):
             rule = "a reader reads one stack, since two stacks have different tokens"
             raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
 

@@ -328,7 +328,7 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     with claimed(out):
         check_output("edit", out, overwrite=overwrite)
         if any(path.name not in (LOCK, WORK) for path in out.iterdir()) and not (
-            (out / "config.json").is_file() and "model_type" in read_json(out / "config.json")
+            (out / "config.json").is_file() and "model_type" in read_json(out / "config.json", last_wins=True)
         ):
             hint = "--overwrite replaces models only" if overwrite else "give another folder"
             raise ConfigError(f"edit: {out} holds no model; {hint}.")

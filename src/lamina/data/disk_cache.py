@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from lamina.errors import CacheError, ConfigError, UnknownNameError, convert_errors
-from lamina.utils import JSONObject, fsync, is_dir
+from lamina.utils import JSONObject, fsync, is_dir, no_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -118,7 +118,7 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
     If the index has another format, the contents are only that format. If its checksum is wrong, they are empty. Raises
     ValueError if the file is not a JSON object, and OSError if it cannot be read.
     """
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = json.loads(no_pipe(path).read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")
     if (written := facts.get("format")) != FORMAT:
@@ -149,7 +149,7 @@ def _hash(facts: Facts) -> int:
 def _crc32(path: Path) -> int:
     """Return the CRC-32 checksum of a file. The file is read 1 MiB at a time."""
     crc = 0
-    with path.open("rb", buffering=0) as file:
+    with no_pipe(path).open("rb", buffering=0) as file:
         while content := file.read(2**20):
             crc = zlib.crc32(content, crc)
     return crc

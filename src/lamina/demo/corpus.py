@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from lamina.demo.templates import Sentence, Token, Writer, data, held_out_names, row_of, verb_forms, words, words_of
 from lamina.errors import ConfigError, DataError, first_line
-from lamina.utils import write_text
+from lamina.utils import no_pipe, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -77,7 +77,7 @@ def read_pairs(path: Path) -> tuple[Pair, ...]:
     Raises DataError if the file cannot be read, or a line does not have five columns.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = no_pipe(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise DataError(f"demo: {path} cannot be read ({first_line(error)}). Check --sentences.") from None
     pairs = []

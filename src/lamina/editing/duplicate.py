@@ -18,6 +18,7 @@ from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import own_state
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ _OP = "duplicate_"
 _TOKENS = 7  # length of the input that blocks are tried on
 
 
+@check_types("duplicate_")
 def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = True, stack: str | None = None) -> Edit:
     """Repeat blocks of a stack, in place. Copies of consecutive blocks are placed together after them.
 

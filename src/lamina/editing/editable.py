@@ -5,9 +5,11 @@ Editing functions call these checks before they change anything.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
@@ -146,9 +148,8 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
     """Raise UnsupportedModelError if a module in `inside` has packed weights, or computes a weight from others."""
     for path, module in model.named_modules():
         tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-        weight = getattr(module, "weight", None)
         packed = any(name not in tensors or _is_packed(tensors[name]) for name in own_state(module))
-        if module in inside and (packed or (isinstance(weight, Tensor) and "weight" not in tensors)):
+        if module in inside and (packed or _computed(module)):
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 
@@ -158,15 +159,29 @@ def _is_packed(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
 
 
-_PLAIN = "Merge adapters, undo weight norm and quantisation, or correct the family's row."
+def _computed(module: nn.Module) -> str | None:
+    """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None."""
+    by_hook = (name for name in ("weight", "bias") if isinstance(vars(module).get(name), Tensor))
+    return next(by_hook, None) or next(filter(partial(is_parametrized, module), ("weight", "bias")), None)
+
+
+_PLAIN = "Merge adapters, undo weight norm, pruning and quantisation, or correct the family's row."
+
+
+def check_plain(model: nn.Module, path: str, module: nn.Module, op: str) -> None:
+    """Raise UnsupportedModelError if the module at `path` computes its weight or bias from other parameters."""
+    if (name := _computed(module)) is not None:
+        reason = f"'{path}.{name}' is computed from other weights (weight norm, pruning)"
+        raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 
 
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
     """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution; `path` is for messages.
 
     Raises:
-        UnsupportedModelError: If the module is anything else, or its weight is packed or computed.
+        UnsupportedModelError: If the module is anything else, or its weight or bias is packed or computed.
     """
+    check_plain(model, path, module, op)
     weight = convolution_weight(module) if convolution else linear_weight(module)
     if weight is None:
         kind = "convolution" if convolution else "linear map"

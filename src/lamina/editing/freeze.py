@@ -12,6 +12,7 @@ from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
 from lamina.layers.layer_modules import layer_modules, stack_modules
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +27,7 @@ INSERTED = "inserted"  # the entry of `Parts` that names the inserted layers
 _OP = "freeze_"
 
 
+@check_types("freeze_")
 def freeze_(
     model: PreTrainedModel,
     layers: Selector = "all",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, final
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.editable import check_editable, plain_weight, select_blocks, select_convolutions
+from lamina.editing.editable import check_editable, check_plain, plain_weight, select_blocks, select_convolutions
 from lamina.editing.inserted_layer import ACTIVATIONS, InsertedLayer, add_layer_after, mark_states_of
 from lamina.editing.record import Edit, draw_seed, names_now, record, recorded
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
@@ -17,6 +17,7 @@ from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.roles import Attention, Roles, family_of, has_path, head_width_at, modules_at, roles_of
 from lamina.layers.selectors import Selector
 from lamina.layers.stack import by_path
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ RANDOM = ("xavier", "he")  # values of `init` that draw random numbers
 _OP = "insert_"
 
 
+@check_types("insert_")
 def insert_(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     position: Literal["attention", "ffn", "both", "ffn_input", "both_input", "convolution"] = "attention",
@@ -202,8 +204,8 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
             [_convolution_site(model, *convolution, options.kernel) for convolution in convolutions.items()],
         )
     roles = roles_of(model, op=_OP)
-    default = default_stack(model).name
-    names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
+    default = default_stack(model).name if options.stack is None else options.stack
+    names = list(stacks(model)) if default == "all" else [default]
     paths = {module: path for path, module in by_path(model).items()}
     numbers: set[int] = set()
     sites: dict[nn.Module, _Site] = {}
@@ -213,7 +215,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
         for layer in chosen:
             for site in _block_sites(model, roles, stack.blocks[layer - 1], options.position, paths):
                 sites.setdefault(site.projection, site)  # one module may serve several blocks
-    return options.stack or default, sorted(numbers), list(sites.values())
+    return default, sorted(numbers), list(sites.values())
 
 
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
@@ -249,6 +251,7 @@ def _block_sites(
             hint = "Use position='ffn', or give the row ffn_norm with lamina.layers.roles.add."
             raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint=hint)
         for norm in modules_at(block, roles.ffn_norm, family=family, op=_OP):
+            check_plain(model, paths[norm], norm, _OP)
             yield _Site(paths[norm], norm, (len(norm.get_parameter("weight")),) * 2)
 
 

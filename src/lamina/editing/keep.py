@@ -9,6 +9,7 @@ from lamina.editing.editable import movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
 from lamina.layers import select
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lamina.layers.selectors import Selector
 
 
+@check_types("truncate_")
 def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Edit:
     """Keep the bottom blocks of a stack and remove the others, in place.
 
@@ -51,6 +53,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     return record(model, edit) if removed else edit
 
 
+@check_types("keep_")
 def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None) -> Edit:
     """Keep some blocks of a stack and remove the others, in place; a list also gives their order.
 
@@ -85,6 +88,7 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     return _keep(model, edited, "keep", [layer for layer in chosen if layer], chosen)
 
 
+@check_types("drop_")
 def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None) -> Edit:
     """Remove some blocks of a stack, in place, and keep the others; see `keep_`.
 

@@ -13,6 +13,7 @@ from lamina.editing.inserted_layer import InsertedLayer
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.preserve import preserve_model
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence, Set
@@ -29,6 +30,7 @@ _CHOICES = {"scope": SCOPES, "biases": ("keep", "zero"), "norms": ("keep", "rese
 _FLAG = "_is_hf_initialized"  # attribute by which transformers 5 knows tensors and modules that it must not initialise
 
 
+@check_types("reinit_")
 def reinit_(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     layers: Selector,

@@ -23,7 +23,7 @@ from lamina.errors import ConfigError
 from lamina.layers.selectors import Selector
 from lamina.layers.sites import Site
 from lamina.layers.stack import LayerStack
-from lamina.utils import check_range
+from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -61,6 +61,7 @@ class FusionConfig:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     def __post_init__(self) -> None:
+        check_fields(type(self).__name__, self)
         if isinstance(layers := getattr(self, "layers", None), list):
             object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
 

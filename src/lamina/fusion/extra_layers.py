@@ -58,6 +58,7 @@ class ExtraLayers(FusionConfig):
     needs_block_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("extra_layers", "n", self.n, 1, 1000)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:

@@ -43,9 +43,9 @@ class PoolingConfig(FusionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self.op, "dim", self.dim, 1)
-        check_range(self.op, "heads", self.heads, 1)
-        check_range(self.op, "queries", self.queries, 1)
+        check_range(self.op, "dim", self.dim, 1, 1 << 20)
+        check_range(self.op, "heads", self.heads, 1, 1 << 20)
+        check_range(self.op, "queries", self.queries, 1, 1 << 20)
         check_range(self.op, "dropout", self.dropout, 0, 1, open_high=True)
 
 

@@ -41,6 +41,7 @@ class SingleLayer(ProjectedConfig):
     frozen: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check("single_layer")
 
     def selector(self) -> int:

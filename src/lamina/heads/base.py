@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 from unicodedata import normalize
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lamina.layers.stack import LayerStack
 
 ProblemType = Literal["classification", "regression", "multi_label"]
+_MOST_LABELS = 1 << 20  # a larger number of classes is a mistake
 IGNORE = -100  # label of a position that has no label and is left out of the loss, as in transformers
 
 
@@ -322,8 +323,11 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
         ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
             The message begins with `op`.
     """
-    names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
-    if isinstance(labels, str | Mapping) or not all(isinstance(name, str) for name in names):
+    is_number = type(labels) is int and labels <= _MOST_LABELS
+    if not is_number and (isinstance(labels, str | Mapping) or not isinstance(labels, Iterable)):
+        raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
+    names = tuple(map(str, range(labels) if isinstance(labels, int) else labels))
+    if not isinstance(labels, int) and not all(isinstance(name, str) for name in labels):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
     names = tuple(normalize("NFC", name) for name in names)
     if not names or len(set(names)) < len(names):
@@ -348,6 +352,8 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
     """
     if weights is None:
         return None
+    if not isinstance(weights, Iterable) or isinstance(weights, str | bytes):
+        raise ConfigError(f"{op}: class_weights are {weights!r}; a list with one positive weight per label is needed.")
     if len(weights) != labels or not all(0 < weight < math.inf for weight in weights):
         problem = f"class_weights are {tuple(weights)} for {labels} labels"
         raise ConfigError(f"{op}: {problem}; one positive weight per label is needed, in their order.")

@@ -27,7 +27,7 @@ from lamina.heads.base import (
     label_names,
     linear,
 )
-from lamina.utils import check_range
+from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -86,6 +86,7 @@ class PooledClassification(HeadConfig):
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
     def __post_init__(self) -> None:
+        check_fields(self.kind, self)
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         for name, known in (("pooling", get_args(Pooling)), ("problem_type", get_args(ProblemType))):
             if getattr(self, name) not in known:

@@ -12,7 +12,7 @@ from lamina.fusion.base import dropout
 from lamina.fusion.concat import Concat
 from lamina.heads.attention import EncoderLayer, encode
 from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, label_names, linear
-from lamina.utils import check_range
+from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -62,6 +62,7 @@ class TokenClassification(HeadConfig):
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 
     def __post_init__(self) -> None:
+        check_fields(self.kind, self)
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
+from lamina.utils import check_fields
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -29,6 +30,7 @@ class VocabularyConfig(HeadConfig, ABC):
     labels: Sequence[str] = LABELS
 
     def __post_init__(self) -> None:
+        check_fields(self.kind, self)
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         if self.labels != LABELS:
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")

@@ -87,7 +87,8 @@ def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) 
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")
-    name = name or ("main" if "main" in by_name else "encoder")
+    if name is None:
+        name = "main" if "main" in by_name else "encoder"
     check_known(op, [name], by_name, "stack")
     return by_name[name]
 

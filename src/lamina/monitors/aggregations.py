@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.errors import ConfigError
 from lamina.monitors.base import Aggregation, State
-from lamina.utils import check_range
+from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -77,6 +77,7 @@ class EMA(Aggregation):
     half_life: float = 5.0
 
     def __post_init__(self) -> None:
+        check_fields("ema", self)
         if not 0 < self.half_life < float("inf"):
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
@@ -115,6 +116,7 @@ class RollingMax(Aggregation):
     window: int = 10
 
     def __post_init__(self) -> None:
+        check_fields("rolling_max", self)
         check_range("rolling_max", "window", self.window, 1, 1 << 16)
 
     def first(self, score: Tensor) -> State:
@@ -207,6 +209,7 @@ class SoftmaxMean(ExponentialMean):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields("softmax_mean", self)
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"softmax_mean: temperature is {self.temperature}; it must be positive and finite.")
 

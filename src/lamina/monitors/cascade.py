@@ -13,6 +13,7 @@ from lamina.errors import ConfigError
 from lamina.heads.base import HeadConfig
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.monitor import Monitor, MonitorGroup, RunningMonitors
+from lamina.utils import check_fields
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -54,6 +55,7 @@ class Cascade:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields("cascade", self)
         object.__setattr__(self, "name", self.name or self.second.name)
         low = self.first.threshold
         if low is None:

@@ -17,6 +17,7 @@ from lamina.monitors.aggregations import EMA
 from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
+from lamina.utils import check_fields
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -71,8 +72,12 @@ class Monitor:
     sketch: DriftSketch | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
+        check_fields("monitor", self)
         object.__setattr__(self, "flag", (self.flag,) if isinstance(self.flag, str) else tuple(self.flag))
         object.__setattr__(self, "name", self.name or self.reader)
+        if not isinstance(self.aggregate, Aggregation):
+            got = self.aggregate.__name__ if isinstance(self.aggregate, type) else repr(self.aggregate)[:60]
+            raise ConfigError(f"monitor: aggregate is {got}; it must be an object, such as lamina.monitors.EMA(5).")
         check_known("monitor", [self.scale], get_args(Scale), "scale")
         threshold = self.threshold
         if threshold is not None and not (isinstance(threshold, int | float) and math.isfinite(threshold)):  # pyright: ignore[reportUnnecessaryIsInstance]

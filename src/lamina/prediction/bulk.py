@@ -31,7 +31,7 @@ from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
 from lamina.train.options import PassOptions
-from lamina.utils import check_range, fsync, is_file, remove_leftovers, write_text
+from lamina.utils import check_range, check_types, fsync, is_file, remove_leftovers, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,6 +73,7 @@ class FileResult:
     skipped: int
 
 
+@check_types("predict_file")
 def predict_file(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
     source: str | Path,

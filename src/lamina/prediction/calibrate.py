@@ -23,7 +23,7 @@ from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
-from lamina.utils import progress_bar
+from lamina.utils import check_types, progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@check_types("calibrate")
 def calibrate(  # noqa: PLR0913
     bank: ReaderBank,
     monitor: Monitor | Cascade,

@@ -18,6 +18,7 @@ from lamina.prediction.calibrate import TextScores, flagged_labels, positives_of
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -69,6 +70,7 @@ class CascadeChoice:
         return f"The cascade {caught}, {flags} and {asked}, {saves}. {taken}. {alone}."
 
 
+@check_types("choose_cascade")
 def choose_cascade(  # noqa: PLR0913
     bank: ReaderBank,
     first: Monitor,

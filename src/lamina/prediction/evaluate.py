@@ -27,7 +27,7 @@ from lamina.train.groups import groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner
-from lamina.utils import check_range, is_dir
+from lamina.utils import check_range, check_types, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 WHOLE = "model"  # name of the task of a whole model
 
 
+@check_types("evaluate")
 def evaluate(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task] | Task | str | Path,

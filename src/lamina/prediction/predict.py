@@ -27,7 +27,7 @@ from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
-from lamina.utils import JSONObject
+from lamina.utils import JSONObject, check_types
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -54,6 +54,7 @@ Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON 
 _TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts about its training that a plan depends on
 
 
+@check_types("predict")
 def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel | str | Path,
     examples: Iterable[object],

@@ -31,6 +31,7 @@ from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.fit import fit
 from lamina.train.options import PassOptions
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -114,6 +115,7 @@ def _percent(rate: float, interval: tuple[float, float]) -> str:
     return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
+@check_types("monitor")
 def monitor(  # noqa: PLR0913
     train: str | Path,
     *,

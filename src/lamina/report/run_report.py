@@ -14,7 +14,7 @@ from lamina.recipes.table_layouts import PARAMETERS
 from lamina.report.curves import draw_curves
 from lamina.report.importance_charts import draw_importances
 from lamina.store.files import damaged, settle, staged
-from lamina.utils import is_dir, parse_json, write_text
+from lamina.utils import is_dir, no_pipe, parse_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,9 +242,9 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
     if not (rows.exists() and table.exists()):
         return [], []
     with convert_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
-        importances = parquet.read_table(rows).to_pylist()
+        importances = parquet.read_table(no_pipe(rows)).to_pylist()
     with convert_errors(lambda reason: damaged(table, f"cannot be read ({reason})")):
-        return importances, parse_json(table.read_text(encoding="utf-8"))
+        return importances, parse_json(no_pipe(table).read_text(encoding="utf-8"))
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:

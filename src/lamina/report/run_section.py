@@ -17,7 +17,7 @@ from lamina.report.run_report import PAPER, chosen, grid, heads, read_importance
 from lamina.report.sections import DataTable, Section
 from lamina.store.files import damaged, read_json
 from lamina.train.results import sort_key, summarise
-from lamina.utils import parse_json, pluralize
+from lamina.utils import no_pipe, parse_json, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def _table(folder: Path) -> list[SummaryRow]:
     if not (path := folder / TABLE).exists():
         return []
     with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_json(no_pipe(path).read_text(encoding="utf-8"))
 
 
 def _settings(folder: Path) -> dict[str, JSON]:
@@ -75,7 +75,7 @@ def _settings(folder: Path) -> dict[str, JSON]:
     settings: dict[str, JSON] = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
     if (path := folder / FAILURES).exists():
         with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
-            failures = parse_json(path.read_text(encoding="utf-8"))
+            failures = parse_json(no_pipe(path).read_text(encoding="utf-8"))
             settings |= {f"failed: {failure['key']['run']}": failure["error"] for failure in failures}
     return settings
 

@@ -286,12 +286,16 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
     path.write_bytes(text + b"\n")
 
 
-def read_json(path: Path) -> JSONObject:
-    """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else."""
+def read_json(path: Path, *, last_wins: bool = False) -> JSONObject:
+    """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else.
+
+    With `last_wins`, the last value of a key that comes twice counts, as in transformers, which reads the file too.
+    Otherwise such a file is refused.
+    """
 
     def parse(content: bytes) -> object:
         try:
-            return parse_json(content.decode())
+            return parse_json(content.decode(), last_wins=last_wins)
         except RepeatedKeyError as error:
             raise damaged(path, f"is not clear: {error}") from None
 

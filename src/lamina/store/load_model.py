@@ -28,7 +28,7 @@ from lamina.store.replay import (
     with_inserts,
     without_numbers,
 )
-from lamina.utils import is_dir
+from lamina.utils import check_type, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +89,8 @@ def load(
     """
     if not isinstance(name, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")
+    check_type("load", "revision", revision, "str | None")
+    check_type("load", "new_weights", new_weights, "bool")
     name, kind = str(name), models.model_class(head)
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype != "auto" and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):

@@ -147,7 +147,7 @@ def _check_config(path: Path, name: str) -> None:
     if not path.is_file():
         raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
     try:
-        fields = read_json(path)
+        fields = read_json(path, last_wins=True)
     except StoreError as error:
         reason = f"its config.json is not a valid JSON file ({first_line(error)})"
         raise ModelNotFoundError(op="load", got=name, reason=reason) from error
@@ -260,7 +260,7 @@ def check_files(name: str) -> None:
         if path.exists() and not (is_file(path) or is_dir(path)):
             raise damaged(path, "is neither a file nor a folder")
         if path.name.endswith(".index.json") and is_file(path):
-            parts = read_json(path).get("weight_map")
+            parts = read_json(path, last_wins=True).get("weight_map")
             for part in map(str, cast("dict[str, object]", parts).values() if isinstance(parts, dict) else ()):
                 if Path(part).is_absolute() or ".." in Path(part).parts:
                     raise damaged(path, f"names the file '{part}', which is outside of the folder")

@@ -16,7 +16,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.reload_check import check_reloads
-from lamina.utils import is_dir
+from lamina.utils import check_types, is_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ _FIXED = (RECORD, "config.json", "generation_config.json")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
+@check_types("save")
 def save(
     model: PreTrainedModel,
     folder: str | Path,

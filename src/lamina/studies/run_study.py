@@ -326,7 +326,7 @@ def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
     types = {key: "Any" if given is inspect.Parameter.empty else given for key, given in annotations.items()}
     fields: Any = {key: (f"{annotation} | None", None) for key, annotation in types.items()}
     model = create_model(name, __base__=Strict, **fields)
-    model.model_rebuild(_types_namespace={**function.__globals__, **_NAMESPACE})
+    model.model_rebuild(_types_namespace={**inspect.unwrap(function).__globals__, **_NAMESPACE})
     return model
 
 

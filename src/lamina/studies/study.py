@@ -18,7 +18,7 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.utils import JSON, JSONObject, pluralize
+from lamina.utils import JSON, JSONObject, no_pipe, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -255,6 +255,7 @@ def _load(folder: Path) -> Study:
     facts, path = _StudyFacts.read(folder / STUDY), folder / PARQUET
     if not path.exists():
         raise damaged(path, "is not there; the folder is incomplete")
+    no_pipe(path)
     if hashlib.sha256(path.read_bytes()).hexdigest() != facts.table:
         raise damaged(path, f"is not the table that {STUDY} was saved with")
     with convert_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):

@@ -343,6 +343,8 @@ class Kind(ABC, Generic[InputsT]):
             DataError: If the file cannot be read.
             ConfigError: If `source` is a pair of files, which only text-to-text kinds read.
         """
+        if not isinstance(source, str | Path | Sequence):
+            raise ConfigError(f"task: a file is {source!r}; a path is needed.")
         if not isinstance(source, str | Path):
             got = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
             raise ConfigError(f"task: {got}; it reads one. Only kinds that generate texts read a pair of files.")

@@ -176,6 +176,10 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
             names = [text] if separator is None else text.split(separator)
             return [name for name in names if trimmed(name)]
         cell = plain(spelled)
+    if isinstance(cell, Mapping):
+        raise LabelCellError(
+            shown(cell), f", which is {_type_name(cell)}; a row has a list of names. {_what_to_do(cell)}"
+        )
     if not isinstance(cell, list):
         return [cell]
     for part in cell:

@@ -26,6 +26,7 @@ from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
 _WHOLE = re.compile(r"[-+]?\d+")
+_FLAGS = re.compile(r"[01]{2,}|[01](\s+[01])+")
 _MOST_CLASSES = 10  # distinct whole numbers with a decimal point that may be meant as classes
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SHOWN = 10  # rows that a warning names
@@ -400,6 +401,21 @@ def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
 # Several classes per row
 
 
+def _check_flags(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
+    """Raise DataError if all texts in the label column have 0 and 1 per class without commas, such as "010"."""
+    cells = [
+        (table, row, cell)
+        for table in tables.values()
+        for row, cell in zip(table.rows, table.cells(spec.label), strict=True)
+    ]
+    if not spec.labels and all(isinstance(cell, str) and _FLAGS.fullmatch(cell.strip()) for _, _, cell in cells):
+        table, row, cell = cells[0]
+        problem = (
+            f"has {cell!r} in column '{spec.label}', and so has every row: 0 and 1 per class. Write it as [0, 1, 0]."
+        )
+        raise bad_cell(table, row, spec.label, problem)
+
+
 def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
 
@@ -422,6 +438,7 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
         lists = cells.then(decode) if isinstance(cells, Column) else [decode(cell) for cell in cells]
         changed[part] = replace(table, columns={**table.columns, str(spec.label): lists})
     if not several:
+        _check_flags(tables, spec)
         what = "task: no row has more than one label in column '%s'; if another sign divides them, give separator="
         logger.warning(what, spec.label)
     return changed

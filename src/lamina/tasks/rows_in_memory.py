@@ -52,13 +52,16 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
     """Return the rows of the split `part` as a dataset; or, if they are dicts, as a mapping of columns.
 
     Arrays in the column `label` become lists. Raises ConfigError if `source` is neither a dataset nor an iterable of
-    dicts, and DataError if there are no rows.
+    dicts, or has a transform; and DataError if there are no rows.
     """
     import datasets
 
     if isinstance(source, datasets.IterableDataset) and source.features is not None:
         source = datasets.Dataset.from_list(list(source.decode(False)), features=source.features)  # keeps class names
     is_dataset = isinstance(source, datasets.Dataset)
+    if isinstance(source, datasets.Dataset) and source.format["type"] == "custom":
+        problem = f"split '{part}' has a transform (set_transform), which would change its rows each time they are read"
+        raise ConfigError(f"task: {problem}. Apply it once with map, or remove it with reset_format.")
     rows: Any = source if is_dataset else [None]
     if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
         rows = list(source)

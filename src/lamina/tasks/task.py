@@ -28,7 +28,7 @@ from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_
 from lamina.tasks.rows_in_memory import named_parts, rows_of
 from lamina.tasks.split import Split, held_out, limited
 from lamina.tasks.stratify import SampleSize, strata_of, subsample_rows
-from lamina.utils import JSON
+from lamina.utils import JSON, check_types
 
 logger = logging.getLogger(__name__)
 _COLUMNS = ("text", "label", "text_pair", "separator")  # what says how to read another file in the same way
@@ -127,6 +127,7 @@ class Task:
         check_known(f"task {self.name}", [name], self.splits, "split")
         return self.splits[name]
 
+    @check_types("subsample")
     def subsample(
         self,
         *,
@@ -167,6 +168,7 @@ class Task:
             facts["before"] = self.subsampled
         return replace(self, splits={**self.splits, "train": train.select_rows(chosen)}, subsampled=facts)
 
+    @check_types("masked_lm")
     def masked_lm(self, *, rows: bool = False) -> Task:
         """Return a task of masked language modelling over the same texts, with the name "<name>-mlm".
 
@@ -182,6 +184,7 @@ class Task:
         """
         return self._of_running_text("masked_lm", "mlm", rows=rows)
 
+    @check_types("causal_lm")
     def causal_lm(self, *, rows: bool = False) -> Task:
         """Return a task of causal language modelling over the same texts, with the name "<name>-clm".
 
@@ -207,6 +210,7 @@ class Task:
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows, columns=self.columns)
 
+    @check_types("join_pairs")
     def join_pairs(self, separator: str) -> Task:
         """Return the same task with each pair of texts joined into one text, with `separator` between the two.
 
@@ -223,6 +227,7 @@ class Task:
         splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
         return replace(self, splits=splits)
 
+    @check_types("held_out")
     def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
         """Return the same task with a tenth of the training rows as its validation split.
 
@@ -276,6 +281,7 @@ class Task:
         return replace(self, image_size=image_size)
 
     @classmethod
+    @check_types("task")
     def from_files(  # noqa: PLR0913
         cls,
         kind: str | Kind,
@@ -358,7 +364,7 @@ class Task:
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, or an option does not fit the
                 kind: it reads no pairs, has no tags, no images or no running text.
         """
-        kind = kind_of(kind) if isinstance(kind, str) else kind
+        kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         by_part = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in by_part if source is not None}
         if not sources:
@@ -380,6 +386,7 @@ class Task:
         ).sized(image_size)
 
     @classmethod
+    @check_types("task")
     def from_dataset(  # noqa: PLR0913
         cls,
         kind: str | Kind,
@@ -424,7 +431,7 @@ class Task:
         if not isinstance(dataset, Mapping):
             got = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {got}; it must map splits to rows, as in {{'train': ...}}.")
-        kind = kind_of(kind) if isinstance(kind, str) else kind
+        kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         splits = {part: rows_of(part, rows, label) for part, rows in named_parts(name, dataset, parts, label).items()}
         if not splits:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
@@ -472,6 +479,7 @@ class Task:
         return _assemble(tables.spec, tables, metrics=get("metric"), name=name, seed=get("seed", 0), limits=limits)
 
     @classmethod
+    @check_types("task")
     def preset(
         cls,
         name: str,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.train.identity import difference, seal, unseal
-from lamina.utils import barrier, rank
+from lamina.utils import barrier, no_pipe, rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ class RunProgress(TypedDict):
 def _checksum(path: Path) -> str:
     """Return the xxHash of a file, read in chunks; raise OSError if it cannot be read."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with no_pipe(path).open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()

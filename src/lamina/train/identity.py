@@ -17,7 +17,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.utils import derive_seed, world_size
+from lamina.utils import derive_seed, no_pipe, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -182,7 +182,7 @@ def unseal(path: Path) -> tuple[dict[str, Facts], JSONObject]:
             file's name; callers add the rest.
     """
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(no_pipe(path).read_bytes())
         fields = fields if isinstance(fields, dict) else {}
         checksum = xxhash.xxh3_128_hexdigest(json.dumps(fields.get("content")).encode())
     except OSError as error:

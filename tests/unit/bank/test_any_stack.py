@@ -81,6 +81,12 @@ def test_one_reader_over_two_stacks_is_refused(stack: Any):
         Reader(Mean(), SequenceClassification(TWO), stack)
 
 
+@pytest.mark.parametrize(("fusion", "head"), [("mean", SequenceClassification(TWO)), (Mean(), SequenceClassification)])
+def test_a_class_or_a_name_is_no_fusion_and_no_head(fusion: Any, head: Any):
+    with pytest.raises(ConfigError, match=r"reader: (fusion is 'mean'|head is Seq\w+); it must be an object, such as"):
+        Reader(fusion, head)
+
+
 # Several banks
 
 

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import inspect
 import json
 import pickle
 
@@ -325,7 +326,7 @@ def test_shared_blocks_are_all_or_none():
 def test_bad_options_touch_nothing(options, error, match):
     model, _ = built()
     keys = list(model.state_dict())
-    call = getattr(insert_, "__wrapped__", insert_)  # as outside these tests: no type checker
+    call = inspect.unwrap(insert_)  # as outside these tests: no type checker
     with pytest.raises(error, match=match):
         call(model, **options)
     assert list(model.state_dict()) == keys

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
+from torch.nn.utils import prune
 from transformers import AutoModel
 
 from lamina.editing.insert import insert_
@@ -129,6 +130,14 @@ def test_a_projection_that_was_packed_since_is_refused():
     packed = torch.zeros(32, 64, dtype=torch.uint8)
     model.encoder.layer[0].output.dense.weight = torch.nn.Parameter(packed, requires_grad=False)
     refused(model, UnsupportedModelError, "'encoder.layer.0.output.dense' is a Linear, no plain linear map")
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_projection_that_was_pruned_since_is_refused(name: str):
+    model, _ = built()
+    insert_(model, "ffn", 1)
+    prune.l1_unstructured(model.encoder.layer[0].output.dense, name, 0.5)
+    refused(model, UnsupportedModelError, f"output.dense.{name}' is computed from other weights")
 
 
 def test_nothing_to_merge():

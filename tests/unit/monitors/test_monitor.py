@@ -80,6 +80,7 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
     ("make", "error", "message"),
     [
         (lambda: Monitor("r", ()), ConfigError, "monitor: 'r' flags no label"),
+        (lambda: Monitor("r", "a", "ema"), ConfigError, "aggregate is 'ema'; it must be an object"),  # type: ignore[arg-type]
         (lambda: Monitor("r", "a", scale="odds"), UnknownNameError, "unknown scale 'odds'"),  # type: ignore[arg-type]
         (
             lambda: Monitor("r", "B-x", AttentionMean()).check({"r": TAGS}),

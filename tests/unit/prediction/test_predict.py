@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_texts_padded_on_the_left_get_the_same_answers():
 )
 def test_what_is_no_list_of_texts(texts: Any, message: str):
     bank, _ = trained()
-    call = getattr(predict, "__wrapped__", predict)  # as outside these tests: no type checker
+    call = inspect.unwrap(predict)  # as outside these tests: no type checker
     with pytest.raises(ConfigError, match=message):
         call(bank, texts, readers=["mood"])
 

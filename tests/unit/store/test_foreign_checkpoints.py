@@ -76,6 +76,13 @@ def test_a_folder_with_an_adapter_alone_names_peft(tmp_path: Path):
         load(tmp_path)
 
 
+def test_a_key_that_a_config_has_twice_counts_as_in_transformers(tmp_path: Path):
+    folder = save_base(tmp_path / "model")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace("{", '{"num_hidden_layers": 1,', 1))
+    assert load(folder)[0].config.num_hidden_layers == 3  # the last value
+
+
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/outside.safetensors", "in/../../outside.safetensors"])
 def test_an_index_that_leads_out_of_the_folder_is_refused(place: str, tmp_path: Path):
     folder = save_base(tmp_path / "model")

@@ -149,6 +149,18 @@ def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: st
     assert spelled_list("(other)") is None
 
 
+@pytest.mark.parametrize("texts", [["010", "100"], ["0 1 0", "1 0 0"]])
+def test_flags_without_commas_are_an_error(tmp_path: Path, texts: list[str]):
+    with pytest.raises(DataError, match=rf"row 2 has '{texts[0]}' .* 0 and 1 per class. Write it as \[0, 1, 0\]"):
+        csv(tmp_path, texts, problem_type="multi_label")
+    assert csv(tmp_path, texts, problem_type="multi_label", labels=texts).labels == tuple(texts)
+
+
+def test_an_object_with_a_score_per_class_is_an_error():
+    with pytest.raises(DataError, match=r"row 2 has .* which is an object with keys; a row has a list of names"):
+        read([["a"], {"a": 1, "b": 0}], problem_type="multi_label")
+
+
 def test_signs_that_may_or_may_not_divide_names_are_an_error(tmp_path: Path):
     with pytest.raises(DataError, match=r"row 3 has one of the signs ';' and ','.*Give separator=';'"):
         csv(tmp_path, ["a;b", "c, d"], problem_type="multi_label")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 SEQUENCE, TOKEN, IMAGE = "sequence_classification", "token_classification", "image_classification"
 AUDIO = "audio_classification"
+
+
+def test_one_column_is_no_text_and_label():
+    with pytest.raises(ConfigError, match="text and label are both 'sentence'; a model would learn to copy"):
+        Task.from_dataset("sequence_classification", {"train": ROWS}, label="sentence")
 
 
 def test_a_task_of_one_class_is_refused():
@@ -335,6 +341,11 @@ def test_images_at_hand(tmp_path: Path):
         ({"train": [("a", 1)]}, ConfigError, "task: split 'train' is list; it must be a Dataset or a list of dicts"),
         ({"train": 3}, ConfigError, "task: split 'train' is int; it must be a Dataset"),
         (
+            {"train": datasets.Dataset.from_list(ROWS).with_transform(dict)},
+            ConfigError,
+            r"task: split 'train' has a transform \(set_transform\)",
+        ),
+        (
             datasets.Dataset.from_list(ROWS),
             ConfigError,
             r"the dataset is Dataset; it must map splits to rows, as in \{",
@@ -343,8 +354,7 @@ def test_images_at_hand(tmp_path: Path):
     ],
 )
 def test_data_that_does_not_fit(dataset: Any, error: type[Exception], message: str):
-    call: Any = Task.from_dataset.__func__  # pyright: ignore[reportFunctionMemberAccess]
-    call = getattr(call, "__wrapped__", call)  # as outside these tests: no type checker
+    call: Any = inspect.unwrap(Task.from_dataset.__func__)  # pyright: ignore[reportFunctionMemberAccess]  no type checker
     with pytest.raises(error, match=message):
         call(Task, SEQUENCE, dataset)
 

@@ -25,7 +25,7 @@ from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHA
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import corrected, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
-from lamina.utils import JSON, Row, check_range, pluralize, write_text
+from lamina.utils import JSON, Row, check_range, check_types, pluralize, write_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,6 +66,7 @@ _TITLES = {
 }
 
 
+@check_types("benchmark")
 def benchmark(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel | str,
     *,

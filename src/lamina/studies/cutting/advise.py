@@ -40,7 +40,7 @@ from lamina.studies.study import Figure, rows_where
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
 from lamina.train.results import summarise
-from lamina.utils import JSON, Row, check_range, pluralize
+from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,6 +85,7 @@ class _Folders(NamedTuple):
     readers: Path
 
 
+@check_types("advise")
 def advise(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,

@@ -11,7 +11,7 @@ from lamina.errors import check_known
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
 from lamina.studies.runner import Cell, Training, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure
-from lamina.utils import JSON, pluralize
+from lamina.utils import JSON, check_types, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +42,7 @@ class _Insertion(NamedTuple):
     inserted: int  # number of blocks that get inserted layers
 
 
+@check_types("insertion")
 def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,

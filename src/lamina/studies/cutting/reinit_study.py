@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
 from lamina.studies.runner import Cell, Training, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure, rows_where
-from lamina.utils import JSON, check_range, pluralize
+from lamina.utils import JSON, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _OP = "reinit"
 
 
+@check_types("reinit")
 def reinit(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,

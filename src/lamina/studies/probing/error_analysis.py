@@ -20,7 +20,7 @@ from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
 from lamina.tasks.words import join
 from lamina.train.options import FitOptions
-from lamina.utils import JSON, Row, check_range, derive_seed, pluralize
+from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _BINS = 4  # bins of text length, with about as many rows each
 
 
+@check_types("errors")
 def errors(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     tasks: Mapping[str, Task] | Task,

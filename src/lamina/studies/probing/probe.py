@@ -24,7 +24,7 @@ from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.data_checks import warn_of_texts
-from lamina.utils import JSON, Row, check_range, pluralize
+from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 REPEATS = 5000  # resamples per comparison
 
 
+@check_types("probe")
 def probe(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel | str,
     tasks: Mapping[str, Task] | Task,

@@ -19,7 +19,7 @@ from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_a
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import JSON
+from lamina.utils import JSON, check_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,6 +69,7 @@ class _Distances(NamedTuple):
     spectral: float
 
 
+@check_types("drift")
 def drift(
     base: Checkpoint,
     others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint],

@@ -18,7 +18,7 @@ from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import JSON, Row, progress_bar
+from lamina.utils import JSON, Row, check_types, progress_bar
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderModule
@@ -53,6 +53,7 @@ class _ReaderShares:
             }
 
 
+@check_types("importance")
 def importance(
     banks: ReaderBank | Mapping[str, ReaderBank],
     texts: Iterable[Text] | None = None,
@@ -175,6 +176,7 @@ def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool)
     return _ReaderShares(run, name, series, type(reader.config.fusion).__name__, seed, reader.importance())
 
 
+@check_types("contributions")
 def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 

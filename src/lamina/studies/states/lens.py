@@ -23,7 +23,7 @@ from lamina.layers.stack import alike, swapped
 from lamina.studies.passes import LayerReader, group_batches, text_inputs
 from lamina.studies.states.vectors import is_text_token
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import JSON, check_range, derive_seed, pluralize, progress_bar
+from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,6 +211,7 @@ _MEASURES = tuple(_SHOWN)
 _MOST = 0.9  # share of the model's own accuracy that a conclusion asks for
 
 
+@check_types("lens")
 def lens(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     texts: Iterable[Text],
@@ -396,6 +397,7 @@ def _scores(logits: Tensor, true: Tensor) -> Tensor:
     return torch.stack(sums).double().cpu()
 
 
+@check_types("lens_tokens")
 def lens_tokens(
     model: PreTrainedModel, text: str, *, processor: Processor | None = None, layers: Selector = "all", top: int = 5
 ) -> Study:

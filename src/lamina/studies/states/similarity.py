@@ -15,7 +15,7 @@ from lamina.studies.passes import LayerReader, batch_groups, group_batches, row_
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
 from lamina.studies.states.vectors import MOST_TOKENS, RowVectors
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import JSON, check_range, derive_seed, progress_bar
+from lamina.utils import JSON, check_range, check_types, derive_seed, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,6 +64,7 @@ class _LayerRow(TypedDict):
     score: float
 
 
+@check_types("similarity")
 def similarity(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     texts: Iterable[Text] | None = None,

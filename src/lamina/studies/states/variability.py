@@ -19,7 +19,7 @@ from lamina.studies.runner import encode_rows, own_processor
 from lamina.studies.states.vectors import is_text_token, mean_state
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
-from lamina.utils import JSON, pluralize, progress_bar
+from lamina.utils import JSON, check_types, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,6 +61,7 @@ class _ComparisonRow(TypedDict):
     score: float
 
 
+@check_types("variability")
 def variability(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
