@@ -85,6 +85,8 @@ def test_tokens_are_coloured_by_score_with_the_flag_where_it_fired(browser: Any,
     said = page.find_element("css selector", "[data-panel=sharp] .flag").text
     assert said.startswith(f"Flagged at token {at + 1}, “{shown[at]['text'].strip()}”")
     assert not page.find_element("css selector", "[data-panel=quiet] .flag").is_displayed()
+    tops = "return [...document.querySelectorAll('.scores')].map(chart => chart.getBoundingClientRect().top)"
+    assert len(set(page.execute_script(tops))) == 1  # panels side by side are aligned
     assert "12 tokens in " in page.find_element("id", "progress").text
     assert page.get_log("browser") == []
 
@@ -145,6 +147,7 @@ STREAM = """const body = arguments[0].map(event => `data: ${JSON.stringify(event
     window.fetch = async () => new Response(body)"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("last", "problem", "why"),
     [

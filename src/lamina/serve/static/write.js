@@ -103,7 +103,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
       if (name !== null && event.flagged.includes(name) && !isFlagged) {
         isFlagged = true;
         span.classList.add("flagged");
-        flag.textContent = `Flagged at token ${count}, “${token.text.trim()}”, with ${rounded(score)}.`;
+        flag.textContent = `Flagged at token ${count}, “${token.text.trim()}”: score ${rounded(score)}.`;
         flag.classList.add("raised");
         text.append(make("span", { className: "marker", title: "flagged here" }, "⚑"));
       }
@@ -128,7 +128,8 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const monitors = Object.entries(bank.monitors).filter(([name]) => event.monitors && name in event.monitors);
     if (monitors.length) {
       return monitors.map(([name, monitor]) => {
-        const about = `${monitor.flag.join(", ")}: ${rate(monitor)}`;
+        const labels = new Set(monitor.flag.map((label) => label.replace(/^[BIES]-/, ""))); // tags of a span have one name
+        const about = `${[...labels].join(", ")}: ${rate(monitor)}`;
         return newPanel(name, monitor, about, ({ monitors: scores }) => scores?.[name] ?? null, name);
       });
     }
