@@ -100,8 +100,8 @@ def check_output(
 ) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
-    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if it cannot
-    be read.
+    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if it is
+    a file or cannot be read.
 
     Args:
         op: The command, for the message.
@@ -115,6 +115,8 @@ def check_output(
 
     if overwrite and resume:
         raise ConfigError(f"{op}: --overwrite and --resume were both given; one replaces what the other continues.")
+    if is_file(folder):
+        raise StoreError(f"{op}: {folder} is a file, not a folder. Give another folder.")
     if overwrite or resume or not is_dir(folder):
         return
     with convert_errors(lambda reason: StoreError(f"{op}: {folder} cannot be read ({reason}). Give another folder.")):

@@ -187,10 +187,10 @@ def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list
     return negatives, positives
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise ConfigError unless a confidence level is between 0 and 1."""
+def check_confidence(confidence: float, op: str = "calibrate") -> None:
+    """Raise ConfigError, whose message begins with `op`, unless a confidence level is between 0 and 1."""
     if not 0 < confidence < 1:
-        raise ConfigError(f"calibrate: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
+        raise ConfigError(f"{op}: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
 
 
 def _check_rate(false_positive_rate: float) -> None:

@@ -126,7 +126,7 @@ def choose_cascade(  # noqa: PLR0913
         Fixed-sequence testing as in Angelopoulos et al. 2021, "Learn then Test", arXiv:2110.01052.
     """
     op = "choose_cascade"
-    check_confidence(confidence)
+    check_confidence(confidence, op)
     if not 0 < recall < 1:
         raise ConfigError(f"{op}: recall is {recall}; it must be above 0 and below 1, such as 0.9.")
     require_packages(op, "metrics", "scipy")

@@ -86,14 +86,7 @@ def read_replies(
         ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
         UnknownNameError: If no row has the positive label.
     """
-    table = read_table(path)
-    labels = _labels(table, _column(table, "label", columns.label))
-    known = sorted(set(labels))
-    if positive is None:
-        raise ConfigError(f"monitor: no positive label is named; {path} has {_listed(known)}. Use --positive LABEL.")
-    positive = named_class("monitor", positive, known)
-    if len(known) == 1:
-        raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
+    table, labels, positive = read_labels(path, columns, positive)
     by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
     texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
     column = columns.spans or ""
@@ -106,6 +99,22 @@ def read_replies(
     for reply in replies:
         digest.update(json.dumps([reply.prompt, reply.reply, reply.positive, list(reply.spans)]).encode())
     return replies, digest.hexdigest()[:16]
+
+
+def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> tuple[Table, list[str], str]:
+    """Read a file of replies; return its table, the label of each row, and the label that marks bad replies.
+
+    It needs no model. For the arguments and errors see `read_replies`.
+    """
+    table = read_table(path)
+    labels = _labels(table, _column(table, "label", columns.label))
+    known = sorted(set(labels))
+    if positive is None:
+        raise ConfigError(f"monitor: no positive label is named; {path} has {_listed(known)}. Use --positive LABEL.")
+    positive = named_class("monitor", positive, known)
+    if len(known) == 1:
+        raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
+    return table, labels, positive
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -190,6 +199,10 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
             raise _bad(table, row, column, f"{problem}. Correct the row or remove it.")
         if len(chat) == 1:
             raise _bad(table, row, column, "the chat has a reply and no prompt. Correct the row or remove it.")
+        if not tokenizer.chat_template:
+            problem = f"{type(tokenizer).__name__} has no chat template, which turns the chats in '{column}' into texts"
+            hint = "Set tokenizer.chat_template and save the tokenizer, or name columns with --prompt and --reply"
+            raise ConfigError(f"monitor: {problem}. {hint}.")
         prompt, _ = render(Chat(chat[:-1]), processor, prompt=True, op="monitor")
         texts.append((prompt.removeprefix(first), last["content"]))
     return texts

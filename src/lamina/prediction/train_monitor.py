@@ -24,7 +24,7 @@ from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
-from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_replies
+from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, read_replies
 from lamina.store.load_model import load
 from lamina.store.models import writing_class
 from lamina.tasks.task import Task
@@ -187,8 +187,9 @@ def monitor(  # noqa: PLR0913
     """
     promise = _Promise(rate, per, confidence).checked()
     require_packages("monitor", "metrics", "scipy")
-    base, processor = _model(model, processor)
     columns = ReplyColumns(messages, prompt, reply, label, spans)
+    read_labels(train, columns, positive)  # before a large model is loaded
+    base, processor = _model(model, processor)
     replies, digest = read_replies(train, columns, positive, processor)
     parts = divide(replies, seed)
     _check_parts(parts, processor, promise)
@@ -443,7 +444,7 @@ class _Promise:
         high = 1 if self.per == "reply" else 1000
         if not 0 < self.rate < high:
             raise ConfigError(f"monitor: the rate is {self.rate}; it must be above 0 and below {high}, such as 0.01.")
-        check_confidence(self.confidence)
+        check_confidence(self.confidence, "monitor")
         return self
 
     def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lamina.cli.shared_options import check_output, names_of, numbers_of
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.recipes.report_file import STUDY
 
 Lamina = Callable[..., Any]
@@ -50,6 +50,8 @@ def test_what_an_earlier_run_wrote_is_replaced_only_if_asked(tmp_path: Path):
     check_output("demo", tmp_path, overwrite=False, replaced=("table.json",))
     check_output("train", tmp_path, overwrite=False, resume=True)
     check_output("train", tmp_path, overwrite=True)
+    with pytest.raises(StoreError, match=r"monitor: .*table\.json is a file, not a folder"):
+        check_output("monitor", tmp_path / "table.json", overwrite=True)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_help_names_every_study(lamina: Lamina):
 def test_an_output_that_is_a_file_is_refused_before_anything_runs(lamina: Lamina, recipe: Path):
     ran = lamina("study", "variability", recipe, "--data", recipe.parent, "-o", recipe.parent / "film.tsv")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == f"error: save: {recipe.parent / 'film.tsv'} is a file, not a folder.\n"
+    assert ran.err == f"error: study: {recipe.parent / 'film.tsv'} is a file, not a folder. Give another folder.\n"
 
 
 def test_without_an_output_it_goes_to_a_folder_of_the_recipe_and_study(lamina, recipe, monkeypatch):

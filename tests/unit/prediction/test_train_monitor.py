@@ -187,7 +187,7 @@ def test_chats_are_read_by_the_chat_template_and_spans_by_their_words(tmp_path: 
         {"messages": turns, "verdict": "bad", "where": []},
     ]
     path = written(tmp_path, rows)
-    with pytest.raises(ConfigError, match=r"monitor: .* has no chat template"):
+    with pytest.raises(ConfigError, match=r"monitor: .* has no chat template, .*'messages'.* --prompt and --reply"):
         read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
     tokenizer.chat_template = TEMPLATE
     read, _ = read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
@@ -265,6 +265,7 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
         ),
         (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
+        (replies(100), {"confidence": 1}, ConfigError, "^monitor: confidence is 1"),
         (
             replies(100),
             {"rate": 0.1, "per": "1000 tokens"},
