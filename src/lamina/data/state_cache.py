@@ -227,7 +227,7 @@ def _hash(facts: object) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The places of each row's and layer's states in the arrays or files of an entry."""
+    """Where the states of each row and layer lie in the arrays in memory, or in the files of a cache entry."""
 
     lengths: Sequence[int]  # number of tokens of each row
     layers: Mapping[str, Sequence[int]]  # name of each stack -> its layers in the files, in ascending order

@@ -314,11 +314,11 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 
 @torch.no_grad()
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
-    """Initialise a copied block in place, as its model would.
+    """Initialise a copied block in place, as its model would; `original` is the block that was copied.
 
-    Parameters that the model does not initialise get torch's own initialisation.
-
-    `original` is the block that was copied. Raises ConfigError if a parameter is initialised by neither.
+    Parameters that the model does not initialise get torch's own initialisation. If there is none, matrices are drawn
+    with the standard deviation `initializer_range` of the config, biases are 0, and any other parameter raises
+    ConfigError.
     """
     around = [part for part in model.modules() if hasattr(part, "_init_weights") and original in set(part.modules())]
     owner = cast("PreTrainedModel", around[-1])  # the innermost model that contains the block

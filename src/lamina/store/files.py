@@ -242,7 +242,8 @@ def _disk_errors(folder: Path) -> AbstractContextManager[None]:
 def _undo_plan(folder: Path) -> None:
     """Undo a replacement of files that a process left unfinished, as the file PLAN shows; delete the working folder.
 
-    Each step can be repeated, because the process that undoes a plan may die too.
+    Each step can be repeated, because the process that undoes a plan may die too. Raises StoreError if PLAN is damaged,
+    or names a place outside the folder.
     """
     work, stage = folder / WORK, folder / WORK / "new"
     if (work / PLAN).exists():
