@@ -113,7 +113,8 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
     """Return the linear map of a single classifier or regressor.
 
-    Raises ConfigError if the model's class is not known, the model is not fitted, or it predicts several numbers.
+    Raises ConfigError if the model's class is not known, the model is not fitted or has NaN, or it predicts several
+    numbers.
     """
     classifies = _is(model, _CLASSIFIERS)
     if not classifies and not _is(model, _REGRESSORS):
@@ -147,7 +148,7 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
 def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
     """Return the scale (vector or matrix) and the shift of `step`, a fitted scaler or PCA before a linear model.
 
-    Raises ConfigError if its class is not known, or it is not fitted.
+    Raises ConfigError if its class is not known, it is not fitted, or it clips its output.
     """
     if _module(step) == "lmprobe" and hasattr(step, "stds_"):  # PerLayerScaler, whose numbers broadcast over layers
         shape = (1, step.n_layers, step.hidden_dim)

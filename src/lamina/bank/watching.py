@@ -191,7 +191,7 @@ class _WatchedText(GenerationObserver):
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
-        """Score the tokens that the model has read in one pass (`block`), and add a step for each new token."""
+        """Score the tokens that the model read in one pass (`block`), flag sequences, and add a step per new token."""
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())
@@ -342,7 +342,10 @@ class _RepliesSoFar:
         self._is_discarded = True
 
     def on_end(self) -> None:
-        """Pass the replies to the drift tests. Replies without a scored token, or with NaN, are left out."""
+        """Pass the replies to the drift tests, unless they were discarded.
+
+        Replies without a scored token, or with NaN, are left out.
+        """
         if self._is_discarded:
             return
         lengths = [] if self._lengths is None else self._lengths.tolist()

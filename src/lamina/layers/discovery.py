@@ -358,7 +358,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
     """Find where each state of stack `name` was seen in a traced run on the input `probe`.
 
     Raises:
-        _UnreadableError: If a state was not seen, or is no finite tensor `[batch, tokens, width]`.
+        _UnreadableError: If a state was not seen, or is no tensor `[batch, tokens, width]` without NaN.
     """
     tokens = _tokens_of(name, probe)
     downsampling: object = getattr(model.config, "downsampling_rate", 0)  # of CANINE
@@ -386,7 +386,10 @@ def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int 
 
 
 def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
-    """Raise _UnreadableError unless all states are finite tensors of one shape `[rows, tokens, width]`."""
+    """Raise _UnreadableError unless there are at least two states, all tensors of one shape `[rows, tokens, width]`.
+
+    NaN in a state is an error too.
+    """
     if len(states) < 2:
         raise _UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
     shape: tuple[int, ...] | None = None

@@ -98,10 +98,7 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
 
 
 def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
-    """Return one table without the rows that have no label; see `labelled`.
-
-    Raises DataError if no row has a label.
-    """
+    """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
     column, labels = spec.label, () if texts else spec.labels or ()
     present: list[int] = []
     dropped: list[int] = []
@@ -153,8 +150,9 @@ def _no_label(table: Table, row: int, column: str | int, cell: object, spec: Col
 def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
-    Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
-    Everything else is "classification". A warning is logged if numbers may be meant otherwise.
+    Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point
+    and `spec.labels` does not name classes. Everything else is "classification". A warning is logged if numbers may be
+    meant otherwise.
 
     Raises:
         DataError: If some labels are lists and others are not; if numbers with a decimal point stand among names; if a

@@ -46,8 +46,9 @@ def warn_of_cases(name: str, labels: Sequence[str]) -> None:
 def check_spec(spec: ColumnSpec) -> None:
     """Check that a kind allows the user's choices, as far as this is known without the data.
 
-    Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if a
-    label is named twice, or the choices need running text, or pairs, and the kind does not read them.
+    Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
+    labels are empty or a label is named twice, or an option is set that the kind does not have (`by_row`, `separator`,
+    `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

@@ -22,7 +22,8 @@ def named_parts(
     """Return the rows for each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
 
     Raises:
-        UnknownNameError: If `parts` names a part or a split that does not exist, or a split of another name has labels.
+        UnknownNameError: If `parts` names a part or a split that does not exist, a split of another name has labels, or
+            no split has one of these names.
     """
     if parts is not None:
         check_known(f"task {name}", parts, PARTS, "part")

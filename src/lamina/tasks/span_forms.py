@@ -160,8 +160,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span, from the values of its label keys: names, or lists with one name.
 
-    Raises SpanError if a label is missing, is no name, or is a tag such as "B-PER"; UnplacedSpanError if there are
-    several labels. The message names `default`, the label of spans without one.
+    Raises SpanError if a label is missing, is no name, or is a tag such as "O" or "B-PER"; UnplacedSpanError if there
+    are several labels. The message names `default`, the label of spans without one.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     if not entries or any(map(is_missing, entries)):
