@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -176,7 +176,7 @@ class Shelf:
         what: Word for all cells together in messages: "study" or "run".
     """
 
-    def __init__(self, folder: Path, run: Callable[[Cell], Mapping[str, Any]], *, op: str, what: str) -> None:
+    def __init__(self, folder: Path, run: Callable[[Cell], JSONObject], *, op: str, what: str) -> None:
         self._folder, self._run, self._op, self._what = folder, run, op, what
 
     def path(self, cell: Cell) -> Path:
@@ -200,7 +200,7 @@ class Shelf:
         """
         return self._unsealed(path)[1]
 
-    def _unsealed(self, path: Path) -> tuple[dict[str, Any], State]:
+    def _unsealed(self, path: Path) -> tuple[JSONObject, State]:
         """Read a file that `write` made. Raises StoreError, with a hint, if it is damaged."""
         try:
             return unseal(path)

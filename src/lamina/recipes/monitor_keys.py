@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,7 +14,7 @@ from lamina.prediction.calibrate import calibrate
 from lamina.recipes.report_file import REPORT, with_drawn_files, write_report_file
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at
 from lamina.train.results import sort_key
-from lamina.utils import rank
+from lamina.utils import JSONObject, rank
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -99,7 +99,7 @@ def add_monitors(
         monitor = Monitor(
             best["reader"], keys.flag, AGGREGATIONS.from_dict(keys.aggregate), scale=keys.scale, name=name
         )
-        how: dict[str, Any] = {"false_positive_rate": keys.rate, "per": keys.per, "guarantee": keys.guarantee}
+        how: JSONObject = {"false_positive_rate": keys.rate, "per": keys.per, "guarantee": keys.guarantee}
         with error_context(f"monitor {name}"):
             found = calibrate(bank, monitor, tasks[keys.task], split=keys.split, **how)
         facts = {} if found.calibration is None else found.calibration.to_dict()

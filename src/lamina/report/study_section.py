@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from lamina.train.results import half_interval
 from lamina.utils import JSON, Row, pluralize
 
 if TYPE_CHECKING:
-    from lamina.studies.study import Figure, Study
+    from lamina.studies.study import Figure, Frame, Study
 
-Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
 COUNTS = {"rows": "row", "tokens": "token", "texts": "text", "n": "row"}  # column or setting -> the things it counts
 MOST_SCATTERED = 4000  # largest number of points in a scatter plot; from a larger table, a random sample is drawn
 MOST_EXAMPLES = 40  # largest number of wrong predictions that are shown; the table has all of them

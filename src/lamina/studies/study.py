@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from lamina.errors import ConfigError, StoreError, check_known, convert_errors
 from lamina.layers import stacks
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
     from transformers import PreTrainedModel
+
+    Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
 
 logger = logging.getLogger(__name__)
 PARQUET, CSV = "table.parquet", "table.csv"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.types import Processor
     from lamina.studies.benchmarking.probing_sets import Setting
+    from lamina.studies.study import Frame
 
     Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`, of all methods one set
 
@@ -50,7 +51,6 @@ COLUMNS = (
 LEAST_SETS = 6
 LEVEL = 0.005  # two scores that differ by at most this count as level
 _ALPHA = 0.05
-Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
 _TITLES = {
     "point": "point",
     "method": "method",
