@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, final
 
 from lamina.errors import ConfigError, DataError, StoreError, require_packages
 from lamina.recipes.report_file import REPORT, STUDY
-from lamina.report.chart_files import save_chart, sized
+from lamina.report.chart_files import PIXELS, save_chart, sized
 from lamina.report.charts import layout_of, spec_of, theme
 from lamina.report.run_report import labelled
 from lamina.report.run_section import run_section
@@ -283,12 +283,15 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
     """Write each chart as SVG and PNG into a folder, and return the names of the files."""
+    import vl_convert
+
     names = [f"{chart.file}.{kind}" for chart in charts for kind in ("svg", "png")]
     for chart in charts:
         below = " · ".join(filter(None, (chart.section.label, chart.drawing.remark)))
-        for kind in ("svg", "png"):
-            path = folder / f"{chart.file}.{kind}"
-            save_chart(sized(chart.spec, chart.drawing), path, chart.drawing.title, [below])
+        svg = folder / f"{chart.file}.svg"
+        save_chart(sized(chart.spec, chart.drawing), svg, chart.drawing.title, [below])
+        png = vl_convert.svg_to_png(svg.read_text(encoding="utf-8"), scale=PIXELS)
+        (folder / f"{chart.file}.png").write_bytes(png)
     return names
 
 
