@@ -293,9 +293,9 @@ def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Chann
     if (rules := _only(base, drawing, RULE)) is not None:
         line = rules.mark_line(strokeDash=[3, 3], strokeWidth=1.4, color="gray")
         layers.append(line.encode(**value))
-        first = min(row["x"] for row in drawing.rows if row.get("mark") == RULE)
-        start = rules.transform_filter(f"datum.x == {json.dumps(first)}")
-        text = start.mark_text(align="left", baseline="bottom", dy=-4, fontSize=11, color="gray")
+        text = rules.transform_filter("isValid(datum.label)").mark_text(
+            baseline="bottom", dy=-4, fontSize=11, color="gray"
+        )
         layers.append(text.encode(**value, text="label:N"))
     return layers
 

@@ -57,10 +57,12 @@ def _shares(rows: Rows, title: str) -> Drawing:
         return Drawing("heat", cells, title, titles, shares, _remark(rows), from_zero=True)
     bars = [_mark(row, facet="reader", x="layer") for row in rows]
     counts = Counter(bar["facet"] for bar in bars)
-    equal = [
-        {"facet": facet, "x": bar["x"], "value": 1 / counts[facet], "mark": RULE, "label": f"1/{counts[facet]}"}
-        for facet, bar in ((bar["facet"], bar) for bar in bars)
-    ]
+    lowest = {bar["facet"]: bar for bar in sorted(bars, key=lambda bar: -bar["value"])}  # the line's name fits above it
+    equal: list[Mark] = []
+    for bar in bars:
+        count = counts[bar["facet"]]
+        name = {"label": f"1/{count}"} if bar is lowest[bar["facet"]] else {}
+        equal.append({"facet": bar["facet"], "x": bar["x"], "value": 1 / count, "mark": RULE, **name})
     note = f"{shares} The dashed line (1/n) is the share if all n layers counted the same."
     return Drawing("bar", [*bars, *equal], title, titles, note, _remark(rows))
 
