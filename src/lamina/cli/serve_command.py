@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -144,9 +145,12 @@ def serve(  # noqa: PLR0913
         _reload_on_signal(app.state.reloader.try_reload)
         port = listener.getsockname()[1]
         hints = "a page to try them; " * page + "/openapi.json describes the requests"
-        print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({hints})", flush=True)
+        shown = f"[{host}]" if ":" in host else host  # an address of IPv6
+        print(f"{', '.join(app.state.scheduler.bank)} at http://{shown}:{port} ({hints})", flush=True)
         gc.collect()
         gc.freeze()  # a full collection would look at all modules and the model, and hold every request meanwhile
+        # uvicorn raises the signal again after its shutdown, which would end the process as if it had been killed
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         server_of(app, settings, host=host, port=port).run(sockets=[listener])
 
 

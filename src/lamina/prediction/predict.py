@@ -51,6 +51,7 @@ ResultT = TypeVar("ResultT")
 
 Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
+_TOKENIZER = ("model_max_length", "truncation_side")  # facts of a tokenizer that a plan depends on
 _TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts about its training that a plan depends on
 
 
@@ -162,7 +163,8 @@ class Reading:
     tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
     options: EncodeOptions
-    apart: tuple[Reading, ...] = ()  # one per length that readers read of a long example; empty: one length
+    apart: tuple[Reading, ...] = ()  # one per part of a long text that readers read; empty: all read the same part
+    apart_pairs: tuple[Reading, ...] = ()  # the same for a long pair of texts
 
 
 class _Plan(NamedTuple):
@@ -326,15 +328,15 @@ class Predictor:
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():
             group = self._encode(reading, splits)
-            # Long examples are encoded again if the readers read different lengths of them.
-            if reading.apart and max(group.inputs.lengths) >= min(part.options.max_length for part in reading.apart):
-                groups += [self._encode(part, splits) for part in reading.apart]
+            # Long examples are encoded again if the readers read different parts of them.
+            apart = reading.apart_pairs if splits[reading.kind.name].pairs else reading.apart
+            shortest = min((part.options.max_length for part in apart), default=0)
+            if apart and (max(group.inputs.lengths) >= shortest or _cut(group)):
+                groups += [self._encode(part, splits) for part in apart]
             else:
                 groups.append(group)
         for group in groups:
-            tokens += int(sum(group.inputs.lengths))
-            for task in group.tasks.values():
-                cut = max(cut, task.kind.truncated(group.inputs))
+            tokens, cut = tokens + int(sum(group.inputs.lengths)), max(cut, _cut(group))
         return Prepared(count, splits, groups, tokens, cut)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
@@ -400,7 +402,7 @@ class Predictor:
             self._whole,
             (options.add_prefix_space, options.prefix),
             (options.max_target_length, options.num_beams, options.length_penalty),
-            (id(runner.processor), getattr(tokenizer_of(runner.processor), "model_max_length", None)),
+            (id(runner.processor), *(getattr(tokenizer_of(runner.processor), fact, None) for fact in _TOKENIZER)),
         )
         before, plan = _plans.get(runner.modules[0], (None, None))
         if plan is None or before != depends:
@@ -426,17 +428,25 @@ class Predictor:
             together[task.kind.predict_inputs, space][name] = task
         readings: list[Reading] = []
         for (_, space), members in together.items():
-            strides = {
-                n: self._runner.trained_with([n], "stride") for n, task in members.items() if task.kind.per_token
-            }
-            apart: dict[tuple[int, int | None], dict[str, KindedTask]] = defaultdict(dict)
-            for name, task in members.items():
-                stride = strides.get(name, next(iter(strides.values()), None))
-                apart[self._max_length({name: task}), stride][name] = task
-            parts = [self._reading(part, space) for part in apart.values()] if len(apart) > 1 else []
-            readings.append(replace(self._reading(members, space), apart=tuple(parts)))
+            # Readers of tokens keep the beginning of a text, and half of the first text of a pair; the others keep what
+            # the tokenizer keeps.
+            cuts_left = getattr(tokenizer_of(self._runner.processor), "truncation_side", "right") == "left"
+            apart, apart_pairs = (self._parts(members, space, by_kind=by_kind) for by_kind in (cuts_left, True))
+            readings.append(replace(self._reading(members, space), apart=apart, apart_pairs=apart_pairs))
         paired = [name for name in tasks if self._runner.trained_with([name], "pair") is not None]
         return _Plan(tasks, tuple(readings), tuple(paired))
+
+    def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
+        """Return one `Reading` for each part that the readers of `tasks` read of a long example; () if it is one part.
+
+        With `by_kind`, readers of tokens do not read the same part as the others.
+        """
+        strides = {n: self._runner.trained_with([n], "stride") for n, task in tasks.items() if task.kind.per_token}
+        parts: dict[tuple[int, int | None, bool], dict[str, KindedTask]] = defaultdict(dict)
+        for name, task in tasks.items():
+            stride = strides.get(name, next(iter(strides.values()), None))
+            parts[self._max_length({name: task}), stride, by_kind and task.kind.per_token][name] = task
+        return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
         """Return the `Reading` of the readers of `tasks`: how examples are encoded once for all of them.
@@ -455,6 +465,11 @@ class Predictor:
             prefix=self.options.prefix if encoder.takes_prefix else "",
         )
         return Reading(tasks, encoder, options)
+
+
+def _cut(group: Group) -> int:
+    """Return how many examples of a group are too long for one of its readers to read them whole."""
+    return max(task.kind.truncated(group.inputs) for task in group.tasks.values())
 
 
 def _finish(steps: Generator[None, None, ResultT]) -> ResultT:

@@ -95,6 +95,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 _OPENAI_PROBLEMS = {status: {**response, "model": OpenAIProblem} for status, response in _PROBLEMS.items()}
+_RETRY_S = "1"  # seconds after which a client may send a request again that found the server busy
+# Starlette's words for requests that no route answers -> ours
+_NO_ROUTE = {
+    "Not Found": "nothing is served at this path; GET /openapi.json lists the paths",
+    "Method Not Allowed": "this path does not answer this method; GET /openapi.json lists the methods",
+}
 _FILE = 'or a file as {"image": Base64} or {"audio": Base64}'
 # Path -> what its `inputs` may be. pydantic's own message names only the first of the forms that do not fit.
 _RULES = {
@@ -192,7 +198,8 @@ def _add_problems(app: FastAPI) -> None:
     """Make errors into JSON bodies, in the shape that the clients of each path expect; see `problem_body`."""
 
     def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
-        return JSONResponse(problem_body(path_of(request.scope), error, error_type, param), status)
+        body = problem_body(path_of(request.scope), error, error_type, param)
+        return JSONResponse(body, status, {"retry-after": _RETRY_S} if status in (429, 503) else None)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -219,7 +226,8 @@ def _add_problems(app: FastAPI) -> None:
         if error.status_code == 400:
             return problem(request, 422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
         names = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}
-        response = problem(request, error.status_code, str(error.detail), names.get(error.status_code, "Validation"))
+        detail = _NO_ROUTE.get(str(error.detail), str(error.detail))
+        response = problem(request, error.status_code, detail, names.get(error.status_code, "Validation"))
         response.headers.update(error.headers or {})
         return response
 
@@ -269,7 +277,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         scheduler.check_count(texts)
         responses.check_function(bank, tasks, options.function_to_apply)
         raw = body.raw_scores or options.function_to_apply == "none"
-        ask = partial(scheduler.ask, tasks=tasks, raw=raw, truncate=body.truncate or options.truncation, bank=bank)
+        ask = partial(scheduler.ask, tasks=tasks, raw=raw, truncate=body.cuts, bank=bank)
         if tasks is None and len(bank) == 1:
             only_task = next(iter(bank))
         found = await _predictions(scheduler, ask, texts, request)
@@ -284,7 +292,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         readers. If a text is read in several windows, the first window is explained.
         """
         (text,), _ = responses.examples_of([body.inputs] if isinstance(body.inputs, list) else body.inputs, bool)
-        future = scheduler.explain(text, body.tasks, truncate=body.truncate)
+        future = scheduler.explain(text, body.tasks, truncate=body.cuts)
         (explanation,) = await _answer(scheduler, future, request)
         return {**explanation}
 
@@ -299,7 +307,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         def make() -> EmbedWorker:
             return EmbedWorker(bank, body.layer, normalize=body.normalize)
 
-        future = scheduler.submit(texts, (bank, body.layer, body.normalize), make, body.truncate)
+        future = scheduler.submit(texts, (bank, body.layer, body.normalize), make, body.cuts)
         return await _answer(scheduler, future, request)
 
 
@@ -314,7 +322,7 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         scheduler.check_count(texts)
         bank = scheduler.bank
         categories = responses.categories_of(bank)
-        future = scheduler.ask(texts, [*categories], truncate=body.truncate, bank=bank)
+        future = scheduler.ask(texts, [*categories], truncate=body.cuts, bank=bank)
         scores = [responses.category_scores(answer, categories) for answer in await _answer(scheduler, future, request)]
         return {**responses.moderation(scores, body.model or "lamina")}
 

@@ -14,7 +14,7 @@ from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.serve.uploads import Example, plain
-from lamina.serve.workers import Worker, predictor_of, side_of
+from lamina.serve.workers import Lengths, Worker, lengths_of, predictor_of, side_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,9 +105,9 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return explanations
 
     @property
-    def max_length(self) -> int:
-        """Number of tokens that all readers read: the smallest of the lengths that they were trained with."""
-        return min(self._predictor.max_length([name]) for name in self._names)
+    def lengths(self) -> Lengths:
+        """The lengths that the readers were trained with."""
+        return lengths_of(self.bank, self._predictor, self._names)
 
     @property
     def side(self) -> Side | None:

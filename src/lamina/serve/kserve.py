@@ -274,7 +274,7 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         check_known("serve", asked or (), tasks or served.bank, "output")
         texts = kserve_texts(body.inputs[0])
         scheduler.check_count(texts)
-        future = scheduler.ask(texts, asked, truncate=body.parameters.truncate, bank=served.bank)
+        future = scheduler.ask(texts, asked, truncate=body.parameters.cuts, bank=served.bank)
         timeout_s = scheduler.settings.request_timeout
         answers = await wait_while_connected(request, asyncio.wrap_future(future), timeout_s)
         order = asked or [*answers[0]]

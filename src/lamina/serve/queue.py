@@ -12,7 +12,7 @@ from lamina.data.batches import Budget, length_batches
 from lamina.serve.uploads import Example, Upload
 
 if TYPE_CHECKING:
-    from lamina.serve.workers import Worker
+    from lamina.serve.workers import Truncate, Worker
 
 _PLANNED = 1024  # number of texts, oldest first, among which those of the next batch are chosen
 _SHORTER = 3  # a request overtakes the oldest one if a pass over it costs at most a third
@@ -50,7 +50,7 @@ class Job(Generic[AnswerT]):
 
     texts: Sequence[Example]
     worker: Worker[Any, AnswerT]
-    truncate: bool
+    truncate: Truncate
     future: Answers[list[AnswerT]] = field(default_factory=Answers)
     since: float = field(default_factory=time.perf_counter)
 

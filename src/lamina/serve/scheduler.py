@@ -25,7 +25,7 @@ from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
 from lamina.serve.telemetry import BatchTiming, note_readers
 from lamina.serve.uploads import Example, readers_of, sized
-from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Worker
+from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Truncate, Worker
 from lamina.utils import usable_cores
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Scheduler:
         tasks: Sequence[str] | None = None,
         *,
         raw: bool = False,
-        truncate: bool = True,
+        truncate: Truncate = True,
         bank: ReaderBank | None = None,
     ) -> Future[list[Prediction]]:
         """Queue texts, pairs of texts or files for prediction; return a future of one prediction per text.
@@ -223,7 +223,7 @@ class Scheduler:
             tasks: Names of the readers that answer; the pass stops at the highest layer that these need. None: all
                 readers that read this kind of example.
             raw: Return logits in place of probabilities.
-            truncate: Cut texts that are too long. False: the future fails with TooLongError.
+            truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
             bank: The bank that answers. None: the one that is served now.
 
         Returns:
@@ -246,14 +246,14 @@ class Scheduler:
         )
 
     def explain(
-        self, text: Example, tasks: Sequence[str] | None = None, *, truncate: bool = True
+        self, text: Example, tasks: Sequence[str] | None = None, *, truncate: Truncate = True
     ) -> Future[list[Explanation]]:
         """Queue one text, pair or file; return a future of a list with one explanation of the readers' answers.
 
         Args:
             text: The text, pair or file.
             tasks: Names of the readers. None: all readers that read this kind of example.
-            truncate: Cut a text that is too long. False: the future fails with TooLongError.
+            truncate: Cut a text that is too long; see `Truncate`. False: the future fails with TooLongError.
 
         Raises:
             LaminaError: For the same reasons as `ask`.
@@ -271,7 +271,11 @@ class Scheduler:
             raise TooLongError(f"serve: {len(texts)} texts came in one request; at most {limit} are accepted.")
 
     def submit(
-        self, texts: Sequence[Example], key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]], truncate: bool
+        self,
+        texts: Sequence[Example],
+        key: Hashable,
+        make: Callable[[], Worker[TokenisedT, AnswerT]],
+        truncate: Truncate,
     ) -> Future[list[AnswerT]]:
         """Queue texts for the worker that is cached under `key`; return a future of one answer per text.
 
@@ -279,7 +283,7 @@ class Scheduler:
             texts: Texts, pairs of texts or files of one request.
             key: Identifies the worker: the bank, and the kind of answer.
             make: Function that builds the worker if none is cached under `key`.
-            truncate: Cut texts that are too long. False: the future fails with TooLongError.
+            truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
 
         Raises:
             ClosedError: If the server is shutting down.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from lamina.serve.generation.prompts import GenerationRequest, Sampling
+
+if TYPE_CHECKING:
+    from lamina.serve.workers import Side, Truncate
 
 _ENUM = "enum"  # key of a field's JSON schema with the values that `_only` accepts
 ItemT = TypeVar("ItemT")
@@ -69,6 +72,20 @@ class RequestBody(Body):
         raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
 
 
+class Truncation(Body):
+    """Base class of request bodies with texts: whether texts that are too long are cut, and on which side."""
+
+    truncate: bool = Field(False, description=_TRUNCATE)
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
+        None, description="Side on which texts are cut. Refused if the readers that are asked cut on the other side."
+    )
+
+    @property
+    def cuts(self) -> Truncate:
+        """Whether texts that are too long may be cut, or the side on which they may be."""
+        return self.truncate and (cast("Side", (self.truncation_direction or "").lower()) or True)
+
+
 class FileInput(RequestBody):
     """One file in Base64: an image or an audio clip."""
 
@@ -105,7 +122,7 @@ class PipelineParameters(RequestBody):
     stride: object = _only()
 
 
-class PredictRequest(RequestBody):
+class PredictRequest(RequestBody, Truncation):
     """Body of `/predict`: a text, a list of texts `["a", "b", "c"]` or of pairs `[["a", "b"]]`, or files.
 
     Two texts `["a", "b"]` are a pair if the readers were trained on pairs.
@@ -113,32 +130,32 @@ class PredictRequest(RequestBody):
 
     inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
     raw_scores: bool = Field(False, description="Return logits in place of probabilities.")
-    truncate: bool = Field(False, description=_TRUNCATE)
     tasks: ListOf[Name] | Name | None = Field(
         None,
         description="Names of the readers that answer; by default all. A single name, not in a list: its answer alone.",
     )
     parameters: PipelineParameters = Field({}, validate_default=True)
-    truncation_direction: object = _only("right", "Right")
+
+    @model_validator(mode="after")
+    def _join_options(self) -> Self:
+        """Let `truncation` of the parameters count as `truncate`."""
+        self.truncate = self.truncate or self.parameters.truncation
+        return self
 
 
-class ExplainRequest(RequestBody):
+class ExplainRequest(RequestBody, Truncation):
     """Body of `/explain`: a text, a pair of texts or a file."""
 
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
-    truncate: bool = Field(False, description=_TRUNCATE)
     tasks: ListOf[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
-    truncation_direction: object = _only("right", "Right")
 
 
-class EmbedRequest(RequestBody):
+class EmbedRequest(RequestBody, Truncation):
     """Body of `/embed`: a text or a list of texts."""
 
     inputs: str | Annotated[ListOf[str], Field(min_length=1)] = Field(examples=["A text."])
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
     normalize: bool = Field(True, description="Scale vectors to length 1.")
-    truncate: bool = Field(False, description=_TRUNCATE)
-    truncation_direction: object = _only("right", "Right")
     prompt_name: object = _only()
     dimensions: object = _only()
     encoding_format: object = _only("float")
@@ -167,7 +184,7 @@ class TextPart(RequestBody):
     text: str
 
 
-class ModerationRequest(Body):
+class ModerationRequest(Truncation):
     """Body of `/v1/moderations`, in OpenAI's shape: a text, a list of texts, or the parts of one text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -176,7 +193,6 @@ class ModerationRequest(Body):
         examples=["A text."]
     )
     model: Name | None = Field(None, description="Only repeated in the response.")
-    truncate: bool = Field(False, description=_TRUNCATE)
 
     def texts(self) -> list[str]:
         """Return the texts to judge. The parts of one text are joined by line breaks."""
@@ -197,12 +213,11 @@ class InferTensor(Body):
     data: list[object]
 
 
-class InferParameters(Body):
+class InferParameters(Truncation):
     """Options of a request in KServe's v2 protocol. The protocol leaves them to each server."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    truncate: bool = Field(False, description=_TRUNCATE)
     binary_data_output: bool = Field(False, description="Return tensors as binary data after the JSON.")
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, final, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+    runtime_checkable,
+)
 
 import torch
 
 from lamina.data.arrow import encodable
 from lamina.data.batches import check_tokenizer, length_batches, padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.errors import LaminaError, NotFiniteError
+from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
@@ -33,6 +44,8 @@ if TYPE_CHECKING:
     from lamina.train.bank_runner import Engine
 
 Side: TypeAlias = Literal["left", "right"]  # the side on which a text that is too long loses tokens
+# Whether a request allows cutting its texts; a side: only if the readers cut on that side.
+Truncate: TypeAlias = bool | Side
 _PIECE = 1 << 13  # characters that are tokenised at a time
 _WHOLE = {"add_special_tokens": False, "truncation": False, "verbose": False}
 _CHARACTERS = 8  # characters per token, more than in any usual text
@@ -73,13 +86,12 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
     raise TooLongError(f"serve: {came}; it cannot be cut. Send a shorter text.")
 
 
-def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[str, int]:
-    """Cut a text after its token number `most`; return the text and its number of tokens without special tokens."""
-    output = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)
-    spans: Sequence[tuple[int, int]] = output["offset_mapping"]
-    if len(spans) <= most:
-        return text, len(spans)
-    return (text[: spans[most - 1][1]] if most > 0 else ""), most
+def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the positions in a text at which it may be cut: 0, and the end of each token, without special tokens."""
+    spans: Sequence[tuple[int, int]] = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)[
+        "offset_mapping"
+    ]
+    return [0, *(end for _, end in spans)]
 
 
 def check_request(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], limit: int, most: int | None = None) -> None:
@@ -133,6 +145,13 @@ TokenisedT = TypeVar("TokenisedT", bound=Tokenised)
 AnswerT = TypeVar("AnswerT")
 
 
+class Lengths(NamedTuple):
+    """How many tokens of a text are read, special tokens included."""
+
+    whole: tuple[int, ...] = ()  # by each reader that reads a part of a long text
+    windows: tuple[int, ...] = ()  # by each reader that reads a long text whole: the length of a window
+
+
 class Worker(ABC, Generic[TokenisedT, AnswerT]):
     """Answers one kind of question about texts, with one bank.
 
@@ -158,8 +177,13 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     @abstractmethod
+    def lengths(self) -> Lengths:
+        """How many tokens of a text are read."""
+
+    @property
     def max_length(self) -> int:
-        """Maximum number of tokens of a text that are read, special tokens included."""
+        """Number of tokens of a text that all readers read: the smallest of their lengths."""
+        return min(self.lengths.whole + self.lengths.windows)
 
     @property
     def side(self) -> Side | None:
@@ -171,7 +195,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """Number of tokens to which texts are cut, so that no reader reads them in windows; None if no reader would."""
         return None
 
-    def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
+    def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
         """Cut texts to little more than the part that is read, so that tokenising is fast; return the texts.
 
         Args:
@@ -181,37 +205,62 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
-            ConfigError: If the bank has no tokenizer.
+            ConfigError: If the bank has no tokenizer, the readers do not cut on the side that is asked for, or a text
+                is too long and they cut on different sides.
         """
         if any(isinstance(text, Upload) for text in texts):
             return texts
         parts = [[text] if isinstance(text, str) else [*text] for text in texts if not isinstance(text, Upload)]
         tokenizer = tokenizer_of(check_tokenizer(self.bank.processor))
-        most = self.window_length or self.max_length
-        if truncate and (side := self.side) is not None:
+        most, side = self.window_length or self.max_length, self.side
+        if isinstance(truncate, str) and truncate != side:
+            rule = "they cut on different sides" if side is None else f"they cut on the {side}"
+            raise ConfigError(f"serve: texts are to be cut on the {truncate} for these readers; {rule}.")
+        if truncate and side is not None:
             parts = [[near_end(tokenizer, part, most, side) for part in row] for row in parts]
-        check_request(tokenizer, parts, limit, most if truncate else None)
+        check_request(tokenizer, parts, limit, most if truncate and side is not None else None)
+        if truncate and side is None:
+            try:
+                self.check_lengths(texts)
+            except TooLongError as error:
+                rule = "these readers cut such texts on different sides. Ask them in separate requests"
+                raise ConfigError(f"serve: a text is too long; {rule}.") from error
         if truncate and self.window_length is not None and tokenizer.is_fast:  # windows need a fast one, as `read` says
             parts = [self._cut(row) for row in parts]
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
-        """Return a text or pair, cut to one window. The first text of a pair gets at most half of the window."""
+        """Return a text or pair, cut so that readers of tokens read it in one window. Others read what they read alone.
+
+        Readers of tokens read at most half a window of the first text of a pair. Tokenizers cut the longer text for the
+        other readers, so the text that is longer must stay the longer one.
+        """
         tokenizer = tokenizer_of(self.bank.processor)
         room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
         # a token has at least one character, so a short text fits: it is not tokenised here. Outside ASCII, tokenizers
         # may replace a character by several.
         if all(part.isascii() and len(part) < room // len(parts) for part in parts):
             return list(parts)
-        cut: list[str] = []
-        for number, part in enumerate(parts):
-            text, count = first_tokens(tokenizer, part, room // 2 if number < len(parts) - 1 else room)
-            cut.append(text)
-            room -= count
-        return cut
+        ends = [token_ends(tokenizer, part) for part in parts]
+        counts = [len(places) - 1 for places in ends]
+        most = [room]
+        if len(parts) == 2:
+            second = min(counts[1], room - min(counts[0], room // 2))
+            most = [room if counts[0] > counts[1] else second, second]
+        cut = zip(parts, ends, counts, most, strict=True)
+        return [part[: places[max(0, limit)]] if limit < count else part for part, places, count, limit in cut]
 
     def check_lengths(self, texts: Sequence[Example]) -> None:
-        """Raise TooLongError if a text, pair or file would be cut; the message gives its number."""
+        """Raise TooLongError if a text, pair or file would lose tokens; the message gives its number."""
+        tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
+
+        def check(what: str, most: int, *parts: str, special: bool = True) -> None:
+            options = {**_WHOLE, "add_special_tokens": special}
+            tokens = len(tokenizer(*map(encodable, parts), **options)["input_ids"])
+            if tokens > most:
+                rule = f"at most {most} are read. Send truncate=true to cut it"
+                raise TooLongError(f"serve: {what} has {tokens} tokens; {rule}.")
+
         for number, text in enumerate(texts):
             if isinstance(text, Upload):
                 if self.read([text]).cut:
@@ -219,11 +268,12 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
                         f"serve: file {number} is longer than what is read. Send truncate=true to cut it."
                     )
                 continue
-            parts = [encodable(part) for part in ([text] if isinstance(text, str) else text)]
-            tokens = len(tokenizer_of(self.bank.processor)(*parts, truncation=False, verbose=False)["input_ids"])
-            if tokens > self.max_length:
-                limit = f"at most {self.max_length} are read"
-                raise TooLongError(f"serve: text {number} has {tokens} tokens; {limit}. Send truncate=true to cut it.")
+            parts = [text] if isinstance(text, str) else text
+            if windows and len(parts) == 2:
+                half = (min(windows) - tokenizer.num_special_tokens_to_add(pair=True)) // 2
+                check(f"the first text of pair {number}", half, parts[0], special=False)
+            if whole:
+                check(f"text {number}", min(whole), *parts)
 
 
 AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and answer do not matter
@@ -232,6 +282,15 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
     """Return a predictor for the readers in `tasks`; its passes are limited only by a number of tokens."""
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
+
+
+def lengths_of(bank: ReaderBank, predictor: Predictor, tasks: Sequence[str]) -> Lengths:
+    """Return how many tokens of a text the readers `tasks` read, as their predictor says."""
+    whole, windows = list[int](), list[int]()
+    for task in tasks:
+        reads_windows = kind_of(bank[task].config.head.kind).per_token
+        (windows if reads_windows else whole).append(predictor.max_length([task]))
+    return Lengths(tuple(whole), tuple(windows))
 
 
 def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
@@ -273,22 +332,13 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @cached_property
-    def _lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Lengths:
         """The lengths that the readers were trained with. This looks through all modules of the model."""
-        return tuple(self._predictor.max_length([task]) for task in self.tasks)
+        return lengths_of(self.bank, self._predictor, self.tasks)
 
     @cached_property
     def _side(self) -> Side | None:
         return side_of(self.bank, self.tasks)
-
-    @cached_property
-    def _has_windows(self) -> bool:
-        return any(kind_of(self.bank[task].config.head.kind).per_token for task in self.tasks)
-
-    @property
-    def max_length(self) -> int:
-        """Number of tokens that all readers read: the smallest of the lengths that they were trained with."""
-        return min(self._lengths)
 
     @property
     def side(self) -> Side | None:
@@ -298,7 +348,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
     @property
     def window_length(self) -> int | None:
         """The largest length that a reader was trained with, if one of them reads in windows; else None."""
-        return max(self._lengths) if self._has_windows else None
+        return max(self.lengths.whole + self.lengths.windows) if self.lengths.windows else None
 
 
 @final
@@ -367,6 +417,6 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).tolist()
 
     @property
-    def max_length(self) -> int:
-        """Number of tokens that the model reads."""
-        return length_limit(self.bank.model, self.bank.processor)
+    def lengths(self) -> Lengths:
+        """The number of tokens that the model reads."""
+        return Lengths((length_limit(self.bank.model, self.bank.processor),))

@@ -182,10 +182,10 @@ class TextClassKind(ClassKind[EncodedInputs]):
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of texts that are not read whole.
 
-        Either they were cut, or only the first of their windows is scored. The number is 0 for kinds that label tokens,
-        because those read all windows.
+        Either they were cut, or only the first of their windows is scored. Kinds that label tokens read all windows;
+        only the first text of a pair can be cut for them.
         """
-        return 0 if self.per_token else inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
+        return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> Targets:
         """Return each text's label at the text's first window; further windows have no label."""

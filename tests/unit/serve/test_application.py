@@ -120,7 +120,7 @@ def test_keys_that_clients_send_by_habit_change_nothing(client: TestClient, path
 
 @pytest.mark.parametrize(
     ("path", "key", "value"),
-    [("/predict", "truncation_direction", "Left"), ("/embed", "prompt_name", "query"), ("/embed", "dimensions", 8)],
+    [("/embed", "prompt_name", "query"), ("/embed", "dimensions", 8)],
 )
 def test_keys_that_are_not_supported_are_refused_by_name(client: TestClient, path: str, key: str, value: Any):
     assert asked(client, path, {"inputs": TEXT, key: value}, 422)["error"].startswith(f"{key}: this is not supported")
@@ -196,7 +196,8 @@ def test_errors_under_v1_have_openais_shape(client: TestClient):
         422,
         {"message": "input: Field required", "type": invalid, "param": "input", "code": None},
     )
-    assert error("GET", "/v1/none") == (404, {"message": "Not Found", "type": invalid, "param": None, "code": None})
+    nowhere = "nothing is served at this path; GET /openapi.json lists the paths"
+    assert error("GET", "/v1/none") == (404, {"message": nowhere, "type": invalid, "param": None, "code": None})
     assert error("POST", "/v1/moderations", json={"input": "a" * 4000})[0] == 413
     with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as locked:
         assert locked.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
@@ -240,6 +241,17 @@ def test_other_routes_cut_a_long_text_only_with_truncate(client: TestClient):
         long = {"input": "film " * 40}
         assert "42 tokens; at most 32 are read" in asked(other, "/v1/moderations", long, 413)["error"]["message"]
         assert asked(other, "/v1/moderations", {**long, "truncate": True})["results"]
+
+
+def test_every_route_refuses_to_cut_on_the_other_side(client: TestClient):
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+    left = {"truncate": True, "truncation_direction": "Left"}
+    for path in ("/predict", "/explain", "/embed"):
+        assert "they cut on the right" in asked(client, path, {"inputs": TEXT, **left}, 422)["error"]
+        assert asked(client, path, {"inputs": TEXT, "truncation_direction": "Left"})  # nothing is cut
+    assert "they cut" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor], "parameters": left}, 422)["error"]
+    with TestClient(create_app(moderating())) as other:
+        assert "they cut" in asked(other, "/v1/moderations", {"input": TEXT, **left}, 422)["error"]["message"]
 
 
 def test_a_body_that_is_not_json_is_refused(client: TestClient):

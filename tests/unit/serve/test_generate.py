@@ -399,6 +399,7 @@ def test_a_thread_that_cannot_start_is_an_overload(monkeypatch: pytest.MonkeyPat
             patch.setattr(Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
             response = client.post("/generate", json={"inputs": "the film"})
         assert (response.status_code, response.json()["error_type"]) == (429, "Overloaded")
+        assert response.headers["retry-after"] == "1"
         assert client.post("/generate", json={"inputs": "the film"}).status_code == 200
 
 

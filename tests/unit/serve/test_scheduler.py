@@ -20,20 +20,20 @@ from tests.support.stored import TEXTS, tiny_bank
 import lamina
 from lamina.bank import ReaderBank
 from lamina.data import arrow
-from lamina.errors import LaminaError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
 from lamina.serve import Scheduler, Settings
 from lamina.serve import scheduler as scheduling
 from lamina.serve.scheduler import ClosedError, OverloadedError, ServedBank
 from lamina.serve.telemetry import BatchTiming
 from lamina.serve.uploads import Upload
-from lamina.serve.workers import TooLongError, Worker
+from lamina.serve.workers import Lengths, TooLongError, Worker
 
 
 class Slow(Worker):
     """A worker that holds each pass until `go` is set, and answers each text with the text itself."""
 
-    max_length = 10
+    lengths = Lengths((10,))
 
     def __init__(self, bank: ReaderBank) -> None:
         self.bank = bank
@@ -62,9 +62,9 @@ class Texts(list[str]):
 def make() -> Iterator[Callable[..., Scheduler]]:
     engines: list[Scheduler] = []
 
-    def made(**settings: Any) -> Scheduler:
+    def made(bank: ReaderBank | None = None, **settings: Any) -> Scheduler:
         limits = {"shutdown_timeout": 5, "max_concurrent_passes": 1, **settings}
-        engines.append(Scheduler(tiny_bank(), Settings.of(**limits)))
+        engines.append(Scheduler(bank or tiny_bank(), Settings.of(**limits)))
         return engines[-1]
 
     yield made
@@ -545,6 +545,43 @@ def test_truncate_cuts_pairs_for_readers_of_tokens(make: Callable[..., Scheduler
     assert [(span["start"], span["end"]) for span in found["who"]] == [
         (span["start"], span["end"]) for span in read["who"]
     ]
+
+
+PAIRS = [("film " * 40, "bad"), ("anna", "bad " * 40), ("film " * 40, "bad " * 39), ("film " * 20, "bad " * 5)]
+
+
+def test_a_pair_is_cut_alike_beside_readers_of_tokens(make: Callable[..., Scheduler]):
+    """They read half of the first text at most; the others keep what the tokenizer keeps, whoever else is asked."""
+    scheduler = make()
+    alone, both = (scheduler.ask(PAIRS, tasks).result(10) for tasks in (["mood"], ["mood", "who"]))
+    predicted = lamina.predict(scheduler.bank, PAIRS)
+    for one, other, third in zip(alone, both, predicted, strict=True):
+        for found in (other, third):
+            assert found["mood"]["probabilities"] == pytest.approx(one["mood"]["probabilities"], abs=1e-5)
+
+
+def test_the_first_text_of_a_pair_is_cut_only_with_truncate(make: Callable[..., Scheduler]):
+    asked = make().ask([("anna", "film " * 60), ("film " * 15, "bad")], ["who"], truncate=False)
+    with pytest.raises(TooLongError, match="the first text of pair 1 has 15 tokens; at most 14 are read"):
+        asked.result(10)
+    whole = make().ask([("film " * 14, "anna went to paris " * 30)], ["who"], truncate=False)
+    assert max(span["end"] for span in whole.result(10)[0]["who"]) > 300  # the second text is read in windows
+
+
+def test_texts_are_cut_on_the_side_that_is_asked_for_or_not_at_all(make: Callable[..., Scheduler]):
+    scheduler = make()
+    long = ["bad " * 40 + "good " * 30]
+    with pytest.raises(ConfigError, match="are to be cut on the left for these readers; they cut on the right"):
+        scheduler.ask(long, truncate="left").result(10)
+    scheduler.bank.processor.truncation_side = "left"
+    left = make(bank=scheduler.bank)
+    (end,) = left.ask(["good " * 30], ["mood"]).result(10)
+    (found,) = left.ask(long, ["mood"], truncate="left").result(10)
+    for other in (found, lamina.predict(scheduler.bank, long)[0]):
+        assert other["mood"]["probabilities"] == pytest.approx(end["mood"]["probabilities"], abs=1e-5)
+    with pytest.raises(ConfigError, match="a text is too long; these readers cut such texts on different sides"):
+        left.ask(long).result(10)
+    assert set(left.ask(["good"]).result(10)[0]) == {"mood", "who"}
 
 
 def test_the_cache_of_workers_is_limited(make: Callable[..., Scheduler]):
