@@ -7,6 +7,7 @@ pauses.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,7 @@ _PIECE = {"cpu": 256, "accelerator": 16384}
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that, so that a batch does not start with too few texts
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
+_SHUT_DOWN = "serve: the server was shut down before this request was answered."
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
 
 TokenisedT = TypeVar("TokenisedT", bound=Tokenised)
@@ -162,6 +164,7 @@ class Scheduler:
         self._waiting = JobQueue()
         self._unanswered = 0
         self._closing = False
+        self._ends_at = math.inf  # when unanswered requests fail, in seconds of `time.monotonic`; set by `end`
         self._workers: dict[Hashable, AnyWorker] = {}
         self._free = passes  # number of passes that may start now
         self._ready = 0  # tokenised batches that wait for a free pass
@@ -326,6 +329,13 @@ class Scheduler:
             if future.cancelled():  # drop its texts now, not only when its turn comes
                 self._waiting.remove(lambda job: job.future is future)
 
+    def end(self, within_s: float) -> None:
+        """Let requests that are not answered after `within_s` seconds fail with ClosedError; return at once.
+
+        A pass that is running then is the last of its request.
+        """
+        self._ends_at = min(self._ends_at, time.monotonic() + within_s)
+
     def close(self) -> None:
         """Stop accepting requests, and answer the queued ones. At the timeout, the others fail with ClosedError."""
         self.engine.close()
@@ -339,7 +349,7 @@ class Scheduler:
             left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
             self._paused.clear()
         for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
-            _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
+            _fail(job, ClosedError(_SHUT_DOWN))
 
     def _work(self) -> None:
         """Answer batches until the scheduler is closed. This is each thread's target."""
@@ -465,7 +475,7 @@ class Scheduler:
         is run by itself, so that one bad request does not fail the others.
         """
         jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
-        if not jobs:
+        if not jobs or self._is_over(jobs):
             return
         try:
             tokenised, read = self._read(jobs)
@@ -497,10 +507,8 @@ class Scheduler:
         """
         is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:
-            if all(job.future.has_left for job in run.jobs):
+            if self._is_over(run.jobs):
                 run.passes.close()
-                for job in run.jobs:
-                    _fail(job, ClosedError("serve: the client has left."))
                 return
             start = time.perf_counter()
             try:
@@ -522,6 +530,18 @@ class Scheduler:
                     self._is_new_next = self._is_new_next or not self._paused
                     self._paused = sorted([*self._paused, run], key=lambda paused: paused.begin)
                 return
+
+    def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
+        """Return whether jobs are answered no further: all clients have left, or the time of a shutdown is up.
+
+        The jobs have failed then.
+        """
+        is_late = time.monotonic() >= self._ends_at
+        if not is_late and not all(job.future.has_left for job in jobs):
+            return False
+        for job in jobs:
+            _fail(job, ClosedError(_SHUT_DOWN if is_late else "serve: the client has left."))
+        return True
 
     def _answer(self, run: _Run, answers: Sequence[object]) -> None:
         """Set the answers of each job of a batch, and report the batch to `on_batch`."""

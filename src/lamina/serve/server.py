@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lamina.serve.settings import Settings
 
-_FOR_GENERATING = 0.9  # of uvicorn's time for running requests; the rest is for sending the event that ends a text
+_FOR_ANSWERING = 0.9  # of uvicorn's time for running requests; the rest is for sending the errors of all others
 
 
 _TOO_SLOW = (
@@ -122,14 +122,16 @@ class TimedProtocol(_Protocol):
 
 @final
 class Server(uvicorn.Server):
-    """A uvicorn server that ends generated texts properly at shutdown, with an event instead of a broken connection.
+    """A uvicorn server that ends requests properly at shutdown, with an error in place of a broken connection.
 
     uvicorn runs the application's shutdown only after all running requests have ended or timed out. That is too late to
-    end the texts, so this class tells the text generator first.
+    end them, so this class tells the text generator and the scheduler first.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more requests, give generated texts 90 % of the shutdown time, and wait for running requests."""
+        """Accept no more requests, give those that run 90 % of the shutdown time, and wait until they have ended."""
         app = cast("FastAPI", self.config.app)
-        app.state.generator.end(_FOR_GENERATING * (self.config.timeout_graceful_shutdown or 0))
+        within_s = _FOR_ANSWERING * (self.config.timeout_graceful_shutdown or 0)
+        app.state.generator.end(within_s)
+        app.state.scheduler.end(within_s)
         await super().shutdown(sockets)

@@ -332,9 +332,14 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @cached_property
-    def lengths(self) -> Lengths:
+    def _lengths(self) -> Lengths:
         """The lengths that the readers were trained with. This looks through all modules of the model."""
         return lengths_of(self.bank, self._predictor, self.tasks)
+
+    @property
+    def lengths(self) -> Lengths:
+        """How many tokens of a text are read."""
+        return self._lengths
 
     @cached_property
     def _side(self) -> Side | None:

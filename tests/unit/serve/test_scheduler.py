@@ -399,6 +399,20 @@ def test_requests_that_are_not_answered_in_time_fail_on_close():
     slow.go.set()
 
 
+def test_a_request_that_lasts_longer_than_a_shutdown_fails_after_its_pass(make: Callable[..., Scheduler]):
+    scheduler = make(max_batch_tokens=40)
+    large = ByPass(scheduler.bank, 41)
+    running = scheduler.submit(["1", "2"], "large", lambda: large, truncate=True)
+    assert large.begun.wait(10)
+    waiting = scheduler.submit(["3"], "large", lambda: large, truncate=True)
+    scheduler.end(0)
+    large.go.set()
+    for future in (running, waiting):
+        with pytest.raises(ClosedError, match="the server was shut down before this request was answered"):
+            future.result(10)
+    assert large.seen == ["1"]
+
+
 def test_without_truncate_a_long_text_is_an_error(make: Callable[..., Scheduler]):
     scheduler = make()
     assert len(scheduler.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
