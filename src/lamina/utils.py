@@ -29,7 +29,9 @@ from lamina.errors import ConfigError, StoreError, convert_errors
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
 JSONObject: TypeAlias = dict[str, Any]
 Row: TypeAlias = Mapping[str, JSON]
-P, R, T = ParamSpec("P"), TypeVar("R"), TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
