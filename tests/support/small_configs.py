@@ -47,6 +47,7 @@ ROWS: dict[str, Settings] = {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
     },
     "emu3": {"vocabulary_map": {"<image>": 5}},
+    "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], DEPTH // 2]]},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": HEAD},
@@ -57,6 +58,8 @@ ROWS: dict[str, Settings] = {
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "llama4_vision_model": {"intermediate_size": 4 * WIDTH},  # of four pixels that are joined
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS,
         "indexer_kv_heads": 1,
@@ -66,6 +69,7 @@ ROWS: dict[str, Settings] = {
     },
     "step3p5": {"sliding_window": 8},
     "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_hidden_size": 2 * WIDTH},
 }
 
 

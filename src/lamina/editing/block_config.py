@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 OVERRIDES = "_heterogeneity_spec"  # attribute of configs (transformers 5.23) with the settings of single blocks
+CACHE_DEPTH = "decoder_layers"  # setting that tells transformers how many entries a decoder's cache needs
 _DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_map` of a config adds aliases
     "main": ("num_hidden_layers", "depth"),
-    "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
-    "decoder": ("decoder_layers", "num_decoder_layers"),
+    "encoder": ("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers", "num_layers", "num_hidden_layers"),
+    "decoder": ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers", "num_hidden_layers"),
 }
 _ANY_DEPTH = _DEPTHS["encoder"]  # the names for a tower, which has a config of its own
 
@@ -63,6 +64,7 @@ def cut_configs(
             except ValueError as error:  # some settings follow from others, which may contradict each other now
                 problem = f"with these blocks the config does not hold together ({first_line(error)})"
                 raise ConfigError(f"{op}: {problem}. Keep other blocks.") from error
+            _set_cache_depth(part, op)
             if unknown or not every_list:
                 yield cut
 
@@ -104,6 +106,33 @@ def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: st
 _BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blocks that use a result of an earlier one
 
 
+def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
+    """Change a config so that the cache of a generating decoder has an entry for each of its blocks.
+
+    Transformers counts the entries by `num_hidden_layers`, which is the depth of the encoder in some families. A
+    setting `decoder_layers` comes first, also in families that have no such setting (T5 has `num_decoder_layers`).
+
+    Raises:
+        ConfigError: If the family takes no such setting.
+    """
+    depth = next((value for name in _DEPTHS["decoder"] if type(value := getattr(part, name, None)) is int), 0)
+    alias = getattr(part, "attribute_map", {}).get("num_hidden_layers")
+    if not depth or not (getattr(part, "is_encoder_decoder", False) or alias == "encoder_layers"):
+        return
+    if hasattr(part, "num_decoder_layers"):
+        vars(part).pop(CACHE_DEPTH, None)  # of an earlier edit
+    if alias and depth > _cache_depth(part):
+        setattr(part, CACHE_DEPTH if part.is_encoder_decoder else "num_hidden_layers", depth)
+    if depth > (entries := _cache_depth(part)):
+        problem = f"the decoder of a {part.model_type} would have {depth} blocks, and its cache has {entries} entries"
+        raise ConfigError(f"{op}: {problem}, one for each block of the encoder. Keep at most {entries} in the decoder.")
+
+
+def _cache_depth(part: PretrainedConfig) -> int:
+    """Return the number of entries of the cache that transformers makes to generate text with a model of a config."""
+    return getattr(part.get_text_config(decoder=True), "num_hidden_layers", 0)
+
+
 def _inner(config: PretrainedConfig) -> list[str]:
     """Return the names of nested configs, such as "text_config"."""
     return [name for name, value in vars(config).items() if hasattr(value, "to_dict")]
@@ -112,8 +141,16 @@ def _inner(config: PretrainedConfig) -> list[str]:
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
     """Return the settings that hold a stack's depth, in a config or in its nested config `inner`."""
     part = getattr(config, inner) if inner else config
-    names = _DEPTHS["main"] if inner and inner == stack else _DEPTHS.get(stack, _ANY_DEPTH)
-    return [name for name in names if getattr(part, name, None) == depth]
+    is_main = stack == "main" or bool(inner and inner == stack)
+    names = _DEPTHS["main"] if is_main else _DEPTHS.get(stack, _ANY_DEPTH)
+    if is_main and not getattr(
+        part, "is_encoder_decoder", False
+    ):  # the decoder of a BART by itself keeps the config of the whole
+        names = (*names, CACHE_DEPTH)
+    aliases = getattr(part, "attribute_map", {})
+    others = {"encoder": "decoder", "decoder": "encoder"}.get(stack, "")  # `num_hidden_layers` may stand for its depth
+    wrong = {name for name in names if name in aliases and aliases[name] in _DEPTHS.get(others, ())}
+    return [name for name in names if name not in wrong and getattr(part, name, None) == depth]
 
 
 def _set_blocks(
@@ -126,12 +163,14 @@ def _set_blocks(
     Returns:
         Whether a list of unknown meaning was changed too; that only happens if `every_list` is True.
     """
+    if list(order) != list(range(1, len(order) + 1)):
+        _list_periods(part, depth)
     mapped = set(getattr(part, "attribute_map", {}))
     for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
         setattr(part, name, len(order))
     for name in BLOCK_SETTINGS.entries:
         entries = getattr(part, name, None)
-        if isinstance(entries, list | tuple) and len(entries) == depth:
+        if isinstance(entries, list | tuple) and len(entries) == depth and not _is_computed(part, name):
             setattr(part, name, [entries[layer - 1] for layer in order])
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
@@ -150,18 +189,35 @@ def _set_blocks(
     return bool(unknown)
 
 
-def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Update settings that say how many of the lowest blocks are of one kind, or which block is the last.
+def _is_computed(part: PretrainedConfig, name: str) -> bool:
+    """Return whether a setting follows from other settings, so that it cannot be set."""
+    setting = getattr(type(part), getattr(part, "attribute_map", {}).get(name, name), None)
+    return isinstance(setting, property) and setting.fset is None
 
-    A count is only updated if these blocks are still the lowest. `part` is the config, `depth` the number of blocks
+
+def _list_periods(part: PretrainedConfig, depth: int) -> None:
+    """Replace the periods of a config with lists of its `depth` blocks, because a list can follow any order."""
+    period, dense = getattr(part, "decoder_sparse_step", 1), getattr(part, "mlp_only_layers", None)
+    if dense is not None and period > 1:
+        part.mlp_only_layers = [number for number in range(depth) if (number + 1) % period or number in dense]
+        part.decoder_sparse_step = 1
+    if kinds := getattr(part, "block_types", None):
+        part.block_types = [kinds[number % len(kinds)] for number in range(depth)]
+
+
+def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
+    """Update settings that say how many of the lowest or highest blocks are of one kind, or which block is the last.
+
+    A count is only updated if these blocks are still there. `part` is the config, `depth` the number of blocks
     before, and `order` the new blocks as numbers of old ones.
     """
-    for name in BLOCK_SETTINGS.leading:
+    for name in (*BLOCK_SETTINGS.leading, *BLOCK_SETTINGS.trailing):
         count = getattr(part, name, None)
         if isinstance(count, int) and not isinstance(count, bool):
-            leads = [layer <= count for layer in order]
-            if leads == sorted(leads, reverse=True) and count <= depth:
-                setattr(part, name, sum(leads))
+            at_top = name in BLOCK_SETTINGS.trailing
+            counted = [layer > depth - count if at_top else layer <= count for layer in order]
+            if counted == sorted(counted, reverse=not at_top) and count <= depth:
+                setattr(part, name, sum(counted))
     for name in BLOCK_SETTINGS.last:
         if getattr(part, name, None) == depth - 1:
             setattr(part, name, len(order) - 1)

@@ -8,6 +8,7 @@ else must stay the same, or the edit is refused.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lamina.editing.block_config import OVERRIDES, cut_configs
+from lamina.editing.block_config import CACHE_DEPTH, OVERRIDES, cut_configs
 from lamina.editing.editable import check_shared
 from lamina.errors import ConfigError, first_line
 from lamina.layers.block_moves import is_first, names_after
-from lamina.layers.roles import FIRST_BLOCK, family_of
+from lamina.layers.roles import BLOCK_TABLES, FIRST_BLOCK, family_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.utils import JSON
 
+_COPIED = (int, list, tuple, set)
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 _HAND = "It was changed by hand; load it anew."
 
@@ -58,6 +60,8 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
     gone = tuple(name for name in now if path is not None and not plan.renamed(name))
     if path is not None:
         _move_blocks(model, path, plan)
+    for name in plan.tables.keys() & now.keys():
+        _move_parts(now[name], plan.tables[name], order, stack.depth)
     old, new = dict(plan.before.named_modules()), dict(plan.after.named_modules())
     for name, module in model.named_modules():
         if name in old and name in new and (path is None or not name.startswith(f"{path}.")):
@@ -86,6 +90,19 @@ class _Plan:
     def renamed(self, name: str) -> list[str]:
         """Return a parameter's names after the move; several if it is copied, [] if it is removed."""
         return [name] if self.path is None else names_after(name, self.path, self.order, self.first)
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """Names of weights beside the list of blocks that have a part for each block, and the axis of the parts."""
+        owner = self.path[: self.path.rfind(".") + 1] if self.path else ""
+        return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
+
+    def shape_after(self, name: str, shape: torch.Size, depth: int) -> torch.Size:
+        """Return the shape of a parameter after the move of a stack of `depth` blocks."""
+        axis = self.tables.get(name)
+        return torch.Size(
+            [size * len(self.order) // depth if number == axis else size for number, size in enumerate(shape)]
+        )
 
 
 class _WrongPlaceError(Exception):
@@ -116,7 +133,7 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
             continue
         try:
             plan.attributes = [] if path is None else _changes(plan, stack.depth, path)
-            _check_shapes(model, plan)
+            _check_shapes(model, plan, stack.depth)
         except _WrongPlaceError as error:
             errors.append((ConfigError(f"{op}: {error}"), error))
             continue
@@ -173,7 +190,7 @@ def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, obj
             raise _WrongPlaceError(
                 f"{where}: there a block of '{family_of(plan.after)}' {has} '{part}', from its config. {_ORDER}"
             )
-        found = {name: _differing(was[name], now[name], name, place - layer + 1, where, plan) for name in now}
+        found = {name: _differing(was[name], now[name], name, (layer - 1, place), where, plan) for name in now}
         changes.append({name: differing for name, differing in found.items() if differing})
     return changes
 
@@ -204,14 +221,16 @@ def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
     return type(module), {key: value for key, value in vars(module or object).items() if isinstance(value, _PLAIN)}
 
 
-def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str, plan: _Plan) -> dict[str, object]:
+def _differing(
+    was: nn.Module, now: nn.Module, name: str, numbers: tuple[int, int], where: str, plan: _Plan
+) -> dict[str, object]:
     """Return the attributes and dropout submodules that must be set on a block when it moves to another place.
 
     Args:
         was: A module of the block at its old place.
         now: The same module at the new place, in a model built from the new config.
         name: Path of the module in the block; "" for the block itself.
-        shift: New minus old number of the block.
+        numbers: Old and new number of the block, from 0.
         where: Start of the error message.
         plan: The plan of the move.
 
@@ -234,28 +253,41 @@ def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str
     owns_first = any(fnmatchcase(name, pattern.rpartition(".")[0]) for pattern in plan.first)
     for key, value in vars(now).items():
         old = vars(was).get(key)
-        if key.startswith("_") or not isinstance(value, _PLAIN) or value == old:
+        if key.startswith("_") or not isinstance(value, (*_PLAIN, dict)) or (value == old and type(value) is not dict):
             continue
-        is_number = type(value) is int and type(old) is int and value - old == shift
+        is_number = type(value) is int and type(old) is int and value - old == numbers[1] - numbers[0]
         is_setting = value == vars(plan.after.config).get(key)  # a copy of a setting that describes all blocks
-        if is_number or is_setting or "drop" in key or (owns_first and isinstance(value, bool)):
+        fits = _table_fits(key, value, old, numbers) if isinstance(value, dict) else is_number or is_setting
+        if fits or "drop" in key or (owns_first and isinstance(value, bool)):
             changes[key] = copy.copy(value)
         else:
             raise _WrongPlaceError(f"{where}: there '{f'{name}.{key}'.lstrip('.')}' is {value}, not {old}. {_ORDER}")
     return changes
 
 
-def _check_shapes(model: nn.Module, plan: _Plan) -> None:
+def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
+    """Return whether a dict of a module stays right when its block moves.
+
+    In a module that several blocks share (Zamba 2), a dict has numbers of blocks as keys, and says which adapter each
+    block uses. The other arguments are those of `_differing`.
+    """
+    return (
+        value == old if "layer" not in key else isinstance(old, dict) and value.get(numbers[1]) == old.get(numbers[0])
+    )
+
+
+def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
     """Raise _WrongPlaceError unless the model's parameters, under their new names, have the shapes that are planned.
 
-    Parameters that the user has added or removed are left out; `plan.before` shows which.
+    Parameters that the user has added or removed are left out; `plan.before` shows which. `depth` is the number of
+    blocks before the move.
     """
     now, was, will_be = (
         {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
         for built in (model, plan.before, plan.after)
     )
     known = {new for name, _ in now ^ was for new in plan.renamed(name)}
-    staying = {(new, shape) for name, shape in now for new in plan.renamed(name)}
+    staying = {(new, plan.shape_after(name, shape, depth)) for name, shape in now for new in plan.renamed(name)}
     if wrong := sorted({name for name, _ in staying ^ will_be} - known):
         problem = f"the shape of {wrong[0]} depends on the number of blocks"
         raise _WrongPlaceError(f"{problem}. Load the model without that part.")
@@ -276,6 +308,8 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
     }
     named = model.named_modules(remove_duplicate=False)
     shared |= {id(module): module for name, module in named if not name.startswith(f"{path}.")}
+    uses = Counter(module for block in old for module in block.modules())
+    shared |= {id(module): module for module, count in uses.items() if count > 1}  # the attention of a Zamba
     new: list[nn.Module] = []
     for layer in plan.order:
         block = old[layer - 1]
@@ -288,6 +322,13 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
     for place, (block, changes) in enumerate(zip(new, plan.attributes, strict=True)):
         holder.add_module(str(place), block)
         _set_attributes(block, changes)
+
+
+def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
+    """Give a weight with a part for each of `depth` blocks along an axis the parts of the blocks in `order`."""
+    index = torch.tensor([layer - 1 for layer in order], device=table.device)
+    parts = table.data.unflatten(axis, (depth, -1))
+    table.data, table.grad = parts.index_select(axis, index).flatten(axis, axis + 1), None
 
 
 def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]]) -> None:
@@ -329,5 +370,13 @@ def _copy_changes(target: object, was: object, now: object) -> None:
         if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
             if getattr(target, name, None) is not None:
                 _copy_changes(getattr(target, name), old, value)
-        elif (isinstance(value, int | list | tuple) or name == OVERRIDES) and type(old) is type(value) and old != value:
+        elif (
+            (isinstance(value, int | list | tuple | set) or name == OVERRIDES)
+            and type(old) is type(value)
+            and old != value
+        ):
             setattr(target, name, copy.copy(value))
+        elif name == CACHE_DEPTH and old != value:
+            setattr(target, name, value)
+    if CACHE_DEPTH in vars(was).keys() - vars(now).keys():
+        vars(target).pop(CACHE_DEPTH, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,7 +126,7 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
         for handle in handles:  # a copy of a block would have its hook too
             handle.remove()
         family = family_of(model)
-        return {
+        zeros = {
             layer: _zeros(
                 copy.deepcopy(stack.blocks[layer - 1]),
                 *calls[layer],
@@ -133,6 +134,13 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
             )
             for layer in layers
         }
+    uses = Counter(parameter for block in stack.blocks for parameter in block.parameters())
+    for layer, values in zeros.items():
+        parameters = dict(stack.blocks[layer - 1].named_parameters())
+        if shared := [name for name in values if uses[parameters[name]] > 1]:
+            problem = f"block {layer} could only be an identity without '{shared[0]}', which other blocks share"
+            raise ConfigError(f"{_OP}: {problem}. Use identity=False.")
+    return zeros
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:

@@ -113,6 +113,7 @@ class BlockSettings:
     entries: tuple[str, ...]  # lists with an entry per block
     numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
     leading: tuple[str, ...]  # how many of the lowest blocks are of a kind
+    trailing: tuple[str, ...]  # how many of the highest blocks are of a kind
     last: tuple[str, ...]  # number of the last block, from 0
     types: tuple[str, ...]  # those of `entries` that name the kinds of the blocks
 
@@ -125,6 +126,7 @@ def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
 _TABLES = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))
 ROLES, CONVOLUTIONS = _read(Roles, "roles"), _read(Convolutions, "convolutions")
 BLOCK_SETTINGS = BlockSettings(**_TABLES["block_settings"])
+BLOCK_TABLES: dict[str, int] = _TABLES["block_tables"]  # path from the module that has the blocks -> axis
 # family -> paths, from the block, of the parts that only the first block has and that serve all blocks
 FIRST_BLOCK: dict[str, list[str]] = {}
 for _entry in _TABLES["first_block"]:

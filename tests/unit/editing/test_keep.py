@@ -10,7 +10,14 @@ import torch
 from tests.support.portions import one_in
 from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, BertModel, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BertModel,
+    PretrainedConfig,
+)
 
 import lamina
 from lamina.editing import duplicate
@@ -122,6 +129,13 @@ def test_keeping_all_in_order_is_no_edit():
         ({"fullatt_block_indexes": (1, 3)}, [1, 2, 4], {"fullatt_block_indexes": [1, 2]}),
         ({"max_window_layers": 2}, [1, 3, 4], {"max_window_layers": 1}),
         ({"layer_rope_theta": [1.0, 2.0, 3.0, 4.0]}, [4, 2], {"layer_rope_theta": [4.0, 2.0]}),
+        (
+            {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
+            [2, 4],
+            {"decoder_sparse_step": 1, "mlp_only_layers": [1]},
+        ),
+        ({"num_kv_shared_layers": 2}, [1, 2, 4], {"num_kv_shared_layers": 1}),
+        ({"block_types": ["linear", "full"]}, [2, 3], {"block_types": ["full", "linear"]}),
     ],
 )
 def test_settings_of_single_blocks_follow(settings, order, expected):
@@ -129,6 +143,43 @@ def test_settings_of_single_blocks_follow(settings, order, expected):
     first = next(cut_configs(config, "main", 4, order, "keep_"))
     assert {name: getattr(first, name) for name in expected} == expected
     assert config.num_hidden_layers == 4
+
+
+def test_a_name_for_the_depth_of_the_decoder_is_not_that_of_the_encoder():
+    config = AutoConfig.for_model("moonshine", encoder_num_hidden_layers=3, decoder_num_hidden_layers=3)
+    first = next(cut_configs(config, "encoder", 3, [1, 3], "keep_"))
+    assert (first.encoder_num_hidden_layers, first.decoder_num_hidden_layers) == (2, 3)
+
+
+def test_the_decoder_of_a_bart_is_edited_by_itself():
+    model = AutoModelForCausalLM.from_config(FAMILIES["bart"].config()).eval()
+    lamina.duplicate_(model, "all", identity=False)
+    assert (model.config.decoder_layers, model.config.num_hidden_layers) == (4, 4)  # the latter counts the cache
+    ids = torch.arange(5, 11)[None]
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    cached, plain = (model.generate(ids, **options, use_cache=use) for use in (True, False))
+    assert torch.equal(cached, plain)
+
+
+def test_a_setting_for_the_cache_goes_with_the_blocks_that_need_it():
+    model, whole = FAMILIES["t5"].known(), FAMILIES["t5"].known()
+    lamina.duplicate_(model, "all", identity=False, stack="decoder")
+    assert model.config.decoder_layers == model.decoder.config.decoder_layers == 4
+    lamina.keep_(model, "bottom:3", stack="decoder")
+    assert model.config.to_dict() == whole.config.to_dict()
+
+
+def test_a_table_with_a_part_per_block_follows():
+    settings = {**FAMILIES["llama"].settings, "num_hidden_layers": 3, "hidden_size_per_layer_input": 4}
+    config = AutoConfig.for_model("gemma4_text", **settings, layer_types=["full_attention"] * 3)
+    model, whole = (AutoModel.from_config(config).eval() for _ in range(2))
+    whole.load_state_dict(model.state_dict())
+    lamina.keep_(model, [3, 1])
+    assert torch.equal(model.embed_tokens_per_layer.weight[:, :4], whole.embed_tokens_per_layer.weight[:, 8:])
+    assert torch.equal(model.per_layer_model_projection.weight[4:], whole.per_layer_model_projection.weight[:4])
+    again = AutoModel.from_config(model.config).eval()
+    again.load_state_dict(model.state_dict())
+    assert same(model, again, {"input_ids": torch.arange(5, 11)[None]})
 
 
 def test_a_mapping_with_an_entry_per_block_follows():
