@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from packaging.requirements import Requirement
 
@@ -59,15 +59,16 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         value: Its value.
         annotation: Its type as text, such as "int | None".
     """
+    plain: object = value
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-        value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+        plain = value.item()  # pyright: ignore[reportAttributeAccessIssue]
     kinds = [kind.partition("[")[0] if kind.startswith("Sequence[") else kind for kind in str(annotation).split(" | ")]
-    if isinstance(value, bool) and "str" in kinds and "int" in kinds:  # the name of a class, such as True
-        return value
-    is_empty = "Path" in kinds and isinstance(value, str) and not value  # which would be the current folder
-    if not set(kinds) <= _TYPES.keys() or (any(_TYPES[kind][1](value) for kind in kinds) and not is_empty):
-        return value
-    got = repr(value)[:60] if isinstance(value, str | bytes | int | float | None) else f"a {type(value).__name__}"
+    is_class = isinstance(plain, bool) and "str" in kinds and "int" in kinds  # the name of a class, such as True
+    is_empty = "Path" in kinds and isinstance(plain, str) and not plain  # which would be the current folder
+    fits = set(kinds) <= _TYPES.keys() and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
+    if fits or is_class or not set(kinds) <= _TYPES.keys():
+        return cast("T", plain)
+    got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
     raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
 

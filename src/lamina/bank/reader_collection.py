@@ -115,7 +115,7 @@ class ReaderCollection(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the class and name of the model, for `print(bank)`."""
-        return f"{type(self.model).__name__} '{self.model.name_or_path}'"
+        return f"{type(self.model).__name__} '{getattr(self.model, 'name_or_path', '')}'"
 
     @property
     def model(self) -> PreTrainedModel:

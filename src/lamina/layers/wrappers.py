@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import TypeVar, cast
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,6 +41,8 @@ def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
     """
     model = unwrapped(got)
     hint = getattr(type(model), "instead_of_model", None)
+    if isinstance(model, torch.jit.ScriptModule):
+        hint = "It was compiled by torch.jit: give the model that was traced or scripted"
     if isinstance(model, nn.Module) and hint is None:
         return model
     name, hint = f"a {type(model).__name__}", hint or "Give the first value that lamina.load returns"

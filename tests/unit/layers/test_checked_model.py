@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 
 import lamina
@@ -42,6 +43,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "path": lambda: Path("out/bank"),
     "name": lambda: "bert-base-uncased",
     "None": lambda: None,
+    "script": lambda: torch.jit.script(torch.nn.Linear(2, 2)),
 }
 SAID = {
     "bank": "got a ReaderBank, which is no model; .* It is a bank: give its model, bank.model",
@@ -49,6 +51,7 @@ SAID = {
     "settings": "got a Reader, which is no model; .* Give the first value that lamina.load returns",
     "path": "got 'out/bank', which is no model; .* Load it first, by lamina.load, or a bank by ReaderBank.from_pre",
     "name": "got 'bert-base-uncased', which is no model; .* Load it first, by lamina.load",
+    "script": r"got a \w+, which is no model; .* It was compiled by torch\.jit: give the model that was traced",
     "None": "got a NoneType, which is no model; .* Give the first value that lamina.load returns",
 }
 
