@@ -114,7 +114,8 @@ class _Listener:
         self._texts: dict[tuple[int, StackPass], GenerationStates | None] = {}
         for template in passes:
             problem = f"no pass of the stack '{template.stack.name}' ran in this context"
-            self._explain(template, f"{problem} (a thread started by hand must run contextvars.copy_context().run)")
+            threads = "a thread started by hand must run contextvars.copy_context().run; generate_batch is not heard"
+            self._explain(template, f"{problem} ({threads})")
 
     def _explain(self, template: StackPass, reason: str) -> None:
         """Record `reason` as the reason why the readers of one stack (those of its `template`) have no output."""
