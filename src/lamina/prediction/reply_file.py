@@ -179,7 +179,8 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
     """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt.
 
-    Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply.
+    Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply;
+    ConfigError if the tokenizer has no chat template.
     """
     tokenizer = tokenizer_of(processor)
     begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
