@@ -183,7 +183,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("place", "when", "ending"), one_in(8, itertools.product(["answers", "lines", "note"], [1, 3], ["jsonl", "csv"]), 1)
+    ("place", "when", "ending"), one_in(4, itertools.product(["answers", "lines", "note"], [1, 3], ["jsonl", "csv"]), 3)
 )
 def test_a_run_that_was_ended_goes_on(
     place: str, when: int, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
