@@ -77,6 +77,7 @@ def train(  # noqa: PLR0913
     folder = output or Path("out") / recipe.stem
     memory_bytes = _memory_bytes(memory, fit_memory=fit_memory)
     if dry_run:
+        check_output("train", folder, overwrite=True)
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)

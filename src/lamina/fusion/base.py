@@ -6,6 +6,7 @@ its members, over the same layers.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -61,7 +62,7 @@ class FusionConfig:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     def __post_init__(self) -> None:
-        check_fields(type(self).__name__, self)
+        check_fields(re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower(), self)  # such as "ada_layers"
         if isinstance(layers := getattr(self, "layers", None), list):
             object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
 

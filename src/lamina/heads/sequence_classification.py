@@ -86,8 +86,8 @@ class PooledClassification(HeadConfig):
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
     def __post_init__(self) -> None:
-        check_fields(self.kind, self)
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
+        check_fields(self.kind, self)
         for name, known in (("pooling", get_args(Pooling)), ("problem_type", get_args(ProblemType))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)

@@ -62,8 +62,8 @@ class TokenClassification(HeadConfig):
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 
     def __post_init__(self) -> None:
-        check_fields(self.kind, self)
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
+        check_fields(self.kind, self)
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
         check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)

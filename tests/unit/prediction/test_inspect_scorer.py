@@ -106,7 +106,7 @@ def test_inspect_stores_a_score_for_each_message(tmp_path: Path, monkeypatch: py
     (row,) = score.metadata["messages"]
     assert row["message"] == 1
     assert score.value == {"odd": row["score"]}
-    assert score.explanation == f"Message 1: odd {row['score']:.3g}, flagged after 1 tokens."
+    assert score.explanation == f"Message 1: odd {row['score']:.3g}, flagged after 1 token."
     assert row["score"] == pytest.approx(_scores(bank, bank.monitors, SAID[:2])[0]["score"], abs=1e-6)
 
 

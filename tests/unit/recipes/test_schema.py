@@ -204,7 +204,7 @@ VALUES = [
     (WIDE, "model_type: roberta, ", "", 2, "architecture: 'architecture' has no 'model_type'; it says which"),
     (WIDE, "model_type: roberta", "model_type: [roberta]", 2, "architecture.model_type: .*must be the name of"),
     (WIDE, "hidden_size: 8", "hidden_size: big", 2, "architecture.hidden_size: .*expected int"),
-    (GOOD, "pooling: mean", "class_weights: 3", 9, "readers.Ada.head: "),
+    (GOOD, "pooling: mean", "class_weights: 3", 9, "readers.Ada.head.class_weights: .*class_weights are 3"),
     (GOOD, "pooling: mean", "dropout: '1e-1'", 9, "readers.Ada.head.dropout: .*dropout is '1e-1'; it must be a number"),
     (WIDE, "model_type: roberta", "model_type: robert", 2, "architecture.model_type: .*no family 'robert'"),
     (WIDE, "    metric: accuracy", "    labels: [a]", 10, "tasks.cola: 'labels' is for files; the preset 'cola' has"),

@@ -379,7 +379,6 @@ class TestDamage:
                     {"layers": [0, 1, 2, 3]},
                     r"was trained on the layers \[0, 1, 2, 3\]; .*\[1, 2",
                 ),
-                ("readers/mood/reader.json", {"fusion__dim": "x"}, "settings that do not fit"),
                 (
                     "readers/mood/reader.json",
                     {"fusion__dim": 8},
@@ -394,9 +393,16 @@ class TestDamage:
         with pytest.raises(StoreError, match=message):
             load_bank(folder, tiny_model())
 
-    def test_settings_out_of_range_name_the_file(self, folder: Path):
-        edit(folder / "readers/mood/reader.json", fusion__alpha=-1.0)
-        with pytest.raises(ConfigError, match=r"alpha is -1.0") as caught:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"fusion__alpha": -1.0}, r"alpha is -1.0"),
+            ({"fusion__dim": "x"}, r"ada_layers: dim is 'x'; it must be a whole number"),
+        ],
+    )
+    def test_settings_that_cannot_be_name_the_file(self, folder: Path, change: dict[str, Any], message: str):
+        edit(folder / "readers/mood/reader.json", **change)
+        with pytest.raises(ConfigError, match=message) as caught:
             load_bank(folder, tiny_model())
         assert "reader.json" in caught.value.__notes__[0]
 
