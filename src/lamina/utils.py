@@ -34,6 +34,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+def _is_torch_generator(value: object) -> bool:
+    """Return whether a value is a torch.Generator, without importing torch; NumPy has a class of that name too."""
+    return any(kind.__name__ == "Generator" and kind.__module__.startswith("torch") for kind in type(value).__mro__)
+
+
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
@@ -41,7 +46,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
-    "torch.Generator": ("a torch.Generator", lambda value: type(value).__name__ == "Generator"),
+    "torch.Generator": ("a torch.Generator", _is_torch_generator),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable)),
     "None": ("None", lambda value: value is None),
 }

@@ -319,11 +319,11 @@ def encode(
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
-    """Return tokenizer options that cut texts into windows with `room` tokens besides special tokens.
+    """Return the further options with which a tokenizer cuts texts into overlapping windows, besides their length.
 
-    In a pair, at least half of these tokens belong to the second text. The default of `stride` is a quarter of
-    `max_length`, or less if a window is too small. Raises ConfigError if `stride` is negative, or not smaller than the
-    text's part of a window.
+    `room` is the number of tokens of a window besides special tokens; in a pair, the second text gets at least half of
+    them. The default of `stride` is a quarter of `max_length`, or less if a window is too small. Raises ConfigError if
+    `stride` is negative, or not smaller than the text's part of a window.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -524,6 +524,15 @@ def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) 
     while start > 1 and sides[start - 1] is None and ids[start - 1] == tokenizer.bos_token_id:
         start -= 1
     return range(start, stop)
+
+
+def has_second_start(processor: Processor) -> bool:
+    """Return whether a tokenizer puts its start token before the second text of a pair too, as Llama's does.
+
+    Readers of tokens then read pairs without it, and other readers with it; see `_starts_between`.
+    """
+    tokenizer = tokenizer_of(processor)
+    return bool(tokenizer.is_fast and _starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:

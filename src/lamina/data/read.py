@@ -162,8 +162,9 @@ def _csv(path: Path, lines: Lines) -> CellRows:
 def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
     """Return the DataError for an invalid row of a CSV file.
 
-    `used` holds the row's lines, each with its number: the text, or the DataError for a line that is not UTF-8. `error`
-    is what the CSV reader raised. If `used` is empty, the file itself cannot be read, and `error` is raised.
+    `used` holds the row's lines as (line number, text). For a line that is too long or not UTF-8, a DataError is in the
+    place of the text. `error` is what the CSV reader or such a line raised. If `used` is empty, no line of the file
+    could be read, and `error` is raised.
     """
     if not used:
         raise error

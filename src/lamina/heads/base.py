@@ -326,13 +326,13 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     is_number = type(labels) is int and labels <= _MOST_LABELS
     if not is_number and (isinstance(labels, str | Mapping) or not isinstance(labels, Iterable)):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
-    names = tuple(map(str, range(labels) if isinstance(labels, int) else labels))
-    if not isinstance(labels, int) and not all(isinstance(name, str) for name in labels):
+    names: tuple[object, ...] = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
+    if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
-    names = tuple(normalize("NFC", name) for name in names)
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once.")
-    return names
+    normal = tuple(normalize("NFC", str(name)) for name in names)
+    if not normal or len(set(normal)) < len(normal):
+        raise ConfigError(f"{op}: labels are {normal}; at least one is needed and each only once.")
+    return normal
 
 
 def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:

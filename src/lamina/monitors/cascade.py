@@ -135,7 +135,11 @@ class _RunningCascade(RunningMonitors):
         self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens: -inf where the first monitor is below its threshold, inf where it is sure to flag."""
+        """Score the tokens with both monitors, and return one score per token.
+
+        The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else that of
+        the second monitor, which is only asked about texts that have such a token.
+        """
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))

@@ -174,7 +174,7 @@ def _of_reply(
                 name,
                 {"message": number, "monitor": name, "score": -math.inf, "flagged_at": None, "unread": first},
             )
-            row["score"] = max(row["score"], float(reply.max()))
+            row["score"] = float(torch.maximum(reply.max(), reply.new_tensor(row["score"])))  # NaN stays NaN
             hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
             if hits and row["flagged_at"] is None:
                 row["flagged_at"] = first + hits[0]

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lamina.bank import ReaderBank
+from lamina.data.encode import has_second_start
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
@@ -327,9 +328,17 @@ class Predictor:
         count, tokens, cut = min(map(len, splits.values())), 0, 0
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():
+            is_pair = splits[reading.kind.name].pairs
+            apart = reading.apart_pairs if is_pair else reading.apart
+            if (
+                is_pair
+                and len({part.kind.per_token for part in apart}) > 1
+                and has_second_start(self._runner.processor)
+            ):
+                groups += [self._encode(part, splits) for part in apart]
+                continue
             group = self._encode(reading, splits)
             # Long examples are encoded again if the readers read different parts of them.
-            apart = reading.apart_pairs if splits[reading.kind.name].pairs else reading.apart
             shortest = min((part.options.max_length for part in apart), default=0)
             if apart and (max(group.inputs.lengths) >= shortest or _cut(group)):
                 groups += [self._encode(part, splits) for part in apart]

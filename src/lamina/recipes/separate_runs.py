@@ -108,10 +108,10 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def _other_parts(self) -> dict[str, State]:
-        """Return the results in the folder of runs of the recipe that its key `only` excludes.
+        """Return run name -> results, for finished runs in the folder that the recipe's key `only` leaves out now.
 
-        They are needed so that a part of a recipe does not replace a better model of an earlier part. Without `resume`,
-        or if the recipe keeps all models or none, the result is {}.
+        An earlier call trained them. With their scores, a new run does not replace a better model of the same task. The
+        result is {} without `resume`, for a recipe without methods, and if the recipe keeps all models or none.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":

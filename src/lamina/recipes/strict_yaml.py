@@ -178,9 +178,9 @@ def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
 
 
 class Strict(BaseModel):
-    """The base class of all pydantic models of recipes: frozen, with strict types and without unknown keys.
+    """The base class of all pydantic models of recipes: frozen and strict, without unknown keys, NaN or infinity.
 
-    An unknown key raises an UnknownNameError that suggests the closest known key.
+    An unknown key raises pydantic's ValidationError around an UnknownNameError that suggests the closest known key.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)

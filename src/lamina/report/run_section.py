@@ -66,10 +66,10 @@ def _table(folder: Path) -> list[SummaryRow]:
 
 
 def _settings(folder: Path) -> dict[str, JSON]:
-    """Return the settings of a run that the page shows.
+    """Return the settings that the report page shows for the training run in `folder`.
 
-    They are "base", "info" and "lamina" (the version), from the manifest of the run's bank if it saved one. Each failed
-    run adds "failed: NAME" with its error. Raises StoreError if a file is damaged.
+    They are "base", "info" and "lamina" (the version), from the manifest of the bank if there is one. For each part of
+    the training that failed, "failed: NAME" has the error. Raises StoreError if a file is damaged.
     """
     facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
     settings: dict[str, JSON] = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
@@ -164,11 +164,12 @@ def _paper_table(table: PivotTable) -> DataTable:
 def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
     """Return a table of the page with one row per run: its name, its settings and all of its scores."""
     rows = [
-        {"task": row["task"], word_of(table): row["method"], **row["settings"], "run": run["reader"], **run}
+        {"task": row["task"], word_of(table): row["method"], **row["settings"], "run": run["reader"]}
+        | {key: value for key, value in run.items() if key != "reader"}
         for row in table
         for run in row["runs"]
     ]
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "reader"))
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 

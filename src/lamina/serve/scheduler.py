@@ -423,9 +423,10 @@ class Scheduler:
                     self._changed.notify()
 
     def _end(self, turn: _Turn) -> None:
-        """Count the pass of a finished batch as ended, and wake the threads that wait to run one.
+        """End a turn: its pass no longer counts as running, and the threads that wait to run one are woken.
 
-        If the pass never began, its batch is only taken off the number of ready batches. A second call changes nothing.
+        A batch that was tokenised ahead may fail, or lose all its clients, before its pass began; then it only stops to
+        count as ready. A second call for the same turn changes nothing.
         """
         with self._changed:
             if turn.ended:

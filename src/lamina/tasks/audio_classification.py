@@ -97,7 +97,10 @@ class LazyAudio(LazyFile):
         return -(-frames * rate // own_rate)
 
     def decoded_size(self) -> int:
-        """Return the number of samples over all channels, by the file's header; DataError if it cannot be read."""
+        """Return the number of samples over all channels: of the clip in memory, else by the file's header.
+
+        Raises DataError if the header cannot be read.
+        """
         if self.rate is not None:
             return len(self.data or b"") // 4
         info = self._info()

@@ -61,7 +61,7 @@ def check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
     if spec.separator is not None and (not spec.separator or "multi_label" not in kind.problem_types):
         raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
-    if kind.has_classes and not kind.sequential and str(spec.text) == str(spec.label):
+    if kind.has_classes and not kind.sequential and spec.text == spec.label:
         raise ConfigError(
             f"task: text and label are both '{spec.label}'; a model would learn to copy. Name two columns."
         )

@@ -368,7 +368,7 @@ class Engine:
                 tracker.finish()
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
-        """Log an epoch's scores to the trackers, and print them in one line above the progress bar."""
+        """Log all scores of an epoch, and print the deciding ones of up to six learners above the progress bar."""
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
         shown = [f"{name} {metrics[self.learners[name].metric]:.3f}" for name, metrics in scores.items() if metrics]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lamina.data.encode import has_second_start
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
@@ -108,7 +109,8 @@ def group_tasks(
 ) -> list[Group]:
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
-    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal.
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tokens
+    and whole texts of pairs are in groups of their own if they read pairs differently; see `has_second_start`.
 
     Args:
         tasks: Learner name -> task.
@@ -119,10 +121,13 @@ def group_tasks(
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
     kinds = {name: task.kind for name, task in tasks.items()}
-    names_by_key: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
+    pairs = {name: split.pairs and kinds[name].per_token for name, split in splits.items()}
+    divided = len(set(pairs.values())) > 1 and has_second_start(processor)
+    names_by_key: dict[tuple[str, str, bool, int | None, bool], list[str]] = defaultdict(list)
     for name, split in splits.items():
         task = tasks[name]
-        names_by_key[kinds[name].inputs, split.key, task.by_row, task.image_size].append(name)
+        key = (kinds[name].inputs, split.key, task.by_row, task.image_size, divided and pairs[name])
+        names_by_key[key].append(name)
     groups: list[Group] = []
     for key, names in names_by_key.items():
         encoder = encoder_of(tasks, names)

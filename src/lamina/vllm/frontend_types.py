@@ -124,7 +124,7 @@ class ChatServing(Serving, Protocol):
 
 
 class BatchServing(ChatServing, Protocol):
-    """An `OpenAIServingChatBatch`."""
+    """The attributes of vLLM's `OpenAIServingChatBatch` that are used; it answers `/v1/chat/completions/batch`."""
 
     chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
 

@@ -48,7 +48,11 @@ Latest = dict[int, Choice]  # index of a choice -> its latest state
 
 
 def install_chat(serving: ChatServing, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/chat/completions`."""
+    """Change vLLM's chat endpoint `serving` in place, so that its responses, also streams, have the field `lamina`.
+
+    Requests for which the readers cannot run get status 422. Batches of chats get the field too, if `serving` has that
+    route. Responses of `/v1/messages` say if a monitor ended the text. `layout` is that of the bank.
+    """
     _check_requests(serving, "create_chat_completion", layout)
     full, stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.causal import causal_model, starting_tokenizer
 from tests.support.finetuned import bert, drawn, image_processor, t5, t5_tokenizer, vit
 from tests.support.masked import MASK, masked_bank, masked_model, masking_tokenizer, running
 from tests.support.training import (
@@ -27,7 +28,9 @@ from tests.support.training import (
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.prediction.predict import Predictor
@@ -490,3 +493,15 @@ def test_how_examples_are_read_is_derived_once_for_a_bank_until_something_change
     for name, answer in (("a", cut[0]["a"]), ("b", whole[0]["b"])):
         assert mixed[name]["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-6)
     assert len(derived) == 3
+
+
+def test_a_pair_is_read_alike_with_and_without_a_reader_of_tokens():
+    bank = ReaderBank(causal_model(), starting_tokenizer())  # puts its start token before the second text too
+    bank.add("text", Reader(AdaLayers(dim=8), SequenceClassification(("no", "yes"), pooling="mean"), seed=0))
+    bank.add("words", Reader(AdaLayers(dim=8), TokenClassification(("O", "X"), encoder_layers=0), seed=1))
+    pairs = [("a b", "c d"), ("b", "a c d")]
+    with torch.no_grad():
+        for parameter in bank["text"].parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).reshape(parameter.shape))
+    both, alone = predict(bank, pairs), predict(bank, pairs, readers=["text"])
+    assert [answer["text"] for answer in both] == [answer["text"] for answer in alone]

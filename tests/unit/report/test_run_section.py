@@ -83,6 +83,13 @@ def test_charts_and_tables_of_a_run(tmp_path: Path):
     assert found.tables[0].rows == [["one", "0.500 ± 0.200"]]
 
 
+def test_every_run_of_a_recipe_of_readers_names_its_reader(tmp_path: Path):
+    found = run_section(written(tmp_path / "run", row("a", [0.7, 0.8]) | {"trains": "reader"}), "run")
+    table = found.tables[1]
+    assert table.columns[:3] == ["task", "reader", "run"]
+    assert [cells[:3] for cells in table.rows] == [["film", "a", "a-0"], ["film", "a", "a-1"]]
+
+
 def test_bars_end_where_the_metric_does_and_the_table_keeps_its_number(tmp_path: Path):
     folder = written(tmp_path / "run")
     cells = [Cell("one", "film", "accuracy", 90.0, 10.0, 20.0, 3, {})]

@@ -350,7 +350,10 @@ class DriftTests:
         self._watchers: WeakKeyDictionary[ReaderBank, dict[str, DriftWatcher]] = WeakKeyDictionary()
 
     def of(self, bank: ReaderBank) -> Mapping[str, DriftWatcher]:
-        """Return monitor name -> drift test, for the bank's monitors that have a sketch of their calibration texts."""
+        """Return monitor name -> drift test of a bank. It is made at the first call, and stays the same object.
+
+        Monitors without a sketch of their calibration texts, and cascades, have none.
+        """
         with self._lock:
             if bank not in self._watchers:
                 monitors = {name: one for name, one in bank.monitors.items() if isinstance(one, Monitor)}
