@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -315,11 +316,16 @@ def test_a_figure(kill: Any, tmp_path: Path):
     rows = [{"reader": "one", "layer": layer, "importance": 0.5} for layer in range(2)]
     importance(rows[:1], before / "figure.svg")
     importance(rows, tmp_path / "new" / "figure.svg")
-    old, new = contents(before), contents(tmp_path / "new")
+    old, new = _without_ids(contents(before)), _without_ids(contents(tmp_path / "new"))
     for at in deaths(folder, before, lambda place: importance(rows, place / "figure.svg"), kill, least=1):
-        assert written(folder) in (old, new), at
+        assert _without_ids(written(folder)) in (old, new), at
         importance(rows, folder / "figure.svg")
-        assert written(folder) == new, at
+        assert _without_ids(written(folder)) == new, at
+
+
+def _without_ids(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return pictures without the numbers of their clip paths, which count on within a process."""
+    return {name: re.sub(rb"clip\d+", b"clip", content) for name, content in files.items()}
 
 
 # Readers, neighbours, and rooms that are too small

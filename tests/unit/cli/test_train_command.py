@@ -62,7 +62,7 @@ def test_importances_are_drawn_at_the_end(lamina: Lamina, recipe: Path, monkeypa
     monkeypatch.setitem(sys.modules, "altair", None)
     ran = run(lamina, recipe)
     assert ran.code == 0
-    assert "no figure was drawn; importance figure: needs the package 'altair'" in ran.err
+    assert "no figure was drawn; report: needs the package 'altair'" in ran.err
     assert not drawn[0].exists()
     shutil.rmtree(out)
     recipe.write_text("\n".join(line for line in recipe.read_text().splitlines() if "Ada:" not in line))
