@@ -125,7 +125,7 @@ def test_alpha_makes_scores_count_for_more():
     ("settings", "message"),
     [
         ({"dim": 0}, "ada_layers: dim is 0"),
-        ({"dim": True}, "AdaLayers: dim is True; it must be a whole number"),
+        ({"dim": True}, "ada_layers: dim is True; it must be a whole number"),
         ({"dropout": 1.0}, r"ada_layers: dropout is 1.0; it must be"),
         ({"dropout": -0.1}, "ada_layers: dropout is -0.1"),
         ({"cutoff": -0.1}, "ada_layers: cutoff is -0.1"),
