@@ -50,10 +50,12 @@ def recorded(folder: Path, write: Callable[..., Path], live: Task, **facts: Any)
     return Task.from_states("sequence_classification", labels=live.labels, **parts), folder / "train"
 
 
-def test_a_positive_class_may_be_a_number(tmp_path: Path):
+@pytest.mark.parametrize("column", ["label", "sentence"])  # "sentence" names no text here
+def test_a_positive_class_may_be_a_number_and_its_column_have_any_name(tmp_path: Path, column: str):
     folder = packed(tmp_path / "a", [torch.zeros(1, 2, 8)] * 4, LAYERS)
-    labels = [{"label": label} for label in (0, 1, 0, 1)]
-    task = Task.from_states("sequence_classification", train=(folder, labels), validation=(folder, labels), positive=1)
+    labels = [{column: label} for label in (0, 1, 0, 1)]
+    parts = {"train": (folder, labels), "validation": (folder, labels)}
+    task = Task.from_states("sequence_classification", **parts, label=column, positive=1)
     assert task.positive == "1"
 
 

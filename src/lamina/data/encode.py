@@ -532,7 +532,8 @@ def has_second_start(processor: Processor) -> bool:
     Readers of tokens then read pairs without it, and other readers with it; see `_starts_between`.
     """
     tokenizer = tokenizer_of(processor)
-    return bool(tokenizer.is_fast and _starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))
+    is_fast = getattr(tokenizer, "is_fast", False)
+    return is_fast and bool(_starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.data.encode import TokenRange, Windows
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
     from lamina.tasks.outputs import Label
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
@@ -315,7 +315,7 @@ def _running_scores(
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))
-    special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
+    special = special_ids(tokenizer)
     second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
@@ -324,7 +324,7 @@ def _running_scores(
         mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
-            mask &= _range_mask([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
+            mask &= range_mask([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
         sums: dict[str, Tensor] = {}
 
         def add(by_reader: Mapping[str, Tensor], sums: dict[str, Tensor] = sums, mask: Tensor = mask) -> None:
@@ -344,7 +344,12 @@ def _running_scores(
         yield rows, scores, mask, sums
 
 
-def _range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
+def special_ids(tokenizer: Tokenizer) -> Tensor:
+    """Return the ids of the special tokens, which do not count. The unknown token is part of the text."""
+    return torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
+
+
+def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
     """Return a mask `[windows, length]`, True at the tokens inside each window's range in `ranges`."""
     at = torch.arange(length)
     return torch.stack([(at >= own.start) & (at < own.stop) for own in ranges])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
@@ -12,8 +13,9 @@ import torch
 from lamina.bank.monitoring import check_monitors, scores_of_monitors
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.errors import ConfigError, require_packages
+from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.causality import is_causal
+from lamina.prediction.calibrate import range_mask, special_ids
 from lamina.tasks.chat_templates import REPLIES, Chat, render
 from lamina.train.base import to_device
 from lamina.utils import pluralize
@@ -112,6 +114,14 @@ class _Reading(NamedTuple):
     first: int  # index of the first of them among all tokens of the reply
 
 
+class _Trained(NamedTuple):
+    """How a reader's training encoded texts; None: as is usual."""
+
+    max_length: int | None
+    stride: int | None
+    add_prefix_space: bool | None
+
+
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
@@ -119,11 +129,18 @@ def _scores(
     replies = [number for number, (role, _) in enumerate(messages) if role == REPLIES]
     if tokenizer_of(bank.processor).chat_template:
         readings = _readings_of_chat(bank, messages)
-    else:
-        texts = [text for _, text in messages]
-        readings = (_readings_of_pair(bank, "\n".join(texts[:number]), texts[number]) for number in replies)
-    both = zip(replies, readings, strict=True)
-    return [row for number, own in both if own for row in _of_reply(bank, monitors, number, own)]
+        both = zip(replies, readings, strict=True)
+        return [row for number, own in both if own for row in _of_reply(bank, monitors, number, own)]
+    texts = [text for _, text in messages]
+    alike: dict[_Trained, dict[str, AnyMonitor]] = defaultdict(dict)
+    for name, monitor in monitors.items():
+        alike[_Trained(*map(bank[monitor.readers[0]].info.get, _Trained._fields))][name] = monitor
+    rows: list[MessageScore] = []
+    for number in replies:
+        for trained, some in alike.items():
+            own = _readings_of_pair(bank, ("\n".join(texts[:number]), texts[number]), trained)
+            rows += _of_reply(bank, some, number, own) if own else []
+    return rows
 
 
 def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> Iterator[list[_Reading]]:
@@ -146,15 +163,22 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
         yield [reading] if own[part].any() else []
 
 
-def _readings_of_pair(bank: ReaderBank, prompt: str, reply: str) -> list[_Reading]:
-    """Return the readings of a reply, as `lamina.monitor` reads pairs of a prompt and a reply: a window each."""
-    limit = length_limit(bank.model, bank.processor)
-    encoded = encode([(prompt, reply)], cast("Processor", bank.processor), max_length=limit, windows=True)
+def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
+    """Return the readings of the reply in a pair of prompt and reply, a window each, as calibration reads pairs."""
+    encoded = encode(
+        [pair],
+        cast("Processor", bank.processor),
+        max_length=trained.max_length or length_limit(bank.model, bank.processor),
+        stride=trained.stride,
+        add_prefix_space=bool(trained.add_prefix_space),
+        windows=True,
+    )
+    special = special_ids(tokenizer_of(bank.processor))
     readings: list[_Reading] = []
     for number, tokens in enumerate(encoded.token_ranges):
         batch = encoded.batch([number], {})
-        at = torch.arange(batch["input_ids"].shape[1]).unsqueeze(0)
-        readings.append(_Reading(batch, (at >= tokens.start) & (at < tokens.stop), tokens.number))
+        own = range_mask([tokens], batch["input_ids"].shape[1]) & ~torch.isin(batch["input_ids"], special)
+        readings.append(_Reading(batch, own, tokens.number))
     return [reading for reading in readings if reading.own.any()]
 
 
@@ -174,7 +198,10 @@ def _of_reply(
                 name,
                 {"message": number, "monitor": name, "score": -math.inf, "flagged_at": None, "unread": first},
             )
-            row["score"] = float(torch.maximum(reply.max(), reply.new_tensor(row["score"])))  # NaN stays NaN
+            if reply.isnan().any():
+                problem = f"the score of message {number} by '{name}' is not a number"
+                raise NotFiniteError(f"inspect_scorer: {problem}. Load the model in float32.", name=name)
+            row["score"] = max(row["score"], float(reply.max()))
             hits = [] if limit is None else (reply >= limit).nonzero().flatten().tolist()
             if hits and row["flagged_at"] is None:
                 row["flagged_at"] = first + hits[0]

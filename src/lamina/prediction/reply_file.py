@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table, missing_column, read_table
@@ -86,7 +86,12 @@ def read_replies(
         ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
         UnknownNameError: If no row has the positive label.
     """
-    table, labels, positive = read_labels(path, columns, positive)
+    return replies_of(read_labels(path, columns, positive), columns, processor)
+
+
+def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) -> tuple[list[LabelledReply], str]:
+    """Return the replies of a file that `read_labels` has read, and their digest; see `read_replies`."""
+    table, labels, positive = labelled
     by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
     texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
     column = columns.spans or ""
@@ -101,8 +106,16 @@ def read_replies(
     return replies, digest.hexdigest()[:16]
 
 
-def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> tuple[Table, list[str], str]:
-    """Read a file of replies; return its table, the label of each row, and the label that marks bad replies.
+class Labelled(NamedTuple):
+    """A file of replies whose labels are known."""
+
+    table: Table
+    labels: list[str]  # of each row
+    positive: str  # the label that marks bad replies
+
+
+def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
+    """Read a file of replies and its labels.
 
     It needs no model. For the arguments and errors see `read_replies`.
     """
@@ -114,7 +127,7 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
     positive = named_class("monitor", positive, known)
     if len(known) == 1:
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
-    return table, labels, positive
+    return Labelled(table, labels, positive)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
-from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, read_replies
+from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.store.load_model import load
 from lamina.store.models import writing_class
 from lamina.tasks.task import Task
@@ -188,9 +188,9 @@ def monitor(  # noqa: PLR0913
     promise = _Promise(rate, per, confidence).checked()
     require_packages("monitor", "metrics", "scipy")
     columns = ReplyColumns(messages, prompt, reply, label, spans)
-    read_labels(train, columns, positive)  # before a large model is loaded
+    labelled = read_labels(train, columns, positive)  # before a large model is loaded
     base, processor = _model(model, processor)
-    replies, digest = read_replies(train, columns, positive, processor)
+    replies, digest = replies_of(labelled, columns, processor)
     parts = divide(replies, seed)
     _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)

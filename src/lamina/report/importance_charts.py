@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from lamina.report.chart_files import checked_path, save_drawing
 from lamina.report.charts import INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, in_order
+from lamina.tasks.label_cells import plain
 from lamina.train.results import summarise
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _shares(rows: Rows, title: str) -> Drawing:
     readers, titles = in_order(rows, "reader"), {"x": LAYER, "value": SHARE}
     shares = "The shares of a reader sum to 1."
     if len(readers) > MOST_BARS:
-        cells = [{"x": row["layer"], "y": row["reader"], "value": row["importance"]} for row in rows]
+        cells = [_mark(row, x="layer", y="reader") for row in rows]
         return Drawing("heat", cells, title, titles, shares, _remark(rows), from_zero=True)
     bars = [_mark(row, facet="reader", x="layer") for row in rows]
     counts = Counter(bar["facet"] for bar in bars)
@@ -68,9 +69,9 @@ def _shares(rows: Rows, title: str) -> Drawing:
 
 
 def _mark(row: Mapping[str, object], **keys: str) -> Mark:
-    """Return a row of importances as a row of a chart, with `keys` as new key -> old key."""
-    ends = {key: row[key] for key in ("low", "high") if key in row}
-    return {**{new: row[old] for new, old in keys.items()}, "value": row["importance"], **ends}
+    """Return a row of importances as a row of a chart, with `keys` as new key -> old key. Numbers become Python's."""
+    keys = {**keys, "value": "importance", **{key: key for key in ("low", "high") if key in row}}
+    return {new: plain(row[old]) for new, old in keys.items()}
 
 
 def _remark(rows: Rows) -> str:

@@ -406,10 +406,12 @@ def _check_flags(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
         for table in tables.values()
         for row, cell in zip(table.rows, table.cells(spec.label), strict=True)
     ]
-    if not spec.labels and all(isinstance(cell, str) and _FLAGS.fullmatch(cell.strip()) for _, _, cell in cells):
+    are_flags = (isinstance(cell, str) and _FLAGS.fullmatch(cell.strip()) for _, _, cell in cells)
+    if cells and not spec.labels and all(are_flags):
         table, row, cell = cells[0]
         problem = (
-            f"has {cell!r} in column '{spec.label}', and so has every row: 0 and 1 per class. Write it as [0, 1, 0]."
+            f"has {cell!r} in column '{spec.label}', and so has every row: 0 and 1 per class. Write it as [0, 1, 0], "
+            "or give labels= if these are names of classes."
         )
         raise bad_cell(table, row, spec.label, problem)
 

@@ -173,7 +173,9 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
     how = {name: options[name] for name in ("problem_type", "missing_labels", "stratify") if name in options}
     how["positive"] = positive_name(get("positive"))
     labels = check_names(get("labels"))
-    spec = ColumnSpec(kind, "sentence", get("label", "label"), labels=labels, all_columns=True, **how)
+    label = get("label", "label")
+    text = ROW if label == "sentence" else "sentence"  # no text is read, so any other column will do
+    spec = ColumnSpec(kind, text, label, labels=labels, all_columns=True, **how)
     by_part = {part: source for part, source in zip(PARTS, sources, strict=True) if source is not None}
     if not by_part:
         raise DataError("task: no states were given; it needs `train`, `validation` or `test`.")

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
 from tests.support.training import LENGTH, tiny_model, tiny_tokenizer
 from tests.support.writing import READERS, writing_bank
@@ -12,7 +14,7 @@ from transformers import RobertaConfig, RobertaModel
 
 from lamina.bank import ReaderBank
 from lamina.bank.monitoring import scores_of_monitors
-from lamina.errors import ConfigError, MissingExtraError
+from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
 from lamina.layers import LayerStack
 from lamina.monitors import LastScore, Monitor, inspect_scorer
 from lamina.prediction.inspect_scorer import _scores
@@ -65,6 +67,31 @@ def test_without_a_chat_template_a_reply_is_read_as_a_pair_and_a_long_one_in_win
     assert row["score"] == pytest.approx(float(scores.max()), abs=1e-5)
     (row,) = _scores(bank, {"odd": ODD}, [("user", "the film"), ("assistant", "good " * 2 * LENGTH)])
     assert (row["unread"], row["flagged_at"]) == (0, 0)
+
+
+def test_a_reply_without_a_chat_template_is_cut_as_in_training(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(_scores.__globals__, "is_causal", lambda *_: False)  # which runs the model to find out
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    bank.add("odd", READERS["odd"])
+    bank["odd"].info["max_length"] = 8
+    lengths: list[int] = []
+    _ = bank.eval().stacks  # the layers are found by passes of their own
+    hook = bank.model.register_forward_pre_hook(
+        lambda _, __, inputs: lengths.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    _scores(bank, {"odd": ODD}, [("user", "the film"), ("assistant", "is good " * 6)])
+    hook.remove()
+    assert len(lengths) > 1
+    assert max(lengths) == 8
+
+
+def test_a_score_that_is_no_number_is_an_error():
+    bank = writing_bank(TEMPLATE, ["odd"], [ODD])
+    with torch.no_grad():
+        for parameter in bank["odd"].head.parameters():
+            parameter.fill_(math.nan)
+    with pytest.raises(NotFiniteError, match="score of message 1 by 'odd' is not a number"):
+        _scores(bank, bank.monitors, SAID[:2])
 
 
 def test_causality_is_that_of_the_stack_of_the_monitors(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lamina.errors import ConfigError, DataError
@@ -68,6 +69,13 @@ def test_importance_shows_every_reader_and_layer(tmp_path: Path, readers: int):
     # Bars have a line at equal shares, the cells of a heat map have numbers.
     expected = {"1/3": readers, "0.41": 0} if readers <= MOST_BARS else {"1/3": 0, "0.41": readers}
     assert {text: texts.count(text) for text in expected} == expected
+
+
+def test_numbers_of_numpy_are_drawn_as_those_of_python(tmp_path: Path):
+    rows = [{"reader": "one", "layer": layer, "importance": share} for layer, share in enumerate([0.25, 0.75])]
+    numpy = [{**row, "layer": np.int64(row["layer"]), "importance": np.float32(row["importance"])} for row in rows]
+    first, second = drawn(importance(rows, tmp_path / "a.svg")), drawn(importance(numpy, tmp_path / "b.svg"))
+    assert first == second
 
 
 def test_a_line_per_layer_and_a_panel_per_reader(tmp_path: Path):

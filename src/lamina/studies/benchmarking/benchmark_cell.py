@@ -139,6 +139,10 @@ class SetStates:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        """Forget the states, and remove their folder."""
         self._name, self._states = "", None
         if self._folder is not None:
             self._folder.cleanup()
@@ -153,7 +157,7 @@ class SetStates:
                 only if the states of another set are kept now.
         """
         if self._name != name or self._states is None:
-            self.__exit__()
+            self._drop()
             self._folder = TemporaryDirectory(ignore_cleanup_errors=True)
             all_texts = list(dict.fromkeys(self._texts_of(name)))
             start = time.perf_counter()
@@ -200,7 +204,8 @@ def cell_rows(
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
         "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes and the means of
-        their states over the tokens), "bytes" (size of the parameters) and "chosen" (the layer, for "best_layer").
+        their states over the tokens), "bytes" (size of the parameters), "chosen" (the layer, for "best_layer") and
+        "pass_seconds" (of the model; if points share states, for all texts of the set).
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
