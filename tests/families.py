@@ -273,13 +273,14 @@ python tests/families.py          # all model types; takes about an hour
 python tests/families.py --table  # writes this page; model types that were not run again keep their rows
 ```
 
-The script takes each model type that transformers {version} has an `AutoModel` for, makes a small model of it from its
-own config class with random weights, reads it with `lamina.tap`, and compares every state with the model's own
+For each model type that has an `AutoModel` in transformers {version}, the script makes a small model with random weights
+from the type's own config class. It reads the model with `lamina.tap`, and compares every state with the model's own
 `hidden_states`, bit for bit. {counts}
 
-- **right**: every state is the model's own. The stacks and their numbers of layers follow. Where the model keeps its
-  states in another form, the table says how they are read: as the mean of several residual streams, as a sequence of
-  the patches of an image, without the padding that the model adds inside, or repeated for the positions that share one.
+- **right**: every state is the model's own. The stacks and their numbers of layers follow. Some models keep their
+  states in another form; the table then says how they are read. They are read as the mean of several residual streams,
+  as a sequence of the patches of an image, without the padding that the model adds inside, or repeated for the
+  positions that share one.
 - **refused**: Lamina says that it cannot read the model, and why.
 - **not built**: no small config of the model type makes a model here, because a package is missing or because the
   script finds no settings that fit.
@@ -295,6 +296,7 @@ def _detail(result: Result) -> str:
         return "; ".join((stacks, *result.get("forms", ())))
     reason = re.sub(r"^UnsupportedModelError: .*? is not supported; ", "", result["reason"])
     reason = re.sub(r"(?<=[.)]) (Use|Give|Check|Load) .*", "", reason)
+    reason = re.sub(r" You can install it with pip.*", "", reason)
     reason = re.sub(r"'/[^']*'?", "its folder", reason)  # where packages are installed here
     return re.sub(r"\s+", " ", reason).replace("|", "\\|")
 
