@@ -273,9 +273,9 @@ python tests/families.py          # all model types; takes about an hour
 python tests/families.py --table  # writes this page; model types that were not run again keep their rows
 ```
 
-For each model type that has an `AutoModel` in transformers {version}, the script makes a small model with random weights
-from the type's own config class. It reads the model with `lamina.tap`, and compares every state with the model's own
-`hidden_states`, bit for bit. {counts}
+For each model type that has an `AutoModel` in transformers {version}, the script makes a small model with random
+weights from the type's own config class. It reads the model with `lamina.tap`, and compares every state with the
+model's own `hidden_states`, bit for bit. {counts}
 
 - **right**: every state is the model's own. The stacks and their numbers of layers follow. Some models keep their
   states in another form; the table then says how they are read. They are read as the mean of several residual streams,
