@@ -87,9 +87,9 @@ class ReaderBank(ReaderCollection):
         return provider("storage").bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
-        """Return a bank on the model itself, with the readers of this bank. This bank must come from `from_states`.
+        """Return a new bank on the model itself, with the readers of this bank, which must come from `from_states`.
 
-        The two banks share the readers.
+        The two banks share the readers: training them in one bank changes them in the other.
 
         Args:
             model: The model whose states were recorded. If the states' manifest has no fingerprint of its weights, only
@@ -97,8 +97,8 @@ class ReaderBank(ReaderCollection):
             processor: The model's tokenizer or processor.
 
         Raises:
-            ConfigError: If the bank has a model already.
-            BaseMismatchError: If `model` has another depth, width or fingerprint.
+            ConfigError: If this bank has a model already.
+            BaseMismatchError: If `model` does not have the recorded stack, or has another depth, width or fingerprint.
         """
         if not isinstance(self.model, RecordedModel):
             what = f"it reads a {type(self.model).__name__} already"
@@ -124,11 +124,11 @@ class ReaderBank(ReaderCollection):
             outputs["sentiment"].logits  # [sequences, classes]
             ```
 
-        A reader reads one pass: the first over its stack or, with `over="output"` or "both", all of the first call of
-        `generate` if its stack is a decoder. Call `outputs.clear()` before the next pass or text. Passes that a bank
-        runs itself are ignored. Passes are read in the thread or asyncio task that entered the `with` block, and in
-        tasks and `asyncio.to_thread` calls that it starts. Start other threads with `contextvars.copy_context().run` as
-        their target. The readers are in eval mode inside the `with` block.
+        A reader has one output: that of the first pass over its stack. With `over="output"` or "both", readers of a
+        decoder read the whole first call of `generate` instead. Call `outputs.clear()` before the next pass or text.
+        Passes that a bank runs itself are ignored. Passes are read in the thread or asyncio task that entered the
+        `with` block, and in tasks and `asyncio.to_thread` calls that it starts. Start other threads with
+        `contextvars.copy_context().run` as their target. The readers are in eval mode inside the `with` block.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
@@ -140,7 +140,8 @@ class ReaderBank(ReaderCollection):
         Args:
             readers: Names of the readers. None: all.
             over: Which part of a generated text the readers of a decoder read: "prompt" (one row per beam or sample, as
-                the model reads it), "output" (the new tokens) or "both". Readers of an encoder always read its pass.
+                the model reads it), "output" (the new tokens) or "both". Readers of an encoder read the encoder's pass,
+                whatever `over` is.
 
         Yields:
             The outputs, filled while the model is called. `outputs[name].tokens` has the ids of a generated text.
@@ -164,11 +165,11 @@ class ReaderBank(ReaderCollection):
 
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
-        """The monitors that are stored and saved with the bank's readers: name -> monitor."""
+        """The monitors saved with the bank's readers: name -> monitor. ConfigError if a monitor cannot be read."""
         return monitoring.stored_monitors(self.select(None, "bank"))
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
-        """Store a monitor with its reader. A stored monitor of the same name is replaced.
+        """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
@@ -215,7 +216,7 @@ class ReaderBank(ReaderCollection):
 
         Args:
             monitor: The monitor; its readers must be in the bank.
-            batch: Arguments of the model.
+            batch: Keyword arguments for the model, such as `input_ids`.
             mask: `[batch, tokens]`, True at the tokens to score. None: all tokens except padding.
 
         Returns:
@@ -268,9 +269,10 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
-            ConfigError: If there is no monitor, drift cannot be tested, or a reader looks ahead: its logits of a token
-                depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which read
-                tokens that may not be part of the text.
+            ConfigError: If there is no monitor, `every` is below 1, drift cannot be tested, the model does not write
+                text from left to right, or a reader looks ahead: its logits of a token depend on later tokens. Also
+                raised by `generate` for beam search and assisted decoding, which read tokens that may not be part of
+                the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
@@ -405,5 +407,5 @@ class ReaderBank(ReaderCollection):
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
-        """Return the text of the model card that is saved with the bank, under the given title."""
+        """Return the model card that is saved with the bank, under the given title."""
         return provider("storage").model_card(self, title)

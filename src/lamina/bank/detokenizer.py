@@ -14,7 +14,9 @@ _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the te
 
 @final
 class Detokenizer:
-    """Decodes a text token by token, without special tokens. The pieces that it returns add up to the text.
+    """Decodes a text token by token, without special tokens.
+
+    The pieces that `add` and `rest` return add up to the text.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -43,13 +45,14 @@ class Detokenizer:
         return self._next_piece()
 
     def rest(self) -> str:
-        """Return a replacement character (U+FFFD) if the text ends in an incomplete character, else ""."""
+        """Return the text that `add` still holds back, with U+FFFD for an incomplete character; "" if there is none."""
         return self._next_piece(last=True)
 
     def _next_piece(self, *, last: bool = False) -> str:
-        """Append the text of the tokens since the last piece to `text`, and return it.
+        """Append the text of the tokens since the last piece to the attribute `text`, and return it.
 
-        An incomplete character at the end is held back, and "" is returned, unless `last` says that no tokens follow.
+        If it ends in an incomplete character, it is held back and "" is returned, unless `last` says that no tokens
+        follow.
         """
         if self._emitted == len(self._ids):
             return ""

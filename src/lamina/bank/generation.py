@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 class Generated(NamedTuple):
-    """What one call of `generate` returned: its value, and the parts that readers need."""
+    """The result of a call of `generate`: the value for its caller, and the sequences and beam indices for readers."""
 
     output: object  # the return value that the caller expects
     sequences: Tensor  # [sequences, tokens], as `generate` returns them
@@ -109,7 +109,7 @@ class GenerateCall:
 
     @property
     def prompts(self) -> Int[Tensor, "rows tokens"]:
-        """Token ids of the prompts, `[sequences, tokens]`, with padding; without columns if prompts are embeddings."""
+        """Token ids of the prompts, `[rows, tokens]`, with padding; `[rows, 0]` if the prompts are embeddings."""
         return self._input_ids
 
     def check(self) -> None:
@@ -120,9 +120,10 @@ class GenerateCall:
             raise ConfigError(f"bank.listen: {problem}. Use another assistant model.")
 
     def run(self, function: Method) -> Generated:
-        """Call `function`, the original decoding method; return its result in the form that `generate` expects.
+        """Call `function`, the original decoding method, with the arguments of this call, and return its result.
 
         Beam search is called with `return_dict_in_generate=True`, because only that result has the beam indices.
+        `Generated.output` has the form for which the caller asked.
         """
         config: GenerationConfig = copy.copy(self.config)
         config.return_dict_in_generate = bool(config.return_dict_in_generate) or self.beams
@@ -136,8 +137,9 @@ class GenerateCall:
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
         """Return a mask on the CPU, True at new tokens that end their sequence.
 
-        The columns are the `count` new tokens from number `first` on. If `generate` does not pad ended sequences, all
-        sequences go on until the last one ends, and the mask is False. Not for beam search or assisted decoding.
+        The columns are the `count` new tokens from number `first` on, or fewer if fewer were written. If `generate`
+        does not pad ended sequences, all sequences go on until the last one ends, and the mask is False. Not for beam
+        search or assisted decoding.
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:
@@ -163,8 +165,7 @@ class GenerateCall:
     def mask(self, stack: str) -> Tensor | None:
         """Return the attention mask `[rows, tokens]` of the prompt that the decoder reads; None if the call has none.
 
-        Args:
-            stack: Name of the stack, which decides which argument of the call holds the mask.
+        The argument that holds it is `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
         """
         mask = self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
         return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
@@ -175,7 +176,7 @@ OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated
 
 
 class _Interception(NamedTuple):
-    """One open `intercept_generate` context: its model and callbacks."""
+    """One open `intercept_generate` context: its arguments."""
 
     model: nn.Module
     on_generate: OnGenerate
@@ -187,17 +188,20 @@ class _Interception(NamedTuple):
 def intercept_generate(
     model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool], is_reading: Callable[[], bool]
 ) -> Iterator[None]:
-    """Send every call of `generate` on a model, or on a part of it, through `on_generate`, inside the `with` block.
+    """Inside the `with` block, enter `on_generate` around the decoding of every `generate` call on a model or a part.
 
     Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
-    While any of these contexts is open, methods of `GenerationMixin` are replaced by functions that forward every call.
-    The models themselves are not changed.
+    While any such context is open, methods of the class `GenerationMixin` are replaced by functions that forward every
+    call. The models themselves are not changed. A call whose options are not supported raises ConfigError.
 
     Args:
         model: The model.
-        on_generate: Returns a context manager that encloses the decoding of a call.
-        is_waiting: Returns whether the next call of `generate` will be read; if so, its options are checked first.
-        is_reading: Returns whether the next pass of the model is going to be read; if so, it must read the real prompt.
+        on_generate: Called with the `GenerateCall`. Returns a context manager that encloses the decoding; it yields a
+            function that is then called with the result.
+        is_waiting: Returns whether readers wait for the next generated text; if so, the options of `generate` are
+            checked first.
+        is_reading: Returns whether the next pass of the model is going to be read; if so, "token_healing" is refused,
+            since it writes another text first.
     """
     from transformers import GenerationMixin
 
@@ -235,15 +239,16 @@ _lock = Lock()  # threads open and close contexts: the first replaces the method
 
 
 def _interceptions(model: object) -> list[_Interception]:
-    """Return the open interceptions of `model` in this context."""
+    """Return the open interceptions in this context whose model is `model`, or contains it."""
     mine = [interception for interception in _in_context.get() if interception in _open]
     return [hook for hook in mine if any(part is model for part in hook.model.modules())]
 
 
 def _checked(function: Method) -> Method:
-    """Wrap `generate` (`function`) so that it refuses options under which states cannot be assigned to tokens.
+    """Wrap `generate` (`function`): while readers wait for a text, it refuses options that hide which states are whose.
 
-    They are checked at the start, because some of them take effect before a decoding method is called, or without one.
+    The options are checked at the start, because some of them take effect before a decoding method is called, or
+    without one.
     """
 
     @functools.wraps(function)
@@ -264,10 +269,10 @@ def _checked(function: Method) -> Method:
 
 
 def _unhealed(function: Method) -> Method:
-    """Wrap `heal_tokens` (`function`) so that it refuses the option "token_healing".
+    """Wrap `heal_tokens` (`function`) so that it raises ConfigError if the next pass of the model is to be read.
 
-    The check in `generate` (`_checked`) does not run if `model.generate` was looked up before the interception, or if
-    only prompts are read.
+    It implements the option "token_healing". The check in `generate` (`_checked`) does not run if `model.generate` was
+    looked up before the interception, or if only prompts are read.
     """
 
     @functools.wraps(function)
@@ -280,10 +285,10 @@ def _unhealed(function: Method) -> Method:
 
 
 def _without_loop(function: Method) -> Method:
-    """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses the option "custom_generate".
+    """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses "custom_generate" while readers wait for a text.
 
-    A loop that this option names may run without a cache, and would be read as a single pass. The check in `generate`
-    (`_checked`) does not run if `model.generate` was looked up before the interception.
+    The option names a decoding loop, which may run without a cache, and would be read as a single pass. The check in
+    `generate` (`_checked`) does not run if `model.generate` was looked up before the interception.
     """
 
     @functools.wraps(function)
@@ -297,9 +302,9 @@ def _without_loop(function: Method) -> Method:
 
 
 def _check_options(option: Callable[[str], object]) -> None:
-    """Raise ConfigError if an option makes `generate` decode in an unsupported way.
+    """Raise ConfigError if an option of `generate` has a value listed in `_REFUSED`.
 
-    `option` is a function that returns the value of an option by its name.
+    `option` is a function that returns the value of an option by its name, or None.
     """
     for name, (is_refused, why) in _REFUSED.items():
         value = option(name)
@@ -311,7 +316,7 @@ def _check_options(option: Callable[[str], object]) -> None:
 def _followed(method: str, function: Method) -> Method:
     """Wrap a decoding method (`function`, called `method`) so that it runs inside the interceptions of its model.
 
-    Each open interception encloses the call with the context that its `on_generate` returns.
+    Each open interception encloses the decoding with the context that its `on_generate` returns, and gets the result.
     """
 
     @functools.wraps(function)

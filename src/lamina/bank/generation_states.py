@@ -25,7 +25,7 @@ _BUFFERED = 16  # tokens that are collected before the fusions read them: one ca
 
 
 class TokenBlock(NamedTuple):
-    """Consecutive tokens that the model has read in one pass, with their states."""
+    """Consecutive tokens of a text that the model has read, in one pass or several, with their states."""
 
     first: int  # position in the text of the first token
     prompt: int  # length of the prompt in tokens
@@ -35,13 +35,13 @@ class TokenBlock(NamedTuple):
 
 
 class GenerationObserver(ABC):
-    """Receives the tokens and states of a text while `generate` writes it."""
+    """Receives the tokens and states of a text while `generate` writes it. Subclasses set `every`: tokens per call."""
 
     every: int  # number of tokens that are handed over at a time
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:
-        """Process the next tokens (`block`). It is called after the model has read them."""
+        """Process the next tokens (`block`). Called when the model has read `every` tokens since the last call."""
 
     @abstractmethod
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
@@ -49,7 +49,7 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the text. Called last, also if `generate` has failed."""
+        """Mark the text as finished. Called last, also if `generate` has failed."""
 
 
 @final
@@ -93,12 +93,12 @@ class GenerationStates:
         self._fresh = 0  # columns that the present pass adds
 
     def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin a pass: store its arguments, and the length of the cache before the first block adds to it.
+        """Begin a pass: store its arguments, and the length of the cache before the pass adds to it.
 
         Args:
-            batch: Arguments of the modules around the stack.
-            args: Positional arguments of the stack.
-            kwargs: Keyword arguments of the stack.
+            batch: Arguments of the modules around the one that contains the stack.
+            args: Positional arguments of the module that contains the stack.
+            kwargs: Keyword arguments of that module.
         """
         self._layers_seen, self._arguments = [], (batch, args, kwargs)
         if self.call.assisted or self._passes < 2:
@@ -125,8 +125,8 @@ class GenerationStates:
     def _place(self, state: Tensor) -> None:
         """Determine which positions of the text the current pass reads, and store their token ids and mask.
 
-        `state` is the first state of the pass. Raises ConfigError if `generate` goes on from a cache whose tokens this
-        object has not seen.
+        `state` is the first state of the pass. Raises ConfigError if the tokens read are not tokens of the text, or
+        `generate` goes on from a cache whose tokens this object has not seen.
         """
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)
@@ -203,7 +203,7 @@ class GenerationStates:
             self._states[layer].append(columns[layer])
 
     def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Free the ids and masks of the tokens since the observer's last call, and call the observer with them."""
+        """Call the observer with the collected `states` and their tokens' ids and masks, and free the latter."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()
@@ -211,10 +211,10 @@ class GenerationStates:
         observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
-        """Return reader name -> output for the sequences in `result`; or, if there are none, a text with the reason.
+        """Return reader name -> output for the sequences in `result`; or a text that says why readers have none.
 
         The ids that the stack read are compared with the returned ones, so that states are never assigned to a text
-        that the model did not read.
+        that the model did not read. With an observer, call its `on_end` and return {}.
         """
         self._read_waiting()
         prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_ids :]
@@ -243,7 +243,7 @@ class GenerationStates:
     def _gather(
         self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's part.
+        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's values.
 
         The function returns `[sequences, positions, ...]`.
 
@@ -299,7 +299,7 @@ def inputs_of(
     """Return all arguments of a pass by name.
 
     `args` and `kwargs` are the arguments of the module that contains the stack. `batch` has the arguments of the
-    modules around it; where both have a name, `batch` counts.
+    modules around it, which count if both have an argument of one name.
     """
     named = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

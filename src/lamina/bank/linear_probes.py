@@ -101,7 +101,10 @@ def linear_probe(probe: object) -> LinearProbe:
 
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
-    """Return the linear map that a fitted pipeline computes, from its steps; ConfigError if there are none."""
+    """Return the linear map that the fitted `steps` of a pipeline compute; the last is a linear model.
+
+    Raises ConfigError if there are no steps.
+    """
     if not steps:
         raise ConfigError("reader: the pipeline has no step that computes anything. Let it end with a linear model.")
     linear = linear_probe(steps[-1])
@@ -146,7 +149,7 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
 
 
 def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
-    """Return the scale (vector or matrix) and the shift of `step`, a fitted scaler or PCA before a linear model.
+    """Return the scale (vector or matrix) and the shift that `step`, a fitted scaler or PCA, applies to its input.
 
     Raises ConfigError if its class is not known, it is not fitted, or it clips its output.
     """
@@ -179,11 +182,11 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
 
 
 def _module(model: object) -> str:
-    """Return the name of the package that defines a model's class."""
+    """Return the name of the top-level package that defines an object's class, such as "sklearn"."""
     return type(model).__module__.partition(".")[0]
 
 
 def _is(model: object, names: Sequence[str]) -> bool:
-    """Return whether a model is of a scikit-learn class in `names`. Works without scikit-learn."""
+    """Return whether an object's class is a scikit-learn class in `names`, or a subclass. Does not import sklearn."""
     mro = cast("Sequence[type]", type(model).__mro__)
     return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)

@@ -36,6 +36,8 @@ def listening(
 ) -> Iterator[BankOutput]:
     """Let readers read the model's forward passes inside the `with` block.
 
+    `bank.listen` and `bank.watch` are made of it.
+
     Args:
         bank: The bank, whose model runs.
         passes: One pass per stack, with the readers. A new pass is started from it each time the model is called.
@@ -67,7 +69,7 @@ def listening(
 
 @contextmanager
 def _registered(listener: _Listener) -> Iterator[None]:
-    """Keep a listener registered inside the `with` block; raise ConfigError if another one uses one of its readers."""
+    """Register a listener inside the `with` block; raise ConfigError if an open listener uses one of its readers."""
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:
@@ -86,8 +88,8 @@ class _Listener:
     """The hooks of one `listening` context, and their state.
 
     The state is kept per thread, because threads and tasks that share the context may call the model at the same time.
-    No lock is needed: each thread reads and writes only its own keys. The readers of one stack share a pass; it is
-    called their template, because new passes are started from it.
+    No lock is needed: each thread reads and writes only its own keys. For each stack there is a template: a `StackPass`
+    with the readers of the stack, from which a new pass is started for each call of the model.
 
     Args:
         bank: The bank, whose model runs.
@@ -118,15 +120,15 @@ class _Listener:
             self._explain(template, f"{problem} ({threads})")
 
     def _explain(self, template: StackPass, reason: str) -> None:
-        """Record `reason` as the reason why the readers of one stack (those of its `template`) have no output."""
+        """Record `reason` as the reason why the readers of `template` have no output."""
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
-        """Return whether the readers of one stack (those of its `template`) have an output already."""
+        """Return whether the readers of `template` have an output already."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
 
     def is_waiting(self) -> bool:
-        """Return whether the readers of some stack still wait for a generated text."""
+        """Return whether readers wait for a generated text: `over` includes new tokens, and some have no output yet."""
         stacks = [template for template in self._templates if reads_generated_text(template, self._model)]
         return self.over != "prompt" and not all(map(self._has_output, stacks))
 
@@ -135,9 +137,9 @@ class _Listener:
         return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Store the arguments of a call of a module that contains a stack. It is a forward pre-hook.
+        """Store the arguments of a call of a module around a stack; a forward pre-hook of that module.
 
-        The outermost such call also puts a frozen model in eval mode, until `on_return`.
+        If no such call is under way in this thread, also put a frozen model in eval mode, until `on_return`.
         """
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
@@ -146,7 +148,7 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop the arguments that `on_call` stored, and restore the mode. A forward hook that also runs on errors."""
+        """Drop what `on_call` stored, and restore the model's mode. A forward hook that also runs on errors."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):
@@ -160,10 +162,7 @@ class _Listener:
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 
     def _refusal(self, template: StackPass) -> str | None:
-        """Return why the readers of one stack (those of its `template`) cannot read the model now; None if they can.
-
-        The result is a phrase for a message.
-        """
+        """Return why the readers of `template` cannot read the model now, a phrase for a message; None if they can."""
         if change := self._bank.change_of_base([template.stack.name]):
             return f"the model has changed since the bank was made: {change}"
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
@@ -208,7 +207,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Hand a layer's state to the pass of `template` that it belongs to: a generated text's, or a single pass.
+        """Pass on a layer's state to the generated text or the single pass that runs for `template`, if any.
 
         The last state of a single pass completes the outputs of its readers.
         """
@@ -232,9 +231,9 @@ class _Listener:
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
-        """Return the `templates` of stacks whose readers have no output yet and can read a text while it is generated.
+        """Return the `templates` whose readers have no output yet and can read a text while it is generated.
 
-        Readers that cannot read it have no output, with the reason; if a monitor reads with them, raise ConfigError.
+        If readers cannot read it, the reason is recorded; but if a monitor needs them, ConfigError is raised.
         """
         waiting: list[StackPass] = []
         for template in templates:
@@ -252,7 +251,8 @@ class _Listener:
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
 
-        It yields a function to which the caller passes the result of the call, which completes the outputs.
+        It yields a function; the caller passes the result of the call to it, and it completes the outputs. Raises
+        ConfigError if the call decodes in an unsupported way.
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
@@ -302,11 +302,11 @@ def can_generate(model: PreTrainedModel) -> bool:
 
 
 def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -> None:
-    """Check that the readers of some passes can read a part of a generated text.
+    """Check that readers can read the part `over` of a generated text.
 
     Args:
         model: The model that generates.
-        passes: Passes with the readers.
+        passes: One pass per stack, with the readers.
         over: The part: "prompt", "output" or "both".
 
     Raises:

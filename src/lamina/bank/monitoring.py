@@ -34,7 +34,7 @@ TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stack
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors stored with these readers; ConfigError if one cannot be read."""
+    """Return name -> monitor, for the monitors stored with `readers`; ConfigError if a monitor cannot be read."""
     return saved_monitors({name: module.info for name, module in readers.items()})
 
 
@@ -57,7 +57,7 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, and replace a monitor of the same name; raise the errors of `check_monitors`."""
+    """Store a monitor with its reader, in place of one of the same name; raise the errors of `check_monitors`."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if name in stored_monitors(readers):
         drop_monitor(readers, name)
@@ -66,7 +66,7 @@ def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
-    """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
+    """Remove the stored monitor `name` from the readers; raise UnknownNameError if no monitor has this name."""
     check_known("bank.drop_monitor", [name], stored_monitors(readers), "monitor")
     for reader in readers.values():
         rest = {other: fields for other, fields in reader.info.pop(MONITORS, {}).items() if other != name}
@@ -111,7 +111,7 @@ def check_monitors(
 
 
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError if a reader's logits of a token depend on other tokens, earlier or later."""
+    """Raise ConfigError, about the operation `op`, if logits of a token depend on other tokens, earlier or later."""
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):
         if not module.is_token_wise():
@@ -126,10 +126,12 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
 def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:
     """Return a new `StackPass` over the stack that reads the generated text, with the readers named in `names`.
 
-    `op` is the operation, for messages.
+    `op` is the operation that error messages begin with.
 
     Raises:
-        ConfigError: If a reader reads another stack, or a stack whose states depend on later tokens.
+        UnknownNameError: If the bank has no reader of a name.
+        ConfigError: If a reader reads a stack that does not read generated text, or whose states depend on later
+            tokens.
     """
     passes = bank.passes(bank.select(names, op), grad=False)
     for stack_pass in passes:
@@ -167,10 +169,11 @@ def scores_of_monitors(
     Args:
         bank: The bank.
         monitors: The monitors; their readers read the same stack.
-        batch: Arguments of the model.
+        batch: Keyword arguments for the model.
         mask: True at the tokens to score. None: all tokens except padding.
-        finished: Whether to allow models whose states change with later tokens. A score then depends on the whole text.
-        on_features: Called with the features of the readers. None: not called.
+        finished: Whether the texts are complete, so that models whose states change with later tokens are allowed too.
+            In such a model, each score depends on the whole text.
+        on_features: Called with reader name -> features `[batch, tokens, dim]`. None: not called.
 
     Raises:
         LaminaError: The errors of `ReaderBank.monitor_scores`.
@@ -247,11 +250,14 @@ def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int
 def token_logits(
     stack_pass: StackPass, on_features: OnFeatures | None = None, maps: TokenMaps | None = None
 ) -> dict[str, Tensor]:
-    """Return reader name -> logits of each token by itself, `[rows, tokens, classes]`, on the CPU.
+    """Return reader name -> logits of each token by itself, `[rows, tokens, classes]`, in float32 on the CPU.
 
-    If the head weighs tokens, a last column holds the logarithm of the token's weight. The pass must have received all
-    its states, and its readers must be token-wise. `on_features` is called with reader name -> features `[rows, tokens,
-    dim]`, on the model's device. `maps` are the readers' `token_maps`, if the caller has stored them.
+    If the head weighs tokens, a last column holds the logarithm of the token's weight.
+
+    Args:
+        stack_pass: A pass that has received all its states; its readers must be token-wise.
+        on_features: Called with reader name -> features `[rows, tokens, dim]`, on the model's device. None: not called.
+        maps: The result of `token_maps` for these readers, if the caller has stored it. None: it is computed.
     """
     features = stack_pass.features()
     if on_features is not None:
@@ -276,9 +282,10 @@ def token_logits(
 
 
 def token_maps(readers: Readers) -> TokenMaps:
-    """Return the weights `[readers, dim, outputs]` and biases of the readers whose head has a `token_map`.
+    """Return groups of readers whose heads are one linear map per token, so that a group can be computed at once.
 
-    Maps of one shape are stacked, to be applied in one operation.
+    Each group has the readers' names, their stacked weights `[readers, dim, outputs]` and their biases `[readers, 1,
+    outputs]`. Readers whose head has no `token_map` are left out.
     """
     groups: dict[object, dict[str, AffineMap]] = defaultdict(dict)
     for name, reader in readers.items():

@@ -60,7 +60,8 @@ class Reader:
         weights: Initial parameters by name, in place of random ones, as `from_sklearn` sets them. None: random ones.
 
     Raises:
-        ConfigError: If the seed is out of range, or `stack` is "both" or not a string.
+        ConfigError: If the fusion or the head is not a config object, the seed is out of range, or `stack` is "both",
+            empty or not a string.
     """
 
     fusion: FusionConfig
@@ -76,8 +77,8 @@ class Reader:
         The choice depends on the kind of the task and on its examples:
 
         - Single sequences get `PooledLayers`.
-        - Pairs of sequences get `PairedLayers`, which needs a tokenizer that puts a separator between the two. Without
-          one use `PooledLayers`, which works with any tokenizer.
+        - Pairs of sequences get `PairedLayers`, which needs a tokenizer that puts a separator between the two
+          sequences. For other tokenizers, build a reader with `PooledLayers`, which works with any tokenizer.
         - Token classification gets `Concat`, projected to 128 features, under one transformer encoder layer.
 
         The recipes recipes/small/default-*.yaml train each default next to its alternatives.
@@ -127,8 +128,8 @@ class Reader:
                 concatenated. (Layer i of lmprobe is layer i + 1 here.)
             pooling: How the model's inputs were made from a text's token states: by their mean, for example. None: each
                 input is the state of one token, and the model labels tokens.
-            labels: Names of the classes in the order of `probe.classes_`, or of a regression's number. None: the
-                model's classes.
+            labels: Names of the classes in the order of `probe.classes_`; for a regression, one name for the number.
+                None: the names in `probe.classes_`, or "value".
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
 
         Raises:
@@ -164,7 +165,7 @@ class Reader:
 
 
 def _ascending(layers: object) -> list[int]:
-    """Return the layers of a probe as a list; raise ConfigError unless they are ascending numbers from 0."""
+    """Return the layers of a probe as a list; raise ConfigError unless they are ascending integers of at least 0."""
     items = list(cast("Sequence[object]", layers)) if isinstance(layers, (list, tuple, range)) else [layers]
     numbers = [int(item) for item in items if isinstance(item, Integral) and not isinstance(item, bool)]
     if not items or len(numbers) < len(items) or numbers[0] < 0 or numbers != sorted(set(numbers)):
@@ -205,7 +206,7 @@ class ReaderModule(nn.Module):
 
     @torch.no_grad()
     def _start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the parameters to given values; raise ConfigError if names or shapes differ."""
+        """Copy `weights` into the parameters; raise ConfigError unless all names and shapes agree."""
         shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         given = {name: tuple(weight.shape) for name, weight in weights.items()}
         if shapes != given:
@@ -219,9 +220,10 @@ class ReaderModule(nn.Module):
         return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
 
     def read_from(self, fusion: FusionConfig, stack: LayerStack) -> None:
-        """Make the reader read the layers that a fusion's config names, from a stack.
+        """Make the reader read the layers that `fusion` selects from `stack`, as many as before; the weights stay.
 
-        Their number must be as before. The weights stay.
+        `fusion` must be the reader's fusion config with other layers. Raises LayerIndexError if the stack lacks a
+        layer.
         """
         self.config = replace(self.config, fusion=fusion)
         self.layers = tuple(select(fusion.selector(), stack.layers, op="reader"))
@@ -243,9 +245,9 @@ class ReaderModule(nn.Module):
     def logits(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
-        """Run this reader's head on its features, and return the logits.
+        """Run this reader's head on features, and return the logits.
 
-        In training, torch's global generator is seeded for the call and restored afterwards.
+        In training mode, torch's global generator is seeded for the call and restored afterwards.
 
         Args:
             features: Output of the fusion.
@@ -292,11 +294,11 @@ class ReaderModule(nn.Module):
 
     @property
     def monitors(self) -> Info:
-        """The monitors that are stored with this reader: monitor name -> the fields that `Monitor.to_dict` returns."""
+        """The monitors that are stored with this reader: monitor name -> the dict that `Monitor.to_dict` returns."""
         return self.info.get(MONITORS, {})
 
     def rename_in_monitors(self, name: str, to: str) -> None:
-        """In the monitors stored with this reader, replace the reader name `name` by `to`."""
+        """Replace the reader name `name` by `to` in the monitors that are stored with this reader."""
         for fields in self.monitors.values():
             for part in (fields, fields.get("first", {}), fields.get("second", {})):  # the last two in cascades
                 if part.get("reader") == name:
@@ -316,7 +318,7 @@ class ReaderOutput:
             vocabulary returns `[labelled tokens, classes]` if it was called with labels.
         mask: `[batch, tokens]`, True at tokens, False at padding.
         loss: Scalar loss; None without labels.
-        tokens: In `bank.listen`, the ids `[batch, tokens]` of a generated text; else None.
+        tokens: In `bank.listen`, the ids `[batch, tokens]` of the text that `generate` read and wrote; else None.
     """
 
     logits: Tensor

@@ -82,7 +82,7 @@ class ReaderCollection(nn.Module):
         mark_as_read(model, self)
 
     def check_ids(self, op: str, processor: Processor | None) -> None:
-        """Raise ConfigError if a tokenizer has token ids beyond the end of the model's embedding table.
+        """Raise ConfigError, about the operation `op`, if a tokenizer has ids beyond the model's embedding table.
 
         A tokenizer that was checked and has not grown since is not checked again.
         """
@@ -129,12 +129,12 @@ class ReaderCollection(nn.Module):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks by name, found on first access. Raises ConfigError if layers were edited since then."""
+        """The model's stacks by name, found on first access. Raises ConfigError if the model was edited since then."""
         return self._found()[0]
 
     @property
     def _guard(self) -> LayerGuard:
-        """The guard that detects changes of the model. To read this property does not check anything."""
+        """The guard that detects changes of the model, made on first access. Later accesses check nothing."""
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
@@ -151,9 +151,9 @@ class ReaderCollection(nn.Module):
     # The frozen model
 
     def eval_pass(self) -> AbstractContextManager[None]:
-        """Return a context for a pass of the model, in which a frozen model is in eval mode.
+        """Return a context in which a frozen model is in eval mode; afterwards the model has its old mode.
 
-        Afterwards it has its previous mode. A model that is trained with its readers keeps its mode throughout.
+        A model that is trained with its readers keeps its mode throughout.
         """
         return nullcontext() if self.train_base else evaluating_if(self._guard.attributes, self.model)
 
@@ -162,12 +162,13 @@ class ReaderCollection(nn.Module):
 
         Args:
             names: Names of the stacks to check. None: the stacks that readers read.
-            full: Whether to read all weights, which also finds writes that torch does not count, such as those through
-                `weight.data`. The weights are compared with the checksum from when the bank was last loaded, saved or
+            full: Whether to read all weights. This also finds writes that torch does not count, such as those through
+                `weight.data`: the weights are compared with the checksum from when the bank was last loaded, saved or
                 trained.
 
         Returns:
-            None if nothing has changed or weights were changed back, or if the model is trained with its readers.
+            None if nothing has changed, if changed weights have their old values again, or if the model is trained with
+            its readers.
         """
         if self.train_base:
             return None
@@ -188,7 +189,10 @@ class ReaderCollection(nn.Module):
         return None
 
     def check_base(self, op: str, names: Iterable[str] | None = None, *, full: bool = False) -> None:
-        """Raise ConfigError if stacks of a frozen model have changed; see `change_of_base` for `names` and `full`."""
+        """Raise ConfigError, about the operation `op`, if a frozen model has changed.
+
+        See `change_of_base` for `names` and `full`.
+        """
         if change := self.change_of_base(names, full=full):
             raise ConfigError(
                 f"{op}: the model has changed since the bank was made: {change}. The readers belong to the old one: "
@@ -198,19 +202,19 @@ class ReaderCollection(nn.Module):
     def seal_base(self, op: str) -> None:
         """Check all weights of the stacks that readers read, and store their checksum for the next check.
 
-        It takes about 0.01 s for 100 MB of weights. Raises ConfigError, with `op` as the operation, if the frozen model
-        has changed.
+        It takes about 0.01 s for 100 MB of weights. Nothing is stored if the model is trained with its readers. Raises
+        ConfigError, with `op` as the operation, if the frozen model has changed.
         """
         self.check_base(op, full=True)
         for name in {self[reader].stack for reader in self} if not self.train_base else ():
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> what the stack's states depended on, besides weights, when the bank was made."""
+        """Return stack name -> the settings, besides weights, that determined the states when the bank was made."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
-        """Return stack name -> fingerprint of the weights that the readers were trained on, if it is known."""
+        """Return stack name -> fingerprint of the weights on which its readers were trained, where it is known."""
         guards = self._guard.weights
         return {name: guard.fingerprint for name, guard in guards.items() if guard.fingerprint is not None}
 
@@ -256,7 +260,7 @@ class ReaderCollection(nn.Module):
         return module
 
     def _check_new_name(self, op: str, name: str) -> None:
-        """Raise ConfigError if a name cannot be a reader's name, or is taken."""
+        """Raise ConfigError, about the operation `op`, if a name cannot be a reader's name, or is taken."""
         if not isinstance(name, str) or not NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             form = "letters, digits, '_' and '-', beginning with a letter or digit"
             raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
@@ -313,8 +317,8 @@ class ReaderCollection(nn.Module):
     def remap_(self) -> dict[str, tuple[int, ...]]:
         """Change the layer numbers of the readers in place, after blocks of the model were dropped, moved or repeated.
 
-        All states that a reader reads must still exist, under any number: states below a cut still exist, and so do all
-        states if only identity copies were added. Either all readers are changed or none.
+        All states that a reader reads must still exist, under any number. States below a cut still exist; if only
+        identity copies were added, all states do. Either all readers are changed or none.
 
         Returns:
             Reader name -> the layers that it reads now.
@@ -403,7 +407,7 @@ class ReaderCollection(nn.Module):
             The outputs by reader name: `output[name].logits` and `.loss`; `output.loss` is the sum of the losses.
 
         Raises:
-            UnknownNameError: If a name is not in the bank.
+            UnknownNameError: If a name in `readers` or `labels` is not in the bank.
             ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
                 tokens are padding, or the layers or weights of the frozen model have changed since the bank was made.
         """
@@ -422,14 +426,15 @@ class ReaderCollection(nn.Module):
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed.
+        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed, and
+        UnknownNameError if it has no stack of a name.
 
         Args:
             layers: Stack name -> layers to record.
-            batch: Arguments of the model.
+            batch: Keyword arguments for the model.
 
         Returns:
-            Stack name -> layer -> state `[batch, tokens, width]`, the first argument of `read_states`.
+            Stack name -> layer -> state `[batch, tokens, width]`; pass it to `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
@@ -450,7 +455,7 @@ class ReaderCollection(nn.Module):
 
         Args:
             states: Stack name -> layer -> state, as `record_states` returned them for this batch.
-            batch: Arguments of the model, with the mask of the states.
+            batch: Keyword arguments for the model, which hold the attention mask of the states.
             readers: Names of the readers to run. None: all.
             labels: Reader name -> labels. Readers without labels get no loss.
 
@@ -484,7 +489,7 @@ class ReaderCollection(nn.Module):
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model run uncompiled. Compiled code may skip hooks."""
+        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
@@ -492,8 +497,8 @@ class ReaderCollection(nn.Module):
         """Check the arguments of a call, and return a new `StackPass` for each stack that these readers read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
-        UnknownNameError if a reader does not exist, and ConfigError if labels do not fit the readers, or there is no
-        reader to run.
+        UnknownNameError if a reader does not exist, and ConfigError if labels are no mapping or name a reader that is
+        not run, or there is no reader to run.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"
@@ -538,9 +543,10 @@ class ReaderCollection(nn.Module):
         readers: Iterable[str] | None,
         main: Any = None,  # noqa: ANN401
     ) -> BankOutput:
-        """Run the heads and compute the losses, once the passes have all their states; return the outputs.
+        """Run the heads of passes that have all their states, compute the losses, and return the outputs.
 
-        `labels` is reader name -> labels; readers without them have no loss. `main` is the model's own output, or None.
+        `labels` is reader name -> labels; readers without labels have no loss. `readers` gives the order of the outputs
+        (None: the bank's order). `main` is the model's own output, or None.
         """
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:

@@ -33,8 +33,8 @@ LINEAR = (ConcatFusion, ElementwiseFusion, LastLayerFusion, MeanFusion, ScalarMi
 def check_needs_states(op: str, reader: Reader) -> None:
     """Raise ConfigError if a reader needs more from the model than the states of its layers.
 
-    The reader may read inside the blocks, need the token ids to tell two texts apart, or use the model's vocabulary.
-    `op` is the operation, for the message.
+    It is refused if it reads inside the blocks, needs the token ids to tell two texts apart, or uses the model's
+    vocabulary. `op` is the operation for the message.
     """
     fusion, head = reader.fusion, reader.head
     what = None
@@ -52,10 +52,10 @@ def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: Record
     """Raise ConfigError if a reader cannot be trained on recorded states and later read the model itself.
 
     Args:
-        op: The operation, for messages.
+        op: The operation that error messages begin with.
         name: Name of the reader.
         reader: The reader.
-        facts: The facts about the recorded states.
+        facts: The facts about the recorded states: their stack, layers and pooling.
     """
     check_needs_states(op, reader.config)
     if reader.stack != facts.stack:
@@ -73,9 +73,10 @@ def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: Record
 
 
 def _pooled_problem(reader: ReaderModule, pooling: str) -> str | None:
-    """Return why a reader's answers would differ between the model and pooled states, and what to use instead.
+    """Return why a reader cannot read pooled states, and what to use instead, as a phrase; None if it can.
 
-    `pooling` says how the tokens' states were pooled. Returns None if the answers would be equal.
+    It can if its answers are equal on the model and on the states. `pooling` is the way in which the tokens' states of
+    a text were pooled, such as "mean".
     """
     head = reader.config.head
     if not getattr(reader.head, "pools", False):
@@ -95,10 +96,10 @@ def check_recorded_base(
 ) -> None:
     """Check that states were recorded from the model of a bank.
 
-    If the facts have no fingerprint, only depth and width can be compared, and that is logged.
+    If the facts have no fingerprint, only depth and width can be compared, and a warning is logged.
 
     Args:
-        op: The operation, for messages.
+        op: The operation that error messages begin with.
         by_name: The stacks of the model by name.
         model: The model, or a `RecordedModel`, which has the same layers and no weights.
         facts: The facts about the recorded states.

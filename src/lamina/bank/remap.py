@@ -68,7 +68,7 @@ def fusion_after(
 
 
 def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
-    """Return the number of the layer that has the state of `layer` after an edit; None if it may be gone.
+    """Return the number of the layer whose state after an edit equals the state of `layer` before it; None if none may.
 
     `stack` is the name of the layer's stack, and `stacks` are the names of all stacks of the model.
     """
@@ -88,7 +88,7 @@ def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int |
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:
-    """Raise ConfigError if identity copies that `edits` added are no longer identities because they were trained.
+    """Raise ConfigError if identity copies of blocks that `edits` added were trained, so that they change the states.
 
     `parameters` are the edited model's parameters by name.
     """

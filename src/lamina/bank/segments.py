@@ -74,9 +74,7 @@ def _encode_a_pair(tokenizer: Tokenizer) -> Separators:
 def segments_of(
     ids: Int[Tensor, "batch tokens"], separators: Separators, mask: Bool[Tensor, "batch tokens"]
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the segment id of each token: 1 in the first text, 2 in the second, 0 for padding and added tokens.
-
-    The first separator that has text before it ends the first text; all text after it belongs to the second.
+    """Return the segment id of each token: 1 in the first text, 2 in the second, 0 for padding and special tokens.
 
     Args:
         ids: Token ids.
@@ -90,5 +88,5 @@ def segments_of(
 
 
 def _is_among(ids: Int[Tensor, "batch tokens"], wanted: tuple[int, ...]) -> Bool[Tensor, "batch tokens"]:
-    """Return a mask, True where an id is one of `wanted`; unlike `torch.isin`, it can be exported to ONNX."""
+    """Return a mask, True where an id is one of `wanted`. Unlike `torch.isin`, it can be exported to ONNX."""
     return (ids.unsqueeze(-1) == torch.tensor(wanted, device=ids.device)).any(-1)

@@ -44,8 +44,8 @@ class StackPass:
     """One forward pass over one stack, for the readers that read the stack.
 
     The pass receives each hidden state when the model computes it (`on_state`), gives it to the fusions that need it,
-    and keeps no reference to it. Afterwards `finish` runs the heads. Readers on the same layers whose fusions have
-    equal `group`s are computed together, as one stream.
+    and keeps no reference to it. Afterwards `finish` runs the heads. Fusions that read the same layers and have equal
+    `group`s are computed together, as one stream.
 
     Args:
         model: The model that is called.
@@ -106,7 +106,7 @@ class StackPass:
         return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
 
     def renewed(self) -> StackPass:
-        """Return a new pass with the same readers that reuses what this pass computed from their parameters.
+        """Return a new pass with the same readers that reuses values which this pass computed from their parameters.
 
         The parameters must not change between the passes, and this pass must not record gradients; neither is checked.
         """
@@ -153,10 +153,11 @@ class StackPass:
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
-        """Put hooks on the model inside the `with` block, and call functions with its states.
+        """Put hooks on the model inside the `with` block; they call `on_state` and `on_start`.
 
-        `on_state(layer, state)` and `on_start(args, kwargs)` are called as by `lamina.layers.hooks.watch`. The hooks
-        also record what fusions need besides the layers' states: values inside blocks, and the arguments of blocks.
+        `on_start(args, kwargs)` is called before the stack runs, `on_state(layer, state)` for each layer that readers
+        need. The hooks also record values that fusions need besides the layers' states: values inside blocks, and the
+        arguments of blocks.
         """
         with ExitStack() as hooks:
             for reader in self.readers.values():
@@ -186,7 +187,8 @@ class StackPass:
             True after the last layer that any reader needs.
 
         Raises:
-            ConfigError: If a layer was skipped, or the mask does not have the shape of the state.
+            ConfigError: If a layer was skipped, the mask does not have the shape of the state, or a reader of pairs has
+                no tokenizer that separates two texts.
         """
         self._layers_seen.append(layer)
         if self.layers[len(self._layers_seen) - 1 : len(self._layers_seen)] != [layer]:
@@ -210,7 +212,7 @@ class StackPass:
         return _by_name(self._stream_features())
 
     def _stream_features(self) -> Features:
-        """Return for each stream the names of its readers and their features; ConfigError if a layer is missing."""
+        """Return for each stream its readers' names and their features; ConfigError if a layer is missing."""
         check_layer_order("bank", self.stack, self.layers, self._layers_seen)
         real = require_fed(self._real)
         with torch.set_grad_enabled(self._grad):
@@ -219,8 +221,8 @@ class StackPass:
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """Run the heads, and return reader name -> output, without losses.
 
-        A head over a vocabulary computes only the positions labelled in `labels` (reader name -> labels). Raises
-        ConfigError if a layer is missing.
+        A head over a vocabulary computes only the positions that have a label in `labels` (reader name -> labels).
+        Raises ConfigError if a layer is missing.
         """
         by_stream, real = self._stream_features(), require_fed(self._real)
         names, features = by_stream[0]
@@ -237,17 +239,16 @@ class StackPass:
 
 
 def _by_name(by_stream: Features) -> dict[str, Tensor]:
-    """Return reader name -> features, from the features of all streams."""
     return {name: part for names, parts in by_stream for name, part in zip(names, parts, strict=True)}
 
 
 def _is_batched(
     features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"], *, grad: bool
 ) -> bool:
-    """Return whether heads with equal settings are computed as one operation on these features.
+    """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
-    They are not where that is slower: on a CPU, without gradients (`grad`), and with more than a few tokens. `real` is
-    the mask of the tokens. An export is for any number of tokens, so it counts as many.
+    It is slower on a CPU without gradients (`grad`) if there are more than a few tokens, as there may be in an export.
+    `real` is the mask of the tokens.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -255,7 +256,7 @@ def _is_batched(
 
 
 def _mask_of(features: Float[Tensor, "*readers batch positions dim"], real: Bool[Tensor, "batch tokens"]) -> Tensor:
-    """Return `real`; or, if there is only one feature vector per text, a mask that is True for that vector."""
+    """Return the mask of the tokens, `real`; for features with one vector per text, a mask `[batch, 1]` of True."""
     return real if features.shape[-2] == real.shape[1] else real.new_ones(real.shape[0], 1)
 
 
@@ -266,7 +267,7 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares two texts, as the batch lacks the argument `key` with the token ids."""
+    """Raise ConfigError if one of the readers compares two texts, since the batch lacks `key`, their token ids."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
@@ -284,8 +285,8 @@ def run_heads(
 ) -> dict[str, ReaderOutput]:
     """Run the readers' heads on their features, and return reader name -> output, without losses.
 
-    Heads with equal `group`s are computed as one batched operation. On a CPU without gradients, heads that read every
-    one of many tokens are computed one by one instead: their features then stay in the CPU's caches.
+    Heads with equal `group`s are computed as one batched operation. On a CPU without gradients they are computed one by
+    one if there are many tokens: the features of one reader then stay in the CPU's caches.
 
     Args:
         readers: Reader name -> module.
@@ -293,7 +294,7 @@ def run_heads(
         real: True at tokens, False at padding.
         labels: Reader name -> labels. A head over a vocabulary computes only the labelled positions.
         grad: Whether to record gradients.
-        together: Batch equal heads in any case.
+        together: Compute heads with equal `group`s as one operation in any case.
     """
     # A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
     # A head that reads the first token only then gets no others.
@@ -321,7 +322,7 @@ def _head_groups(
 ) -> list[list[str]]:
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
-    Readers that share a tensor of features are not grouped with others, so that `_stacked` need not copy the tensor.
+    Readers that share one tensor of features get a group of their own, so that `_stacked` need not copy the tensor.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
@@ -334,7 +335,7 @@ def _head_groups(
 
 
 def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
-    """Stack the features of several readers. A tensor that all of them share is expanded, not copied."""
+    """Stack the features of several readers (`parts`). If all are the same tensor, it is expanded, not copied."""
     if all(part is parts[0] for part in parts):
         return parts[0].expand(len(parts), *parts[0].shape)
     return torch.stack(list(parts))
@@ -375,13 +376,13 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
     Args:
         layers: Stack -> the layers to record.
-        stop: Raised from a hook after the last of these layers, to end the forward early.
+        stop: Raised from a hook once all these layers have run, to end the forward early.
 
     Yields:
         Stack name -> layer -> state, filled while the model runs.
 
     Raises:
-        ConfigError: At the end of the context, if a layer did not run in its turn.
+        ConfigError: At the end of the context, if a layer was skipped or ran out of order.
     """
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
@@ -401,7 +402,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
 
 def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless the layers that ran (`seen`) equal the layers in `needed`, in the same order."""
+    """Raise ConfigError, about the operation `op`, unless the layers that ran (`seen`) are those `needed`, in order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
@@ -439,7 +440,7 @@ def real_tokens(
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
-    """Convert a mask of audio samples to a mask of the model's frames; return any other mask unchanged."""
+    """Convert a mask of audio samples to a mask of the model's `frames`; return a mask of anything else unchanged."""
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
     if count is None or int(count(mask.shape[1])) != frames:

@@ -24,11 +24,11 @@ class Step:
 
     Attributes:
         index: Number of the new token, from 0.
-        tokens: Token ids; the padding id in a sequence that has ended.
-        real: False in a sequence that had ended before this token.
-        scores: Monitor name -> score in float64; NaN before the model has read the first token.
+        tokens: Ids of the new tokens, `[sequences]`; the padding id in a sequence that has ended.
+        real: False for a sequence that had ended before this token.
+        scores: Monitor name -> scores `[sequences]` in float64; NaN before the model has read the first token.
         flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
-        texts: Text that the token adds to each sequence; the pieces of all steps joined are the text. "" for a special
+        texts: For each sequence, the text that the token adds; these pieces add up to the whole text. "" for a special
             token, and while a character needs further tokens. None if the bank has no tokenizer, or if neither
             `on_token` nor `bank.stream` is used.
     """
@@ -66,7 +66,7 @@ class Step:
     def text(self) -> str:
         """Text that the token adds, if the call generates a single sequence.
 
-        Raises ConfigError if there are several sequences (use `texts`), or if the tokens were not decoded.
+        Raises ConfigError if there are several sequences (use `texts`), or if the tokens were not decoded: see `texts`.
         """
         self._check_single("text")
         if self.texts is None:
@@ -93,6 +93,6 @@ class Step:
         return [name for name, values in self.flagged.items() if bool(values[0])]
 
     def _check_single(self, name: str) -> None:
-        """Raise ConfigError, about the method `name` of a step, if there are several sequences."""
+        """Raise ConfigError if there are several sequences. `name` is the property of the step that was read."""
         if (count := len(self.tokens)) != 1:
             raise ConfigError(f"step.{name}: the step has {count} sequences. Use step.sequence(0).{name}.")

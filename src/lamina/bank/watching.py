@@ -45,7 +45,8 @@ Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, tok
 class Watch:
     """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it.
 
-    Before the first text, all members but `stopping` raise ConfigError.
+    If threads generate at the same time, each thread sees its own text. Before the first text, all members but
+    `stopping` raise ConfigError.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class Watch:
     def stopping(self) -> StoppingCriteria:
         """A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`.
 
-        It ends the sequences that a monitor has flagged, one token later than the flag. If the model's generation
-        config has no end token, transformers continues a flagged sequence until all sequences have ended. Raises
-        ConfigError if a drift test is in use.
+        It ends the sequences that one of the monitors in `stop` has flagged, one token later than the flag. If the
+        model's generation config has no end token, transformers continues a flagged sequence until all sequences have
+        ended. Raises ConfigError if a drift test is in use.
         """
         if self._drift:
             problem = "drift is tested on whole replies, and a flag that stops a reply cuts it short"
@@ -99,7 +100,7 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave this thread's text out of the drift tests, for example because it was cut off."""
+        """Leave this thread's text, or else the latest one, out of the drift tests. Call it if a text was cut off."""
         self._text().facts.discard()
 
     @property
@@ -109,7 +110,7 @@ class Watch:
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """Monitor name -> for each sequence, the index of the token at which it was flagged; None: it was not.
+        """Monitor name -> index of the flagged token of each sequence; None for a sequence that was not flagged.
 
         Tokens of the prompt have negative indices; -1 is the last one. A cascade flags when its second monitor does.
         """
@@ -122,7 +123,7 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the text's tokens (without padding) for which its second reader ran.
+        """Cascade name -> fraction of the text's tokens (without padding) for which the cascade's second reader ran.
 
         A cascade is a monitor with two readers. The prompt and all tokens that the model has read so far count.
         """
@@ -131,7 +132,7 @@ class Watch:
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
         """Return for each sequence of this thread's text whether a monitor in `names` has flagged it, `[sequences]`.
 
-        None if the model has not read a token yet. Raises ConfigError if no text of this thread is watched.
+        None if the model has not read a token yet. Raises ConfigError if this thread writes no text at present.
         """
         text = self._texts.get(get_ident())
         text = _require_text(text if text is not None and text.is_open else None)  # a new thread may get an old number
@@ -139,7 +140,7 @@ class Watch:
 
 
 def _require_text(text: _WatchedText | None) -> _WatchedText:
-    """Return the text; raise ConfigError if it is None."""
+    """Return `text`; raise ConfigError if it is None, because nothing was generated in the `with` block yet."""
     if text is None:
         problem = "no text was written yet in the context that watches. Call model.generate in it"
         rule = "a thread started by hand must run contextvars.copy_context().run"
@@ -151,8 +152,8 @@ def _require_text(text: _WatchedText | None) -> _WatchedText:
 class _WatchedText(GenerationObserver):
     """The scores and flags of the sequences that one call of `generate` writes.
 
-    Tensors have one row per monitor. The list `rows` holds the monitors' names in that order; monitors that are
-    computed in one operation have neighbouring rows. `monitor_names` holds the names in the caller's order.
+    Tensors have one row per monitor. The list `rows` holds the monitors' names in the order of the rows; monitors that
+    are computed in one operation have neighbouring rows. `monitor_names` holds the names in the caller's order.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class _WatchedText(GenerationObserver):
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
-        """Score the tokens that the model read in one pass (`block`), flag sequences, and add a step per new token."""
+        """Score the tokens in `block`, which the model has read, flag sequences, and add a step per new token."""
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())
@@ -210,10 +211,10 @@ class _WatchedText(GenerationObserver):
                 self._add_step(tokens[:, column], running[:, column], is_last[:, column])
 
     def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end a sequence.
+        """Return two masks `[rows, columns]`: tokens of sequences that still run, and tokens that end a sequence.
 
-        The first `prompt` columns are tokens of the prompt, and `new` columns with new tokens follow. The object
-        remembers which sequences have ended for the next call.
+        The first `prompt` columns are tokens of the prompt, and `new` columns with new tokens follow. The object stores
+        which sequences have ended, for the next call.
         """
         ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
         self._tokens_seen += new
@@ -227,10 +228,12 @@ class _WatchedText(GenerationObserver):
     ) -> Float[Tensor, "monitors rows columns"]:
         """Add tokens to the running scores; return the score of each sequence up to each token.
 
-        The result is `[monitors, rows, columns]`, with one row per sequence. `states` is layer -> `[rows, columns,
-        width]`. `real` is True at the tokens to score; values at other tokens have no meaning. A cascade has two
-        readers. The second one runs only for sequences with an unsure token: one at which the first monitor's score has
-        reached its threshold, but not `Cascade.sure`. The tokens are counted, and passed on to the drift tests.
+        The second reader of a cascade runs only for sequences with an unsure token: one at which the first monitor's
+        score has reached its threshold, but not `Cascade.sure`. Scores and features also go to the drift tests.
+
+        Args:
+            states: Layer -> states `[rows, columns, width]`, with one row per sequence.
+            real: True at the tokens to score; the result has no meaning at other tokens.
         """
         self._tokens_read += int(real.sum())
         on_features = partial(self.facts.on_features, real) if self.facts.watchers else None
@@ -267,9 +270,10 @@ class _WatchedText(GenerationObserver):
             self._on_token(step)
 
     def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:
-        """Return the text that a new token adds to each sequence; None if nothing decodes tokens.
+        """Return the text that a new token adds to each sequence; None if tokens are not decoded.
 
-        `real` is False for sequences that had ended before, and `is_last` True for those that end with this token.
+        `tokens` has one id per sequence. `real` is False for sequences that had ended before, and `is_last` True for
+        those that end with this token.
         """
         if self._detokenizers is None:
             return None
@@ -286,7 +290,7 @@ class _WatchedText(GenerationObserver):
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
         """Add a step for each token that has none yet: the last of each sequence, which the model did not read.
 
-        `new` has all new tokens of the text.
+        `new` has all new tokens of the text. Then pass the complete replies to the drift tests.
         """
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:
@@ -297,7 +301,6 @@ class _WatchedText(GenerationObserver):
         self.facts.on_end()
 
     def close(self) -> None:
-        """Mark the text as finished."""
         self.is_open = False
 
     def asked(self) -> dict[str, float]:
@@ -307,7 +310,7 @@ class _WatchedText(GenerationObserver):
 
 
 class _RepliesSoFar:
-    """Collects what drift tests need to know about the replies of one call of `generate`.
+    """Collects the scores, lengths and features of the replies of one call of `generate` for drift tests.
 
     Args:
         watchers: Monitor name -> its drift test.
@@ -338,14 +341,10 @@ class _RepliesSoFar:
             self._highest[name] = best if name not in self._highest else torch.maximum(self._highest[name], best)
 
     def discard(self) -> None:
-        """Leave these replies out of the drift tests."""
         self._is_discarded = True
 
     def on_end(self) -> None:
-        """Pass the replies to the drift tests, unless they were discarded.
-
-        Replies without a scored token, or with NaN, are left out.
-        """
+        """Pass the replies to the drift tests, unless discarded. Replies with NaN or no scored token are left out."""
         if self._is_discarded:
             return
         lengths = [] if self._lengths is None else self._lengths.tolist()
@@ -358,14 +357,14 @@ class _RepliesSoFar:
 
 
 def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
-    """Return a detokenizer for each sequence of a call. In a decoder-only model, the text continues the prompt."""
+    """Return a detokenizer for each sequence of a call. In a decoder-only model it knows the prompt, too."""
     rows = call.prompts.tolist()
     continues = not call.model.config.is_encoder_decoder
     return [Detokenizer(cast("Tokenizer", tokenizer), row if continues else ()) for row in rows]
 
 
 class _StopFlagged(StoppingCriteria):
-    """A stopping criterion for sequences that a monitor in `names` has flagged."""
+    """A stopping criterion: it ends the sequences that a monitor in `names` has flagged in the text of `watch`."""
 
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
@@ -394,7 +393,7 @@ class StopOnEvent(StoppingCriteria):
 
 
 def _check_call(call: GenerateCall) -> None:
-    """Raise ConfigError if a call of `generate` reads tokens that may not be part of the final text."""
+    """Raise ConfigError for beam search and draft tokens: they read tokens that may not be in the final text."""
     if call.beams:
         problem = f"generate is called with num_beams={call.config.num_beams}"
         why = "only at its end is it known which beam wins, so no token is final while the text is written"
@@ -417,7 +416,7 @@ def watch(
 ) -> Iterator[Watch]:
     """Run monitors on the calls of `generate` inside the `with` block, and yield the `Watch` with their scores.
 
-    `ReaderBank.watch` calls this and documents the arguments.
+    `ReaderBank.watch` calls this and documents the arguments and errors.
     """
     op = "bank.watch"
     readers = bank.select(None, op)
@@ -493,14 +492,14 @@ def stream(
 
 
 def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
-    """Return [`Watch.stopping`], which ends flagged sequences, if `stop` is set; else an empty list."""
+    """Return [`Watch.stopping`] if `stop` is set, else []. Raises ConfigError if a drift test is in use, too."""
     return [watching.stopping] if stop else []
 
 
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
-    """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder.
+    """Return the arguments of `generate` for prompts. Texts are tokenised, padded on the left for a decoder-only model.
 
-    Raises ConfigError if the bank has no processor to read a text.
+    Token ids and mappings are used as they are. Raises ConfigError for texts if the bank has no processor.
     """
     if isinstance(inputs, Mapping):
         return dict(inputs)
@@ -521,9 +520,9 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
     """Call `write` in another thread, and yield the steps that it produces.
 
-    `write` gets a function to which it passes each step, and an event that is set once the caller has left. The thread
-    inherits the caller's context variables, and its autocast for devices of type `device`. An error in the thread is
-    raised here. Closing the iterator ends the generation and waits for the thread.
+    `write` is called with a function to which it passes each step, and an event that is set once the caller has left.
+    The thread inherits the caller's context variables, and the caller's autocast for devices of type `device`. An error
+    in the thread is raised here. Closing the iterator ends the generation and waits for the thread.
     """
     queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end
     left, context = Event(), contextvars.copy_context()
