@@ -40,7 +40,7 @@ FUSIONS: Registry[FusionConfig] = Registry(
 
 
 def __getattr__(name: str) -> object:
-    """Return the config class with this name. Classes are imported on first use, so that the package loads no torch."""
+    """Import and return the config class `name`; AttributeError if there is none. The package itself loads no torch."""
     for row in FUSIONS.names():
         if FUSIONS.target(row).rpartition(":")[2] == name:
             return FUSIONS.get(row)

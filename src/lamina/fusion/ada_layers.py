@@ -1,7 +1,8 @@
 """AdaLayers: a small normalised projection of each layer, summed with learned importances.
 
-`SingleLayer`, the baseline on one layer, uses the same projections, so the base classes of both are in this file. A
-stream (`lamina.fusion.base.Stream`) runs several fusions in one pass; these are its members.
+`SingleLayer`, the baseline on one layer, uses the same projections, so this file holds the base classes of both. A
+stream (`lamina.fusion.base.Stream`) is one forward pass that computes several fusions together; these fusions are its
+members.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """The settings that AdaLayers and SingleLayer share.
+    """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have.
 
     Attributes:
         dim: Size of the features.
         dropout: Probability of dropout on each layer's features and, with `positions`, on the sum.
         positions: Whether fixed sinusoidal token positions are added to the sum.
-        output_activation: Whether GELU is applied to the sum.
+        output_activation: Whether GELU is applied to the sum, before positions are added.
     """
 
     dim: int
@@ -43,7 +44,7 @@ class ProjectedConfig(FusionConfig):
     output_activation: bool
 
     def check(self, op: str) -> None:
-        """Raise ConfigError, whose message begins with `op`, if `dim` or `dropout` is out of range."""
+        """Raise ConfigError if `dim` is not in 1..2**20 or `dropout` not in [0, 1); the message begins with `op`."""
         check_range(op, "dim", self.dim, 1, 1 << 20)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
@@ -52,7 +53,7 @@ FEW = 128  # tokens up to which all layers are projected at once; starting an op
 
 
 class _ProjectedStream(Stream):
-    """One pass of several AdaLayers or SingleLayer fusions, the members: one matrix product per layer serves all."""
+    """One pass of several AdaLayers or SingleLayer fusions, the members; one matrix product per layer serves all."""
 
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
@@ -70,7 +71,7 @@ class _ProjectedStream(Stream):
         self._buffer: Tensor | None = None  # memory of the stacked projections of a layer, reused for the next one
 
     def renewed(self) -> _ProjectedStream:
-        """Return a stream of the same members for another pass. It reuses their stacked weights and projections."""
+        """Return a stream of the same members for another pass, which reuses their stacked weights and projections."""
         if self._kept is None:
             stacked = torch.stack([member.projection for member in self._members], dim=1)
             self._kernels, self._kept = stacked.unbind(0), stacked.flatten(1, 2)
@@ -79,11 +80,11 @@ class _ProjectedStream(Stream):
         return stream
 
     def active_layers(self, members: Sequence[Fusion]) -> list[int]:
-        """Return the indices of the layers that have a weight other than 0 for a member."""
+        """Return the indices of the layers whose weight is not 0 for some member of this stream."""
         return [index for index, zeros in enumerate(zip(*self._zero, strict=True)) if not all(zeros)]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one layer's weighted features to each member's sum; a member with weight 0 for the layer is left out."""
+        """Add one layer's weighted features to each member's sum, or keep its state for `finish` (see `_collects`)."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -113,10 +114,10 @@ class _ProjectedStream(Stream):
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
-        """Return whether the states of all layers are collected, and projected together at the end of the pass.
+        """Return whether `step` only stores each layer's `state`, so that `finish` projects all layers at once.
 
-        That is faster for few tokens. It is not done for SingleLayer, with dropout or gradients, or in an export, where
-        the number of tokens is not known.
+        That is faster for up to `FEW` tokens. It is not done for SingleLayer, with dropout or gradients, or in an
+        export, where the number of tokens is not known.
         """
         if len(self._members[0].projection) == 1 or self._p > 0 or torch.is_grad_enabled():
             return False
@@ -125,14 +126,15 @@ class _ProjectedStream(Stream):
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0.
 
-        During an export weights have no values. Then a weight counts as 0 if `active_layers` leaves the layer out.
+        During an export, weights have no values. Then a weight counts as 0 if the member's `active_layers` lacks the
+        layer.
         """
         if not torch.compiler.is_exporting():
             return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """Return the projection matrices of layer `index` for the members whose numbers are in `rows`."""
+        """Return the projection matrices of layer `index`, for the members with the numbers `rows`."""
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
@@ -146,7 +148,7 @@ class _ProjectedStream(Stream):
         return torch.stack(parts, out=self._buffer)
 
     def _sum_together(self) -> Float[Tensor, "members batch tokens dim"]:
-        """Return the members' sums over the layers that were collected, computed for all these layers at once."""
+        """Return each member's weighted sum over the layers whose states `step` kept, computed in one operation."""
         indices, states = list(zip(*self._waiting, strict=True))
         state = F.gelu(torch.stack(states)).to(self._weights.dtype)
         chosen = slice(None) if len(indices) == self._weights.shape[1] else list(indices)
@@ -160,7 +162,10 @@ class _ProjectedStream(Stream):
         return layer_sum(self._weights[:, chosen], features.unflatten(2, state.shape[1:3]))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
-        """Return each member's sum over the layers, with output activation and positions if its config sets them."""
+        """Return each member's sum over the layers, with GELU and positions if the config sets them.
+
+        `mask` only serves to number the positions. Raises ConfigError if no state was processed.
+        """
         # contiguous, so that the heads need not copy
         total = self._sum_together() if self._waiting else require_fed(self._total).movedim(2, 0).contiguous()
         if self._config.output_activation:
@@ -174,8 +179,8 @@ class _ProjectedStream(Stream):
 class ProjectedFusion(Fusion):
     """Base class of the modules of AdaLayers and SingleLayer: `sum_i weight_i * dropout(LayerNorm(W_i gelu(z_i)))`.
 
-    Subclasses define the weights. `projection` holds all `W_i`: `[projections, dim, width]`, without bias. The norm has
-    no weight and bias; its eps is 1e-5.
+    `z_i` is the state of layer i. The parameter `projection` `[projections, dim, width]` holds all `W_i`, without bias;
+    subclasses define the weights. LayerNorm has no weight and bias; its eps is 1e-5.
     """
 
     stream_of: ClassVar = _ProjectedStream
@@ -189,19 +194,19 @@ class ProjectedFusion(Fusion):
     @classmethod
     @abstractmethod
     def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
-        """Return the weight of each layer in the sum, for several fusions of this class."""
+        """Return the weight of each layer in the sum, one row per fusion in `members`, which are all of this class."""
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """Return the weight of each layer in the sum, `[layers]`."""
+        """Return this fusion's weight of each layer in the sum, with gradient."""
         return self.weights_of([self])[0]
 
     def group(self) -> Hashable:
-        """Return a key made of shapes, settings, device and mode. Fusions with equal keys are computed together."""
+        """Return a key of shapes, dtype, device, settings and mode; fusions with equal keys are computed together."""
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's features depend on its own states only. They do, unless `positions` is set."""
+        """Return whether a token's features depend on this token's own states only: True unless `positions` is set."""
         return not self.config.positions
 
     def active_layers(self) -> tuple[int, ...]:
@@ -212,10 +217,10 @@ class ProjectedFusion(Fusion):
 def _weighted(
     weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return one layer's features for each member (fusion), multiplied by the member's weight for this layer.
+    """Return one layer's features for each member (a fusion), multiplied by the member's weight for this layer.
 
-    `state` is the layer's state, and `kernel` holds the members' projections of it. `p` is the probability of dropout,
-    and random `bits` decide which entries are dropped. None: no dropout.
+    `state` is GELU of the layer's state, and `kernel` holds the members' projection matrices. `p` is the probability of
+    dropout; random integers `bits` from `draw` decide what is dropped. None: no dropout.
     """
     return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
 
@@ -226,10 +231,7 @@ def _features(
     p: float,
     bits: Tensor | None,
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return `dropout(LayerNorm(kernel[i] state))` for every member i.
-
-    `p` is the probability of dropout, and random `bits` decide which entries are dropped. None: no dropout.
-    """
+    """Return `dropout(LayerNorm(kernel[i] state))` for every member i; the arguments are those of `_weighted`."""
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
@@ -242,11 +244,11 @@ def _scaled(
     p: float,
     bits: Tensor | None,
 ) -> tuple[Float[Tensor, "batch tokens members dim"], Float[Tensor, "*batch members 1"]]:
-    """Return two tensors whose product is `_weighted` of the same arguments.
+    """Return two tensors whose product is what `_weighted` returns for the same arguments.
 
-    On a CPU, LayerNorm of the few features of a member takes long. There, without dropout, autocast and export, the
-    rows of the small matrix `kernel` are centred instead, so that the projected features have mean 0, and the second
-    tensor is the weight divided by their standard deviation.
+    In general they are the features and the weights. On a CPU, LayerNorm over the few features of a member takes long;
+    so there, without dropout, autocast and export, the rows of the small matrix `kernel` are centred instead. The
+    projected features then have mean 0, and the second tensor is the weight divided by their standard deviation.
     """
     is_plain = kernel.is_cpu and kernel.dtype in (torch.float32, torch.float64)
     if bits is not None or not is_plain or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
@@ -258,9 +260,9 @@ def _scaled(
 
 
 class _Recomputed(torch.autograd.Function):
-    """`_weighted` with a backward pass that computes the features again instead of storing them.
+    """Computes `_weighted`. Its backward pass computes the features again, so that they need not be stored.
 
-    Only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does the same, but takes
+    Only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does this too, but takes
     longer than the features of a small batch.
     """
 
@@ -292,7 +294,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Return fixed sinusoidal position embeddings, `[batch, tokens, dim]`. Positions count tokens, not padding.
+    """Return fixed sinusoidal position embeddings of size `dim`. Positions count the tokens (`mask` True), not padding.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
@@ -308,19 +310,20 @@ def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "ba
 class AdaLayers(ProjectedConfig):
     """A fusion that projects every layer to `dim` features and sums them with learned softmax weights, the importances.
 
-    `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with the importances `p = softmax(alpha * scores)`.
+    `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with the importances `p = softmax(alpha * scores)`, where
+    `z_i` is the state of layer i and the matrices `W_i` and `scores` are learned.
 
     Args:
         dim: Size of the features, k in the paper; at least 1.
-        alpha: Factor of the scores in the softmax, positive. The larger it is, the faster importances change in
+        alpha: Positive factor of the scores in the softmax. The larger it is, the faster importances change in
             training.
         cutoff: Importances at or below this value become 0, and the others are divided by their sum. Must be below 1 /
             layers.
         entropy: Weight (lambda in the paper) of the entropy term, the mean of `-p log p` over layers, which is added to
-            the loss.
+            the loss. 0: no term.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
-        dropout: Probability of dropout on each layer's features.
-        positions: Whether to add fixed sinusoidal token positions to the sum.
+        dropout: Probability of dropout on each layer's features and, with `positions`, on the sum.
+        positions: Whether to add fixed sinusoidal token positions to the sum, after GELU.
         output_activation: Whether to apply GELU to the sum. The reference code does; the thesis does not mention it.
 
     Source:
@@ -360,9 +363,10 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
 
     @classmethod
     def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
-        """Return the importance of each layer: the softmax of `alpha * scores`. The importances sum to 1.
+        """Return the importance of each layer, one row per fusion in `members`: the softmax of `alpha * scores`.
 
-        Importances at or below the setting `cutoff` are set to 0, and the others are divided by their sum.
+        Importances at or below the setting `cutoff` are set to 0, and the others are divided by their sum. A row sums
+        to 1.
         """
         scores = torch.stack([member.scores for member in members])
         weights = (scores * _column([member.config.alpha for member in members], scores)).softmax(-1)
@@ -373,13 +377,13 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         return weights / weights.sum(-1, keepdim=True)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the importances of the layers (see `weights`) without gradient."""
+        """Return the importance of each layer without gradient: what `weights` returns; they sum to 1."""
         return self.weights().detach()
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """Return the entropy term of the loss, `entropy * mean_i(-p_i log p_i)`, over the layers' importances p_i.
 
-        Returns None if the setting `entropy` is 0.
+        Returns None if the setting `entropy` is 0. `head` is unused.
         """
         if self.config.entropy == 0:
             return None
@@ -389,5 +393,5 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "members 1"] | float:
-    """Return one setting of several fusions as a column in the dtype of `like`, or as a number if all have the same."""
+    """Return one setting of several fusions as a column like `like`, or as a number if all `values` are equal."""
     return values[0] if len(set(values)) == 1 else like.new_tensor(values).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""Base classes of fusions: a frozen config builds a module, and a stream runs fusions layer by layer.
+"""Base classes of fusions: a frozen config builds a module, and a stream computes modules layer by layer.
 
-A fusion combines the hidden states of several layers into features. A stream is one forward pass of several fusions,
-its members, over the same layers.
+A fusion combines the hidden states of several layers into features. A stream is one forward pass that computes several
+fusions, its members, over the same layers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FusionConfig:
     """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
     A module class is tied to its config by `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`
-    of the config.
+    of the config. A field with a value of the wrong type raises ConfigError.
 
     Attributes:
         module: The class of the module that `build` makes.
@@ -67,7 +67,7 @@ class FusionConfig:
             object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
 
     def selector(self) -> Selector:
-        """Return the selector of the layers that are read. By default it is the field `layers`."""
+        """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
@@ -81,14 +81,14 @@ class FusionConfig:
 
 @dataclass(eq=False)
 class LayerView:
-    """The hidden state of one layer, and values derived from it. They are computed once and shared by several fusions.
+    """The hidden state of one layer, and values computed from it once (GELU, norm) that several fusions share.
 
     Attributes:
         state: The hidden state; or several layers' states, stacked.
         mask: True at tokens, False at padding.
-        segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real
-            token belongs to the first text.
-        is_padded: False if it is known that `mask` is True everywhere. Operations that use the mask are left out then.
+        segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every token
+            belongs to the first text.
+        is_padded: False if it is known that `mask` is True everywhere. Operations that use the mask are then left out.
     """
 
     state: Float[Tensor, "*layers batch tokens width"]
@@ -98,12 +98,12 @@ class LayerView:
 
     @classmethod
     def of_text(cls, state: Float[Tensor, "1 tokens width"]) -> Self:
-        """Return the view of one layer's state of a single text without padding."""
+        """Return the view of `state`, one layer's state of a single text without padding."""
         return cls(state, torch.ones(state.shape[:2], dtype=torch.bool, device=state.device))
 
     @cached_property
     def segments(self) -> Int[Tensor, "batch tokens"]:
-        """Return `segment_ids`; if they are None, 1 at every real token."""
+        """Return `segment_ids`; if they are None, 1 at every token and 0 at padding."""
         return self.mask.int() if self.segment_ids is None else self.segment_ids
 
     @cached_property
@@ -118,9 +118,9 @@ class LayerView:
 
     @cached_property
     def matches(self) -> Float[Tensor, "*layers batch 8"]:
-        """Return 8 numbers per pair of texts that say how well the texts match. `PairedLayers` lists them.
+        """Return 8 numbers per pair of texts that say how well the two texts match; `PairedLayers` lists them.
 
-        The numbers are scaled to lie around 0.
+        Each number m is rescaled to `4 (m - 1/2)`, so that it lies around 0.
         """
         first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
         directions = F.normalize(self.normed.float(), dim=-1)
@@ -138,10 +138,11 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, "*layers batch"]]:
-    """Return how well one text's tokens are matched in the other: mean, minimum and standard deviation over the tokens.
+    """Return how well one text's tokens are matched in the other: mean, minimum and standard deviation over tokens.
 
-    The match of a token in `side` is its highest cosine similarity with a token in `other`. `cosines` has the cosine of
-    every pair of tokens; `side` and `other` are masks of the tokens of the two texts.
+    A token's match is its highest cosine similarity with a token of the other text. `cosines` has the similarity of
+    every pair of tokens. The masks are True at the tokens that are matched (`side`), and at those of the other text
+    (`other`).
     """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(-1)
     count = side.sum(1).clamp(min=1)
@@ -152,21 +153,23 @@ def _best_matches(
 
 
 def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
-    """Return `values` after dropout, for several readers that each have their own random generator.
+    """Return `values` after dropout, for several readers that each have a random generator of their own.
 
     Args:
-        values: The values of several readers, one slice each.
-        p: Probability with which an element is set to 0. With 0, `values` is returned unchanged.
-        generators: One generator per reader. None: torch's global generator.
-        axis: The axis along which the readers are.
+        values: The values of several readers, one slice per reader along `axis`.
+        p: Probability with which an element is set to 0; the remaining ones are scaled up. With 0, `values` is returned
+            unchanged.
+        generators: One generator per reader. None in place of one: torch's global generator.
+        axis: The axis of `values` along which the readers are.
     """
     return values if p == 0 else drop(values, p, draw(values.shape, generators, values.device, axis=axis))
 
 
 def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
-    """Return uniform random 16-bit integers of a given shape, on a device, where the generators must be too.
+    """Return uniform random 16-bit integers of the given shape on `device`; `drop` uses them for dropout.
 
-    Slice i along `axis` comes from `generators[i]`; None there: torch's global generator.
+    Slice i along `axis` comes from `generators[i]`, which must be on `device` too; None there: torch's global
+    generator.
     """
     slice_shape = torch.Size((*shape[:axis], *shape[axis + 1 :]))
     count, bits = slice_shape.numel(), []
@@ -178,12 +181,12 @@ def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axi
 
 
 def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
-    """Return `values` after dropout; remaining elements are scaled up.
+    """Return `values` after dropout: random elements are set to 0, and the remaining ones are scaled up.
 
     Args:
         values: The values.
         p: Probability with which an element is set to 0, rounded to a multiple of 1/65,536.
-        bits: Random integers that `draw` returned. They decide which elements are set to 0.
+        bits: Random integers from `draw`, of the shape of `values`. They decide which elements are set to 0.
     """
     level = min(round(p * _LEVELS), _LEVELS - 1)
     keep = torch.empty(values.shape, dtype=values.dtype, device=values.device)
@@ -192,11 +195,11 @@ def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
 
 
 class Stream(ABC):
-    """One forward pass of several fusions, its members, over the same layers. `Fusion.stream` makes one per pass."""
+    """One forward pass of several fusions, its members, on the same layers. `Fusion.stream` makes one per pass."""
 
     @abstractmethod
     def step(self, index: int, view: LayerView) -> None:
-        """Process one layer's state.
+        """Process the state of one layer, in `view`.
 
         `index` is the layer's position among the selected layers, from 0. Calls come in ascending order.
         """
@@ -205,40 +208,40 @@ class Stream(ABC):
     def finish(
         self, mask: Bool[Tensor, "batch tokens"]
     ) -> Sequence[Float[Tensor, "batch tokens dim"]] | Float[Tensor, "members batch tokens dim"]:
-        """Return the features of each member, as one tensor or one by one.
+        """Return the features of each member, as one tensor or as a list. `mask` is True at tokens, False at padding.
 
-        Called after `step` was called for every active layer.
+        It is called once, after `step` was called for every active layer.
         """
 
     def active_layers(self, members: Sequence[Fusion]) -> Sequence[int]:
-        """Return the indices of the layers on which the features of at least one of the members depend, ascending."""
+        """Return the ascending indices of the layers on which the features of at least one of `members` depend."""
         if type(members[0]).active_layers is Fusion.active_layers:
             return range(members[0].layers)
         return sorted({index for member in members for index in member.active_layers()})
 
     def renewed(self) -> Stream | None:
-        """Return a stream of the same members for another pass that reuses what was computed from their parameters.
+        """Return a stream of the same members for the next pass, which reuses what was computed from their parameters.
 
-        The parameters must not change between the passes, and gradients must be off. Returns None if there is nothing
-        to reuse; `Fusion.stream` then makes the next stream.
+        The parameters must not change between the passes, and gradients must be off. Returns None (the default) if
+        there is nothing to reuse; the caller then calls `Fusion.stream` again.
         """
         return None
 
 
 class Fusion(nn.Module, ABC):
-    """Base class of modules that turn hidden states into features.
+    """Base class of modules that turn hidden states into features; `FusionConfig.build` makes instances.
 
-    A bank passes it one layer's state after the other; a direct call passes it stacked states.
+    A bank passes it the states of the layers one by one, through a `Stream`. A direct call passes all states, stacked.
 
     Args:
         config: The fusion's config, stored as `self.config`.
-        layers: Number of layers whose states it gets.
+        layers: Number of layers whose states it gets; ConfigError if below 1.
         width: Size of each state.
         dim: Size of the features. None: `width`.
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
-        token_wise: The return value of `is_token_wise`, unless a subclass overrides that method.
+        token_wise: What `is_token_wise` returns by default.
         stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
     """
 
@@ -257,9 +260,10 @@ class Fusion(nn.Module, ABC):
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Return a new stream for `members`: fusions of this class with equal `group`.
+        """Return a new stream for one pass of `members`: fusions of this class with equal `group`, this one included.
 
-        Without `stream_of`, the stream stores all states and passes them to `fuse` at the end.
+        Without `stream_of`, this fusion is the only member; the stream stores all states and passes them to `fuse` at
+        the end.
         """
         stream_class = type(self).stream_of
         return _BufferedStream(self.fuse) if stream_class is None else stream_class(members)
@@ -268,13 +272,14 @@ class Fusion(nn.Module, ABC):
         """Return the features from the states of all active layers. Fusions that need all states at once implement it.
 
         Args:
-            states: Index among the selected layers -> state `[batch, tokens, width]`, lowest layer first.
+            states: Index among the selected layers -> state `[batch, tokens, width]`, lowest layer first. It may be
+                emptied.
             mask: True at tokens that are not padding.
         """
         raise NotImplementedError
 
     def group(self) -> Hashable | None:
-        """Return a key: fusions of one class on the same layers with equal keys are computed as one operation.
+        """Return a key: fusions of one class on the same layers with equal keys are computed in one stream.
 
         None: this fusion is always computed alone. By default, with `stream_of`, the key consists of the parameters'
         shapes, dtypes and devices.
@@ -286,13 +291,13 @@ class Fusion(nn.Module, ABC):
         return tuple((part.shape, part.dtype, part.device) for part in parameters if part is not None)
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers on which the features depend now. Other layers may be skipped."""
+        """Return the indices of the layers on which the features depend now; by default all. Others may be skipped."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's features depend on its own states only.
+        """Return whether a token's features depend on this token's own states only, not on other tokens.
 
-        Such a fusion can read a text piece by piece, as it is generated.
+        Such a fusion can read a text token by token, as it is generated.
         """
         return self.token_wise
 
@@ -304,25 +309,26 @@ class Fusion(nn.Module, ABC):
         """Raise ConfigError if `head` cannot read this fusion's features. By default any head can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Begin the fusion's next training stage, if it trains in stages. Called after each epoch.
+        """Begin the fusion's next training stage, if it trains in stages. Training calls this after each epoch.
 
         Args:
             done: Finished share of the epochs, up to 1.
             head: The head that reads the features.
 
         Returns:
-            Whether parameters were reset. Optimizer state, schedule and best epoch are then reset too.
+            Whether parameters were reset. Training then resets optimizer state, schedule and best epoch too. False by
+            default.
         """
         return False
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"] | None:
         """Return each layer's contribution to the features at each token of one text, `[layers, tokens]`.
 
-        None: it cannot be measured for this fusion. For a weighted sum of states, it is the norm of each summand.
-        `lamina.studies.contributions` says what is measured for which fusion.
+        For a weighted sum of states, it is the norm of each summand. Returns None if contributions cannot be measured
+        for this fusion. `lamina.studies.contributions` says what is measured for which fusion.
 
         Args:
-            states: The state of each layer that the fusion reads, in order.
+            states: The state of each layer that the fusion reads, lowest layer first.
         """
         rows: list[Tensor] = []
         for index, state in enumerate(states):
@@ -334,9 +340,9 @@ class Fusion(nn.Module, ABC):
         return torch.stack(rows)
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Return a context manager that records how the model calls the blocks of `stack`: the arguments of each call.
+        """Return a context manager that records the arguments with which the model calls each block of `stack`.
 
-        It is only used if the config has `needs_block_inputs`; by default it records nothing.
+        A bank enters it around its passes if the config has `needs_block_inputs`. By default it records nothing.
         """
         return nullcontext()
 
@@ -349,14 +355,13 @@ class Fusion(nn.Module, ABC):
         """Return the features of stacked states, `[batch, tokens, dim]`, in the dtype of the parameters.
 
         Args:
-            states: Hidden states of the selected layers, lowest layer first. Their number and width must be as the
-                fusion was built for.
+            states: Hidden states of the selected layers, lowest layer first.
             mask: True (or 1) at tokens, False at padding. None: there is no padding.
             segments: For fusions of two texts: 1 at tokens of the first text, 2 at tokens of the second, 0 at others.
                 None: all tokens belong to the first text.
 
         Raises:
-            ConfigError: If number or width of the states differ from those for which the module was built.
+            ConfigError: If the number or the width of the states differs from that for which the module was built.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             problem = f"got {len(states)} states of width {states[0].shape[-1]}"
@@ -370,18 +375,18 @@ class Fusion(nn.Module, ABC):
 
 
 class _BufferedStream(Stream):
-    """The stream of fusions that need all states at once (`streams = False`). It stores them until the pass ends."""
+    """The stream of a fusion that needs all states at once: it stores them, and calls `fuse` at the end."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
-        """Store the state."""
+        """Store the layer's state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features that `fuse` computes from all states, and free the states."""
+        """Return, in a list, the features that `fuse` computes from the states; forget the states."""
         states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 
@@ -389,7 +394,7 @@ class _BufferedStream(Stream):
 def layer_sum(
     weights: Float[Tensor, "members layers"], features: Float[Tensor, "members layers *batch dim"]
 ) -> Float[Tensor, "members *batch dim"]:
-    """Return each member's weighted sum over layers. Under autocast it is added in the dtype of the weights."""
+    """Return each member's (fusion's) weighted sum over layers; under autocast in the dtype of the weights."""
     kind = weights.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return (features * weights.view(*weights.shape, *(1,) * (features.ndim - 2))).sum(1)
@@ -397,25 +402,26 @@ def layer_sum(
 
 
 def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
-    """Return whether it is known that a mask is True everywhere.
+    """Return whether it is known that `mask` is True everywhere, so that operations on padding can be left out.
 
-    It is not known on a GPU, whose values would have to be waited for, and while a graph is traced.
+    It is never known on a GPU, because reading its values would mean waiting for it, nor while a graph is traced.
     """
     return mask.is_cpu and not torch.compiler.is_compiling() and bool(mask.all())
 
 
 def require_fed(total: T | None) -> T:
-    """Return a stream's accumulated result; raise ConfigError if it is None, because no state was processed."""
+    """Return a stream's accumulated result `total`; raise ConfigError if it is None, because no state was processed."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
     return total
 
 
 class WeightedSum(Stream):
-    """The stream of fusions that compute `sum_i weight_i * state_i`.
+    """The stream of fusions that compute `sum_i weight_i * state_i` over the layers i.
 
     Args:
-        weights: `[layers]` for a single member, or `[layers, members, 1, 1, width]` for several.
+        weights: Weight of each layer: `[layers]` for a single fusion, or `[layers, members, 1, 1, width]` for several
+            (the members), with a weight per entry of the state.
     """
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
@@ -424,12 +430,12 @@ class WeightedSum(Stream):
         self._weights = (weights.view(-1, 1, 1, 1, 1) if weights.ndim == 1 else weights).unbind(0)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one state, multiplied by its weight, to the sum."""
+        """Multiply the state of layer `index` by the layer's weight, and add it to the sum."""
         weight = self._weights[index]
         self._add(view.state.to(weight.dtype), weight.to(view.state.device))
 
     def _add(self, state: Float[Tensor, "batch tokens width"], weight: Float[Tensor, "members ..."]) -> None:
-        """Add `state * weight` to the sum, in place unless gradients are recorded."""
+        """Add `state * weight` to each member's sum, in place unless gradients are recorded."""
         if self._total is None:
             self._total = state * weight
         elif torch.is_grad_enabled():
@@ -438,12 +444,12 @@ class WeightedSum(Stream):
             self._total.addcmul_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Return the sum of each member."""
+        """Return a list with the sum of each member; ConfigError if no state was processed. `mask` is unused."""
         return list(require_fed(self._total).unbind(0))
 
 
 class InputWeighted(Fusion):
-    """Base class of fusions whose layer weights depend on the token. It adds up the weights, for `importance`.
+    """Base class of fusions whose layer weights differ from token to token. It adds up these weights, for `importance`.
 
     Attributes:
         amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between
@@ -459,7 +465,7 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights at all tokens, but not at padding, to `amounts`. During an export, do nothing."""
+        """Add the absolute weights at all tokens (`mask` True) of one pass to `amounts`; in an export, do nothing."""
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
@@ -467,9 +473,9 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
-        """Return the absolute weight of each layer at each token.
+        """Return the absolute weight of each layer at each token of one text, `[layers, tokens]`.
 
-        A copy of the fusion computes the weights, so that `amounts` does not change.
+        A copy of the fusion computes the weights from `states`, so that `amounts` does not change.
         """
         seen: list[Tensor] = []
         twin = copy(self)
@@ -484,15 +490,15 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute weights of all tokens since the last switch of the mode.
+        """Return each layer's share of `amounts`: of the absolute weights since the last switch of the mode.
 
-        The shares sum to 1. Before anything was read, they are equal.
+        The shares sum to 1. They are equal as long as nothing was read.
         """
         return normalized(self.amounts)
 
 
 def normalized(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-    """Return non-negative amounts divided by their sum, or equal shares if all of them are 0."""
+    """Return `amounts`, which must not be negative, divided by their sum; equal shares if all of them are 0."""
     total = amounts.sum()
     equal = torch.full_like(amounts, 1 / len(amounts))
     return torch.where(total > 0, amounts / total.clamp(min=torch.finfo(amounts.dtype).tiny), equal)

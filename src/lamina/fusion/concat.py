@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Concat(FusionConfig):
-    """A fusion that maps the concatenated states of a token to one vector: `sum_i W_i z_i`.
+    """A fusion that maps the concatenated states `z_i` of a token to one vector: `sum_i W_i z_i`, summed over layers.
 
     Args:
         dim: Size of the features, at least 1. None: the model's width, as in the paper.
@@ -47,7 +47,7 @@ class Concat(FusionConfig):
 
 
 class _ConcatStream(Stream):
-    """One pass of several Concat fusions, the members: one batched matrix product per layer serves all of them."""
+    """One forward pass of several Concat fusions (its members), with one batched matrix product per layer for all."""
 
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]
@@ -56,7 +56,7 @@ class _ConcatStream(Stream):
         self._total: Tensor | None = None  # [members, batch * tokens, dim]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one layer's state, mapped by each member, to the sums."""
+        """Map one layer's state by each member's matrix for this layer, and add the result to the member's sum."""
         maps = [member[index] for member in self._maps]
         weight = (torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)).mT
         state = view.state.to(weight.dtype).flatten(0, 1).expand(len(maps), -1, -1)
@@ -68,7 +68,7 @@ class _ConcatStream(Stream):
             self._total.baddbmm_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the sum of each member, with its bias."""
+        """Return the sum of each member, plus its bias if it has one. Only the shape of `mask` is used."""
         totals = require_fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]
 
@@ -87,6 +87,6 @@ class ConcatFusion(Fusion, config=Concat):
         self.bias = nn.Parameter(torch.empty(self.dim).uniform_(-bound, bound)) if config.bias else None
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor:
-        """Return, for each layer and token, the norm of the layer's term `W_i z_i` in the sum."""
+        """Return, for each layer and token of one text, the norm of the layer's term `W_i z_i` in the sum."""
         maps = zip(states, self.projection, strict=True)
         return torch.stack([F.linear(state[0].to(weight.dtype), weight).float().norm(dim=-1) for state, weight in maps])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DepthLSTM(FusionConfig):
-    """A fusion by an LSTM that reads a token's states from bottom to top. The LSTM's last state is the features.
+    """A fusion by an LSTM that reads a token's states from bottom to top; its last hidden state is the features.
 
     Args:
         dim: Size of the LSTM's hidden state, at least 1. None: the model's width.
@@ -40,7 +40,7 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """One pass of several DepthLSTM fusions, the members: their LSTM cells are computed together, layer by layer.
+    """One forward pass of several DepthLSTM fusions (its members): their LSTM cells are computed together.
 
     This is no slower than `nn.LSTM` on all layers at once.
     """
@@ -56,7 +56,7 @@ class _DepthLSTMStream(Stream):
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Advance the LSTM cells of all members by one layer."""
+        """Feed one layer's state to the LSTM cells of all members."""
         state = view.state.to(self._input[0].dtype).flatten(0, 1).expand(len(self._input[0]), -1, -1)
         gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
@@ -67,7 +67,7 @@ class _DepthLSTMStream(Stream):
         self._hidden = output_gate.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the LSTM's hidden state after the last layer, for each member (each fusion of this pass).
+        """Return each member's hidden state of the LSTM after the last layer.
 
         Only the shape of `mask` is used. Raises ConfigError if no layer was fed to the stream.
         """

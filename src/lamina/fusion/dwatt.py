@@ -57,7 +57,7 @@ def _bottleneck(width: int, size: int) -> nn.Sequential:
 
 @final
 class DWAttFusion(InputWeighted, config=DWAtt):
-    """The module of `DWAtt`. Its submodules correspond to the symbols of the formula there.
+    """The module of `DWAtt`. Its submodules correspond to the symbols in the formula of `DWAtt`.
 
     `query` is f_q, `values` are the f_n, `norms` the LN_n, `keys` is W_K, and the buffer `places` `[layers,
     position_dim]` holds the p_n.
@@ -76,7 +76,10 @@ class DWAttFusion(InputWeighted, config=DWAtt):
         self.register_buffer("places", torch.rand(layers, config.position_dim))
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features. The weighted values are summed layer by layer, and each state is freed after its use."""
+        """Return the features, summed layer by layer, and pass the attention weights to `observe`.
+
+        Each state is removed from `states` after its use, to free memory.
+        """
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))

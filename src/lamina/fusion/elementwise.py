@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Elementwise(FusionConfig):
-    """A fusion that computes `sum_i v_i * z_i`, with a learned vector `v_i` per layer. It keeps the model's width.
+    """A fusion that computes `sum_i v_i * z_i`, with a learned vector `v_i` per layer and the state `z_i`.
 
     Args:
         layers: Selector of the layers that are read.
@@ -35,7 +35,7 @@ class Elementwise(FusionConfig):
 
 
 class _ElementwiseStream(WeightedSum):
-    """One pass of several Elementwise fusions, the members: one operation per layer serves all of them."""
+    """One forward pass of several Elementwise fusions (its members), with one operation per layer for all."""
 
     def __init__(self, members: Sequence[ElementwiseFusion]) -> None:
         super().__init__(torch.stack([member.scales for member in members], dim=1)[..., None, None, :])

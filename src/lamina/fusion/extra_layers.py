@@ -62,7 +62,7 @@ class ExtraLayers(FusionConfig):
         check_range("extra_layers", "n", self.n, 1, 1000)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
-        """Return the module with copies of the stack's last block; ConfigError if a copy computes other values."""
+        """Return the module with copies of the last block of `stack`; ConfigError if a copy computes other values."""
         copied, swap = _checked_copy(model, stack)
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
@@ -76,10 +76,11 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     Args:
         config: The settings.
-        layers: Number of layers whose states it gets.
+        layers: Number of layers whose states it gets; only the last is read.
         width: Size of each state.
         blocks: Copies of a model's last block. Empty: blocks as in BERT are made.
-        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks, or None.
+        swap: Two axes of `[batch, tokens, width]` that are exchanged in what these blocks read and return. None: no
+            exchange.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Record how each forward pass calls the stack's last block: the arguments of the call. A context manager."""
+        """Return a context manager that records the arguments of each call of the stack's last block."""
 
         def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
@@ -107,7 +108,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
             yield
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that stores the last state, and applies the new blocks to it at the end."""
+        """Return a stream that stores the last state, and finally runs the new blocks on it. `members` is unused."""
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
@@ -129,7 +130,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
 
 class _TopStream(Stream):
-    """One pass of ExtraLayers: it stores the last state, and the call of the model's last block."""
+    """One forward pass of ExtraLayers: it stores the last state, and the call of the model's last block."""
 
     def __init__(self, fusion: ExtraLayersFusion) -> None:
         self._fusion = fusion
@@ -138,12 +139,17 @@ class _TopStream(Stream):
     def step(self, index: int, view: LayerView) -> None:
         """Store the last layer's state, and the arguments that the model passed to its last block, for `finish`.
 
-        It is called once per pass, because `active_layers` has the last layer only. Raises the errors of `block_call`.
+        It is called once per pass, because only the last layer is active. Raises the errors of
+        `ExtraLayersFusion.block_call`.
         """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Apply the new blocks to the last state, and return the result."""
+        """Run the new blocks on the last state, and return the result in a list.
+
+        `mask` is for BERT-like blocks. In training, dropout in the blocks is seeded from the fusion's `generator`, if
+        any.
+        """
         (state, call), self._last = require_fed(self._last), None
         fusion, dtype = self._fusion, next(self._fusion.parameters()).dtype
         state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
@@ -158,7 +164,7 @@ class _TopStream(Stream):
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of one call of a block, without key-value caches."""
+    """The recorded arguments of one call of a transformer block, without key-value caches."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -167,9 +173,10 @@ class _Call:
 
     @classmethod
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
-        """Return a record of a call of a block.
+        """Return a record of the call `block(*args, **kwargs)`.
 
-        Key-value caches among the arguments become None; the record's `past` is their number of tokens for `layer`.
+        Key-value caches among the arguments are replaced by None; `past` of the record is the number of tokens that
+        they hold for the layer with index `layer`.
         """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
@@ -180,18 +187,20 @@ class _Call:
 
     @property
     def state(self) -> Tensor:
-        """The hidden state among the arguments of the call."""
+        """The argument of the call that is the hidden state."""
         return cast("Tensor", self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place])
 
     def to(self, dtype: torch.dtype) -> _Call:
-        """Return the call with every floating-point tensor converted to `dtype`."""
+        """Return a copy of the record with every floating-point tensor converted to `dtype`."""
         args, kwargs = tree_map_only(
             Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, (self.args, self.kwargs)
         )
         return _Call(args, kwargs, self.place, self.past)
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
-        """Call `block` with the recorded arguments but the given state `[batch, tokens, width]`; return the new state.
+        """Call `block` with the recorded arguments, but with `state` `[batch, tokens, width]`.
+
+        Return the block's new state.
 
         `swap` names two axes that are exchanged before the call and back after it. None: nothing is exchanged.
         """
@@ -225,21 +234,22 @@ def _plain_block(width: int) -> nn.Module:
 
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
-    """Return the arguments for a call of a BERT-like block with a mask.
+    """Return the arguments with which a BERT-like block is called for a padding mask (True at tokens).
 
-    Padding gets the lowest finite score instead of -inf, so that fully padded sequences stay finite.
+    Padding gets the lowest finite attention score instead of -inf, so that fully padded sequences stay finite.
     """
     scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return _Call((None,), {"attention_mask": scores[:, None, None, :]})
 
 
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
-    """Return a trainable float32 copy of the stack's last block, and its `Swap`.
+    """Return a trainable float32 copy of the stack's last block, and the block's `Swap`.
 
-    The `Swap` names the axes that differ in the block's order; None if the block reads `[batch, tokens, width]`.
+    The `Swap` is the pair of axes that the block exchanges compared with `[batch, tokens, width]`; None if none.
 
     Raises:
-        ConfigError: If the stack has no module for its last block, or the copy computes other values than the block.
+        ConfigError: If the stack has no module per block, or the copy does not run or computes other values than the
+            block.
     """
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
@@ -275,12 +285,12 @@ def _copy_block(block: nn.Module) -> nn.Module:
 
 
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
-    """Check that `copied` computes the same as the stack's last block; return its `Swap`.
+    """Check that `copied` computes the same as the stack's last block; return the block's `Swap` (see `_checked_copy`).
 
-    The model is called on a tiny input, then the copy with the arguments of the last block.
+    The model runs once on a tiny input, then the copy with the arguments of the model's last block.
 
     Raises:
-        ConfigError: If the results differ.
+        ConfigError: If the results differ, or the last block does not read the state of the layer below.
     """
     block, layer = stack.blocks[-1], stack.depth - 1
     states: dict[int, Tensor] = {}
@@ -314,7 +324,7 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 
 @torch.no_grad()
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
-    """Initialise a copied block in place, as its model would; `original` is the block that was copied.
+    """Initialise `block` in place as `model` initialises its blocks; `original` is the model's block that was copied.
 
     Parameters that the model does not initialise get torch's own initialisation. If there is none, matrices are drawn
     with the standard deviation `initializer_range` of the config, biases are 0, and any other parameter raises

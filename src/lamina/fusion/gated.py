@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Gated(FusionConfig):
-    """A fusion that computes `sum_i w_i z_i`, with weights `w_i = U gelu(V z_i + a) + b` from a small network.
+    """A fusion that computes `sum_i w_i z_i`; a small network computes each state's weight `w = U gelu(V z + a) + b`.
 
     Args:
         hidden: Size of the network's hidden layer, at least 1.
@@ -42,7 +42,7 @@ class Gated(FusionConfig):
 
 
 class _GatedStream(WeightedSum):
-    """One pass of several Gated fusions, the members: their stacked networks take one matrix product per layer."""
+    """One forward pass of several Gated fusions (its members), with one matrix product per layer for all networks."""
 
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members
@@ -53,7 +53,7 @@ class _GatedStream(WeightedSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
-        """Compute all members' weights for one state, and add the weighted state to their sums."""
+        """Compute each member's weights for one layer's state, and add the weighted state to the member's sum."""
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
         weights = ((hidden * self._outer).sum(-1) + self._outer_bias).movedim(2, 0)
@@ -61,7 +61,7 @@ class _GatedStream(WeightedSum):
         self._add(state, weights.unsqueeze(-1))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Return the sum of each member, and pass its weights to `observe`."""
+        """Return the sum of each member, and pass the member's weights to its `observe`. `mask` is True at tokens."""
         sums = super().finish(mask)
         for member, weights in zip(self._members, torch.stack(self._weights, dim=1), strict=True):
             member.observe(weights, mask)
@@ -70,7 +70,7 @@ class _GatedStream(WeightedSum):
 
 @final
 class GatedFusion(InputWeighted, config=Gated):
-    """The module of `Gated`: the linear maps `inner` (V and a) and `outer` (U and b)."""
+    """The module of `Gated`. Its linear maps are `inner` (V and a) and `outer` (U and b)."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _GatedStream

@@ -27,9 +27,9 @@ class Head2Toe(FusionConfig):
     """A fusion that scores all layers' features with a linear head, keeps the best, and trains a new head on them.
 
     For each layer, the mean of the tokens' states is scaled to length 1. These vectors, concatenated, are the features,
-    the same for every token. A single linear map must read them: use `SequenceClassification(labels, pooling="first")`
-    ("mean" gives the same result and needs more memory), or with `per_token` `TokenClassification(labels,
-    encoder_layers=0)`.
+    the same for every token. A single linear map must read them, otherwise a bank raises ConfigError: use
+    `SequenceClassification(labels, pooling="first")` ("mean" gives the same result and needs more memory), or with
+    `per_token` `TokenClassification(labels, encoder_layers=0)`.
 
     Training has two stages. In the first, the head reads all features, and a group lasso penalty pulls the weights of
     useless features towards 0. Then, between two epochs, the features are selected by the size of their weights, the
@@ -38,11 +38,12 @@ class Head2Toe(FusionConfig):
 
     Args:
         fraction: Share of the features, over all layers together, that is kept; above 0, up to 1.
-        group_lasso: Weight of the penalty: the sum of the lengths of the columns of the head's weight.
+        group_lasso: Weight of the penalty: the sum of the lengths of the columns of the head's weight. 0: no penalty.
         score_share: Share of the epochs for the first stage, rounded up to whole epochs; between 0 and 1, exclusive.
         layers: Selector of the layers that are read.
         per_token: Whether each token has its own features instead of the mean, for token tasks.
-        chunks: Number of equally long parts into which a sequence is cut, each with its own mean.
+        chunks: Number of equally long parts into which a sequence is cut, each with its own mean. With `per_token` only
+            1.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, after Evci et al. 2022,
@@ -70,9 +71,9 @@ class Head2Toe(FusionConfig):
 
 @final
 class Head2ToeFusion(Fusion, config=Head2Toe):
-    """The module of `Head2Toe`. It has no parameters.
+    """The module of `Head2Toe`. It has no parameters; its buffers are saved with the reader.
 
-    Its buffers are `kept` `[dim]` (which features are kept), `selected` `[]` (whether the selection was made), and
+    The buffers are `kept` `[dim]` (which features are kept), `selected` `[]` (whether the selection was made), and
     `shares` `[layers]` (what `importance` returns).
     """
 
@@ -87,7 +88,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers of which at least one feature is kept."""
+        """Return the indices of the layers that still have at least one kept feature."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
     def is_token_wise(self) -> bool:
@@ -95,11 +96,11 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the kept features; before the selection, its share of the latest scores."""
+        """Return each layer's share of the kept features; before the selection, of the scores after the last epoch."""
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the scaled features of all layers. Features that are not kept are 0."""
+        """Return the features: each layer's states, averaged over tokens and scaled. Those that are not kept are 0."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)
         parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers
@@ -109,7 +110,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return (torch.cat(parts, dim=-1) * self.kept).expand(-1, tokens, -1)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head is a single linear map for sequences, or with `per_token` for tokens."""
+        """Raise ConfigError unless `head` is one linear map, and labels whole sequences or `per_token` is set."""
         output = getattr(head, "output", None)
         linear = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not linear or linear != set(head.parameters()):
@@ -121,18 +122,19 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
             raise ConfigError("head2toe: the head labels tokens; the features are of whole texts. Set per_token=True.")
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return the group lasso penalty `group_lasso * sum_i ||W_i||`; None after the selection.
+        """Return the group lasso penalty `group_lasso * sum_i ||W_i||`, with the head's weights W_i of feature i.
 
-        W_i is the column of the head's weight for feature i.
+        Returns None after the selection, without a head, or if `group_lasso` is 0.
         """
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
         return self.config.group_lasso * torch.linalg.vector_norm(_output_of(head).weight, dim=0).sum()
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Store the features' scores. At the end of the first stage, select features and initialise the head again.
+        """Update `shares`. At the end of the first stage, select features and initialise the head again.
 
-        Returns whether features were selected now; see `Fusion.on_epoch_end`.
+        `done` is the finished share of the epochs; at 1 it is too late to select, and a warning is logged. `head` reads
+        the features. Returns whether features were selected now.
         """
         if bool(self.selected):
             return False
@@ -153,14 +155,14 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return True
 
     def _store_shares(self, scores: Float[Tensor, " dim"]) -> None:
-        """Set the buffer `shares` to each layer's share of the sum of all features' scores."""
+        """Set `shares` to each layer's share of the sum of all features' `scores`; do nothing if the sum is 0."""
         by_layer = scores.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
 
 
 def _output_of(head: nn.Module) -> nn.Linear:
-    """Return the linear map at the end of a head. `check_head` ensures that there is one."""
+    """Return the linear map that the head consists of; `check_head` has made sure that there is one."""
     return cast("nn.Linear", head.output)
 
 

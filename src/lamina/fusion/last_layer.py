@@ -36,5 +36,5 @@ class LastLayerFusion(Fusion, config=LastLayer):
         return (self.layers - 1,)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that returns the last state unchanged."""
+        """Return a stream that returns the last state unchanged. `members` is unused."""
         return WeightedSum(self.weights)

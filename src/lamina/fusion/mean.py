@@ -44,5 +44,5 @@ class MeanFusion(Fusion, config=Mean):
         return self.weights.clone()
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that sums the states."""
+        """Return a stream that averages the states. `members` is unused."""
         return WeightedSum(self.weights)

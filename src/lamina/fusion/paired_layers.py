@@ -26,13 +26,13 @@ class PairedLayers(PoolingConfig):
     """A fusion for pairs of texts: pool the tokens of both texts at every layer, compare them, mix the layers.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i; |u_i - v_i|; u_i * v_i]))) + gelu(b + sum_i M_i m_i)`.
-    For layer i, `p_i`, `u_i` and `v_i` are pooled states, as in `PooledLayers` and with the same queries: `p_i` of the
-    tokens of both texts, `u_i` of the first text, `v_i` of the second.
+    For layer i, `p_i`, `u_i` and `v_i` are pooled states, as in `PooledLayers` and with the same queries: `p_i` pools
+    the tokens of both texts, `u_i` of the first text, `v_i` of the second.
 
-    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are the mean, minimum and standard deviation,
-    over the tokens of the first text, of a token's best match: its highest cosine similarity with a token of the second
-    text. Three more are the same with the texts exchanged. The last two are the cosine similarity of the texts' mean
-    states, and the difference of their lengths divided by the sum.
+    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are the mean, minimum and standard deviation of
+    the best matches of the first text's tokens; a token's best match is its highest cosine similarity with a token of
+    the second text. The next three are computed with the texts exchanged. The last two are the cosine similarity of the
+    texts' mean states, and the difference of the texts' lengths divided by the sum of the lengths.
 
     The model reads both texts in one pass, as for its own head, and nothing is projected per token. The separator that
     the bank's tokenizer puts between two texts shows which token belongs to which text. Every token gets the same
@@ -57,10 +57,7 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """One pass of several PairedLayers fusions: it pools three sets of tokens, and adds up the terms `M_i m_i`.
-
-    For the symbols see `PairedLayers`.
-    """
+    """One pass of several PairedLayers fusions: it pools three sets of tokens per layer, and adds up the `M_i m_i`."""
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
@@ -68,14 +65,15 @@ class _PairedStream(PoolingStream):
         self._matched: Tensor = torch.stack([member.bias for member in members]).unsqueeze(1)  # [members, batch, dim]
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return the three sets of tokens: both texts, the first text, the second text."""
+        """Return three sets of tokens to pool: those of both texts, of the first text, and of the second text."""
         masks = (view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask)
         return list(map(PooledTokens.from_mask, masks))
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
         """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
 
-        It also adds the layers' terms `M_i m_i` to their sum.
+        It also adds the terms `M_i m_i` to their sum. `view` has one layer's state or several, stacked; `layers` are
+        their positions among the selected layers.
         """
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]
@@ -84,7 +82,7 @@ class _PairedStream(PoolingStream):
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def total(self) -> Float[Tensor, "members batch dim"]:
-        """Return the sum over all layers, and gelu of the sum of the terms `M_i m_i` and the bias."""
+        """Return each member's features: the weighted sum over the layers, plus `gelu(b + sum_i M_i m_i)`."""
         return super().total() + F.gelu(self._matched)
 
 

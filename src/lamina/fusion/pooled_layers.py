@@ -1,7 +1,7 @@
 """PooledLayers: pool the tokens of each layer by learned attention, then mix the layers.
 
-`PairedLayers`, for two texts, uses the same pooling, so the base classes of both are in this file. A stream
-(`lamina.fusion.base.Stream`) runs several fusions in one pass; these are its members.
+`PairedLayers`, for two texts, uses the same pooling, so this file holds the base classes of both. A stream
+(`lamina.fusion.base.Stream`) is one forward pass that computes several fusions together; these fusions are its members.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """A set of tokens of each sequence. Their states are pooled to one vector. Both values None: all tokens."""
+    """A set of tokens of each sequence, whose states are pooled to one vector. Both fields None: all tokens."""
 
     excluded: Bool[Tensor, "batch 1 tokens"] | None = None  # True at tokens that are not in the set
     has_any: Bool[Tensor, "batch 1 1"] | None = None  # whether the set has a token
@@ -66,9 +66,10 @@ def token_shares(
     queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> Iterator[Float[Tensor, "*layers batch queries heads tokens"]]:
-    """Yield the attention weights of the queries over the tokens, for each set of tokens in `parts`.
+    """Yield, for each set of tokens in `parts`, the attention weights of the queries over the tokens.
 
-    The weights sum to 1 over the tokens of the set; they are 0 if the set is empty.
+    The weights are a softmax over the set's tokens of the product of query and state. They sum to 1; if the set is
+    empty, all are 0.
     """
     # not divided by the square root of the size: queries would hardly change at usual learning rates
     scores = queries.flatten(-3, -2) @ states.mT
@@ -85,7 +86,7 @@ def pool_tokens(
     queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "*layers queries batch width"]]:
-    """Return the weighted mean of the states over each set of tokens in `parts`; `token_shares` gives the weights.
+    """Return, for each set of tokens in `parts`, the mean of the tokens' states, weighted as `token_shares` says.
 
     A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
     """
@@ -99,7 +100,7 @@ def pool_tokens(
 
 
 class PoolingStream(Stream):
-    """Base class of the streams of PooledLayers and PairedLayers.
+    """Base class of the streams of PooledLayers and PairedLayers: one forward pass of several fusions, the members.
 
     Each layer is pooled with the queries of all members in one product. Small states are collected until there are
     enough to pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and
@@ -120,19 +121,19 @@ class PoolingStream(Stream):
 
     @abstractmethod
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return the sets of tokens that are pooled. The same sets are used for all layers."""
+        """Return the sets of tokens to pool, from the masks of `view`, the first layer; all layers use these sets."""
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch width"]:
-        """Return the pooled vectors of one layer, or of several layers whose states are stacked in `view`."""
+        """Return the pooled vectors of the layers whose states are in `view`: their positions are `layers`."""
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
-        """Return the mean state of each set of tokens, weighted by the queries of all members."""
+        """Return for each set of tokens the mean state, weighted by all members' queries; arguments as for `pooled`."""
         queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
         return pool_tokens(view.normed.to(queries.dtype), queries, self._parts)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Collect one layer's state. Pool the states once there are enough; project once enough are pooled."""
+        """Store one layer's state. Pool the states once enough are stored; project once enough layers are pooled."""
         self._parts = self._parts or self.parts(view)
         self._views.append(view)
         full = index + 1 - self._counts[1] == _TOGETHER
@@ -142,7 +143,7 @@ class PoolingStream(Stream):
             self._project()
 
     def _pool(self) -> None:
-        """Pool the tokens of the collected layers, all at once, and free their states."""
+        """Pool the tokens of all stored states at once, and forget the states."""
         views, self._views = self._views, []
         layers = slice(self._counts[0], self._counts[0] + len(views))
         view = views[0]
@@ -153,7 +154,7 @@ class PoolingStream(Stream):
         self._counts[0] = layers.stop
 
     def _project(self) -> None:
-        """Project the pooled layers and add their features to the sum."""
+        """Project the pooled layers, and add their weighted features to each member's sum; forget the pooled layers."""
         pooled = self._pooled[0] if len(self._pooled) == 1 else torch.cat(self._pooled)
         layers, kernels = slice(self._counts[1], self._counts[0]), [member.projection for member in self._members]
         if len(pooled) < len(kernels[0]):
@@ -171,7 +172,7 @@ class PoolingStream(Stream):
         self._counts[1], self._pooled = layers.stop, []
 
     def total(self) -> Float[Tensor, "members batch dim"]:
-        """Return the sum over all layers."""
+        """Return each member's sum over all layers, after pooling and projecting what is still stored."""
         if self._views:
             self._pool()
         if self._pooled:
@@ -179,16 +180,16 @@ class PoolingStream(Stream):
         return require_fed(self._total)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
-        """Return the sum of each member, the same for every token."""
+        """Return the sum of each member, repeated for every token. Only the shape of `mask` is used."""
         return self.total().unsqueeze(2).expand(-1, -1, mask.shape[1], -1)
 
 
 class PoolingFusion(Fusion):
-    """Base class of the modules of PooledLayers and PairedLayers.
+    """Base class of the modules of PooledLayers and PairedLayers; ConfigError if `heads` does not divide the width.
 
-    Parameters: `queries` `[layers, queries * heads, width]` and `projection`
-    `[layers, dim, queries * parts * width]`, where `parts` is the number of pooled vectors per query. Subclasses add
-    `scores` `[layers]`, the weights of the layers, as their last parameter.
+    Parameters: `queries` `[layers, queries * heads, width]` and `projection` `[layers, dim, queries * parts * width]`,
+    where `parts` is the number of pooled vectors per query. Subclasses add `scores` `[layers]`, the weights of the
+    layers before the softmax.
     """
 
     scores: nn.Parameter
@@ -205,15 +206,15 @@ class PoolingFusion(Fusion):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
     def group(self) -> Hashable:
-        """Return a key of shapes, settings, device and mode. Fusions with equal keys are computed together."""
+        """Return a key made of shapes, dtype, device, settings and mode; fusions with equal keys share one stream."""
         return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the weight of each layer, the softmax of `scores`. The weights sum to 1."""
+        """Return the weight of each layer, the softmax of `scores`, without gradient. The weights sum to 1."""
         return self.scores.detach().softmax(0)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head labels whole sequences, not tokens."""
+        """Raise ConfigError if `head` labels tokens instead of whole sequences."""
         if not getattr(head, "pools", False):
             whole = "pair" if self.config.reads_pairs else "text"
             raise ConfigError(f"{self.config.op}: the head labels tokens; these features are of a whole {whole}.")
@@ -259,12 +260,12 @@ class PooledLayers(PoolingConfig):
 
 
 class _PooledStream(PoolingStream):
-    """One pass of several PooledLayers fusions. All of them pool the same set of tokens."""
+    """One forward pass of several PooledLayers fusions (its members), which all pool the same set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
         """Return one set of tokens: all but padding, or if `over` is "second" the tokens of the second text.
 
-        A text without a second one has all its tokens in the set.
+        For a sequence without a second text, the set has all its tokens.
         """
         mask = view.mask
         if self._config.over == "all" and not view.is_padded:
@@ -290,13 +291,14 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         self.scores = nn.Parameter(torch.zeros(layers))
 
     def group(self) -> Hashable:
-        """Return a key. Fusions with equal keys are computed together, and pool the same tokens."""
+        """Return a key of shapes, device, settings and mode; fusions with equal keys are computed together."""
         return (super().group(), self.config.over)
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
-        """Return each layer's weight, divided among the tokens by the attention of its queries, `[layers, tokens]`.
+        """Return each layer's weight, divided among the tokens by the mean attention of its queries.
 
-        None if only the second of two texts is pooled, because a single text does not show which tokens these are.
+        None if `over` is "second", because a single text, whose `states` these are, does not show where a second one
+        begins.
         """
         if self.config.reads_pairs:
             return None

@@ -1,4 +1,4 @@
-"""Routing: the states of all tokens and layers vote for a few output vectors, which weigh the votes iteratively."""
+"""Routing: the states of all tokens and layers vote for a few output vectors, which iteratively weigh the votes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _TOKENS = 128  # tokens per chunk if each is routed by itself and no gradients a
 class Routing(FusionConfig):
     """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
-    The states are normalised, scaled and shifted per layer, which gives tokens x layers vectors. The first stage routes
-    them to `vectors` vectors, the second stage to equally many, and the third to `dim` numbers. Every token gets the
-    same features. In the author's code these numbers are the logits; for that use `Routing(dim=len(labels))` with
-    `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or "mean")
-    reads the features with one linear map.
+    In routing, each input vector votes for each output vector; an output uses an input more, the better it predicts it.
+    The inputs of the first stage are the states, normalised, scaled and shifted per layer: tokens x layers vectors. Its
+    outputs are `vectors` vectors, as are those of the second stage; those of the third are `dim` numbers. Every token
+    gets the same features. In the author's code these numbers are the logits; for that use `Routing(dim=len(labels))`
+    with `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or
+    "mean") reads the features with one linear map.
 
     Args:
         dim: Size of the features, at least 2.
@@ -59,7 +60,7 @@ class Routing(FusionConfig):
 
 @final
 class RoutingFusion(InputWeighted, config=Routing):
-    """The module of `Routing`. Parameters: `scale` and `shift` `[layers, width]`; `stages` are three `Route`s."""
+    """The module of `Routing`. Parameters: `scale` and `shift` `[layers, width]`; `stages` are three of `Route`."""
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
@@ -70,7 +71,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features. All states are needed at once, because every iteration reads every input."""
+        """Return the features, and pass the absolute `credit` to `observe`. Every iteration reads all states."""
         features, credit = self._routed(states, mask)
         amounts = credit.abs().sum(-1)
         # normalised, so that each sequence (or token) counts the same
@@ -85,7 +86,8 @@ class RoutingFusion(InputWeighted, config=Routing):
     def importance(self) -> Float[Tensor, " layers"]:
         """Return each layer's share of the absolute `credit`, over all texts since the last switch of the mode.
 
-        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They start equal.
+        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They are equal before any
+        text.
         """
         return super().importance()
 
@@ -95,9 +97,9 @@ class RoutingFusion(InputWeighted, config=Routing):
         states: Float[Tensor, "layers batch tokens width"],
         mask: Shaped[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch layers tokens dim"]:
-        """Return how much each layer of each token contributed to each output.
+        """Return the credit: how much each layer of each token contributed to each output, that is, to each feature.
 
-        An output is a class if there is no linear head.
+        With `linear=False` in the head, an output is the logit of a class.
 
         Args:
             states: Hidden states of the selected layers, lowest first.
@@ -111,7 +113,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]` and `credit` `[batch, layers, tokens, dim]` without gradient."""
+        """Return features `[batch, tokens, dim]`, and without gradient the `credit` `[batch, layers, tokens, dim]`."""
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -132,9 +134,11 @@ class RoutingFusion(InputWeighted, config=Routing):
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
     def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the three stages on the vectors `routed`; return the last outputs, and the credit of each input for each.
+        """Run the three stages on the vectors `routed`.
 
-        `real` is False at inputs that are padding.
+        Return the outputs of the last stage, and each input's credit for each.
+
+        `real` is False at inputs that are padding. None: no input is padding.
         """
         weights: list[Tensor] = []
         for stage in self.stages:
@@ -146,10 +150,10 @@ class RoutingFusion(InputWeighted, config=Routing):
 
 @final
 class Route(nn.Module):
-    """One stage of routing, from input vectors to output vectors.
+    """One stage of `Routing`: a module that computes output vectors from input vectors.
 
     Args:
-        inputs: Number of input vectors. None: any number; they share their parameters.
+        inputs: Number of input vectors. None: any number; the parameters per input are then shared by all.
         outputs: Number of output vectors.
         size_in: Size of an input vector.
         size_out: Size of an output vector. Vectors of size 1 are not normalised.
@@ -204,26 +208,23 @@ class Route(nn.Module):
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted sum, over inputs i, of the votes `(x_i / sqrt(inputs) * scale_j) map + bias_j`.
 
-        `vectors` are the inputs x, `weight` is the weight of each input for each output, and `damping` the factor `1 /
-        sqrt(inputs)`. The inputs are summed before they are mapped, so that the votes themselves are never in memory.
+        `vectors` are the inputs x, `weight` is the weight of each input for each output j, and `damping` the factor `1
+        / sqrt(inputs)`. The inputs are summed before they are mapped, so that the votes themselves are never in memory.
         """
         gathered = torch.einsum("bij,bid->bjd", weight, vectors) * damping * self.vote_scale
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return the share of each input in `vectors` that each output gets.
-
-        Outputs that predict the input better get more.
-        """
+        """Return the share of each input that each output gets: more, the better the output predicts the input."""
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)
 
     def _normalised(self, outputs: Tensor) -> Tensor:
-        """Return the LayerNorm of output vectors; vectors of size 1 are returned unchanged."""
+        """Return the LayerNorm of `outputs` over their last axis; vectors of size 1 are returned unchanged."""
         return outputs if outputs.shape[-1] == 1 else F.layer_norm(outputs, outputs.shape[-1:])
 
 
 def _normal(*shape: int, std: float = 1.0) -> nn.Parameter:
-    """Return a parameter of the given shape, drawn from a normal distribution with mean 0."""
+    """Return a parameter of the given shape, drawn from a normal distribution with mean 0 and deviation `std`."""
     return nn.Parameter(torch.empty(shape).normal_(std=std))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class ScalarMix(FusionConfig):
-    """A fusion by a weighted mean, `scale * sum_i softmax(scores)_i z_i`; it keeps the model's width.
+    """A fusion by a weighted mean, `scale * sum_i softmax(scores)_i z_i`, of the layers' states z_i.
 
     Args:
         layers: Selector of the layers that are read.
@@ -39,7 +39,7 @@ class ScalarMix(FusionConfig):
 
 @final
 class ScalarMixFusion(Fusion, config=ScalarMix):
-    """The module of `ScalarMix`. Parameters: `scores` `[layers]` and `scale` `[]`."""
+    """The module of `ScalarMix`. Parameters: `scores` `[layers]` (weights before the softmax) and `scale`, a scalar."""
 
     token_wise: ClassVar = True
 
@@ -53,10 +53,10 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
         return self.scores.detach().softmax(0)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that sums weighted states.
+        """Return a stream that sums the weighted states. `members` is unused.
 
         In training, each layer is dropped for the whole pass with probability `layer_dropout`. If all would be dropped,
-        none is. `members` is unused.
+        none is.
         """
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:

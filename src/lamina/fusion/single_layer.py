@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class SingleLayer(ProjectedConfig):
-    """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers.
+    """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers: a fair baseline of it.
 
-    In the published baseline, this projection keeps its random initial weights, as with `frozen`. By default it is
-    trained.
+    In the published baseline, this projection keeps its random initial weights, as with `frozen=True`.
 
     Args:
         layer: The layer that is read; negative numbers count from the top.
         dim: Size of the features.
-        dropout: Probability of dropout on the features.
-        positions: Whether to add fixed sinusoidal token positions.
-        output_activation: Whether to apply GELU to the result.
+        dropout: Probability of dropout on the features and, with `positions`, once more on the result.
+        positions: Whether to add fixed sinusoidal token positions, after GELU.
+        output_activation: Whether to apply GELU to the projected features.
         frozen: Whether the projection stays at its random initialisation, and only the head is trained.
     """
 
@@ -45,13 +44,13 @@ class SingleLayer(ProjectedConfig):
         self.check("single_layer")
 
     def selector(self) -> int:
-        """Return the number of the layer that is read."""
+        """Return the index of the layer that is read; negative numbers count from the top."""
         return self.layer
 
 
 @final
 class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
-    """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`.
+    """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`, without gradient if `config.frozen`.
 
     If it gets the states of several layers, it reads only the layer that `config.layer` selects.
     """
@@ -62,11 +61,11 @@ class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
         self.index = 0 if layers == 1 else select(config.layer, layers, op="single_layer")[0]
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the index of the state that is read."""
+        """Return a tuple with the index of the layer that is read."""
         return (self.index,)
 
     @classmethod
     def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
-        """Return 1 for the state that is read and 0 for the others."""
+        """Return one row per fusion in `members`: 1 for the layer that it reads and 0 for the others."""
         eye = torch.eye(members[0].layers, device=members[0].projection.device, dtype=members[0].projection.dtype)
         return eye[[member.index for member in members]]
