@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows dim"]:
-    """Apply LayerNorm i to `features[i]`, for several heads in one operation; the norms have equal shape and eps."""
+    """Apply LayerNorm i of `norms` to `features[i]`, for several heads at once; the norms have equal shape and eps."""
     if len(norms) == 1:
         return norms[0](features)
     normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
@@ -32,7 +32,7 @@ def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases and without a residual connection; `attend` computes it.
+    """Multi-head self-attention with biases and without a residual connection. It has no `forward`: call `attend`.
 
     Args:
         op: The operation that error messages begin with.
@@ -64,7 +64,7 @@ def attend(
     """Return the self-attention of several modules, the members, each on its own features, in one operation.
 
     Args:
-        members: `SelfAttention` modules of equal shape and settings.
+        members: `SelfAttention` modules of equal shape and settings, one per head that is computed.
         features: `features[i]` are the features for member i.
         mask: True at tokens that are attended to; every row must have one.
         generators: Each member's generator for dropout. None: torch's global generator.
@@ -86,14 +86,12 @@ def attend(
 
 
 class EncoderLayer(nn.Module):
-    """A pre-norm transformer encoder layer with GELU; `encode` computes it.
+    """A pre-norm transformer encoder layer with GELU. It has no `forward`: call `encode`.
 
     Args:
         op: The operation that error messages begin with.
         dim: Size of the features.
-        heads: Number of attention heads, which must divide `dim`.
-        feedforward: Inner size of the feed-forward network.
-        dropout: Probability of dropout on attention weights, inside the feed-forward network, and on both branches.
+        heads: Number of attention heads; ConfigError if it does not divide `dim`.
     """
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:
@@ -114,7 +112,7 @@ def encode(
 ) -> Float[Tensor, "heads batch tokens dim"]:
     """Return the output of several `EncoderLayer`s, the members, each on its own features, in one operation.
 
-    The arguments are those of `attend`.
+    `members` are `EncoderLayer`s of equal shape and settings; the other arguments are those of `attend`.
     """
     p = members[0].dropout if members[0].training else 0.0
     normed = norm([member.attention_norm for member in members], features)

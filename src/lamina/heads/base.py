@@ -30,7 +30,7 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The facts about a task that its kind and its heads need. `Task` and `TaskOutline` implement this protocol."""
+    """The facts about a task that its kind and its heads need, as a protocol; `Task` and `TaskOutline` have them."""
 
     @property
     def kind(self) -> object:
@@ -53,7 +53,7 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task that decide its default reader. `Task` and a recipe's task implement this protocol."""
+    """The facts about a task that decide its default reader, as a protocol; `Task` and a recipe's task have them."""
 
     @property
     def pairs(self) -> bool:
@@ -67,8 +67,9 @@ class HeadConfig(ABC):
     Attributes:
         labels: Names of the classes.
         kind: Name of the kind of task that the head is for.
-        inputs: Names of the model's arguments that this head's tasks provide. In models with several towers, these
-            names decide which tower a reader reads, if the reader names no stack.
+        inputs: Names of the model's arguments that this kind of task provides, such as "input_ids". In models with
+            several towers (one for texts, one for images), they decide which tower a reader reads, if the reader names
+            no stack.
         problem_type: "classification", "regression" (a number), or "multi_label" (several labels at once).
     """
 
@@ -82,7 +83,7 @@ class HeadConfig(ABC):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head's module gives each token a weight; see `Head.token_map`."""
+        """Whether the head's logits are a weighted mean over tokens; see `Head.token_map`."""
         return False
 
     @abstractmethod
@@ -91,26 +92,26 @@ class HeadConfig(ABC):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return the default fusion and head for a task.
+        """Return the default fusion and the default head for a task of this head's kind.
 
         Raises:
-            ConfigError: If this kind of task has no default. Subclasses override this method to return one.
+            ConfigError: If this kind of task has no default. Subclasses that have one override this method.
         """
         problem = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {problem}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return a fusion and a head for a monitor: their scores of a token do not depend on later tokens.
+        """Return a fusion and a head for a monitor, whose scores of a token must not depend on later tokens.
 
         Raises:
-            ConfigError: If this kind of task has none. Subclasses override this method to return one.
+            ConfigError: If this kind of task has none. Subclasses that have them override this method.
         """
         problem = f"tasks of kind {task.kind} have no reader that scores a text while it is written"
         raise ConfigError(f"reader: {problem}. Use a task of kind token_classification or sequence_classification.")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
-        """Return a new module for features of size `dim` on `model`. By default the model is not used."""
+        """Return a new module for features of size `dim` of readers on `model`. By default `model` is not used."""
         return self.build(dim)
 
 
@@ -129,19 +130,19 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits.
+        """Return the logits for the features of a batch.
 
-        `mask` is True at tokens and False at padding; every row must have a token.
+        `mask` is True at tokens and False at padding; every sequence must have a token.
         """
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss, a scalar, over the labels that are not IGNORE; 0 if there are none."""
+        """Return the mean loss, a scalar, over the labels that are not IGNORE (-100); 0 if there are none."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """Number of logits per position: the number of labels, or of entries of the vocabulary."""
+        """Number of logits per sequence or token: the number of labels, or of entries of the vocabulary."""
 
     @property
     def reads_first(self) -> bool:
@@ -149,7 +150,7 @@ class Head(nn.Module, ABC):
         return False
 
     def is_token_wise(self) -> bool:
-        """Return whether tokens are read one by one: a logit belongs to one token, or is a (weighted) mean over tokens.
+        """Return whether tokens are read one by one: logits belong to one token, or are a (weighted) mean over tokens.
 
         For such a head, the score of a growing text can be updated as a running mean, because a token's own logits do
         not depend on other tokens.
@@ -160,29 +161,29 @@ class Head(nn.Module, ABC):
         """Return the affine map from a token's features to its own logits, if a token-wise head consists of one.
 
         If the head weighs tokens (see `HeadConfig.weighs_tokens`), the map has one more output: the logarithm, up to a
-        constant, of the token's weight in the mean over a sequence. None (the default): `forward` computes the logits,
-        and all tokens have the same weight.
+        constant, of the token's weight in the mean over a sequence. None (the default): there is no such map, call
+        `forward`.
         """
         return None
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if this head cannot read the features that `fusion` computes from `stack`."""
+        """Raise ConfigError if this head cannot read what `fusion` computes from `stack`. By default it always can."""
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the divisor of `loss`: the number of labels that are not IGNORE.
+        """Return the number by which `loss` divides a sum over labels: the number of labels that are not IGNORE.
 
         Heads with class weights return the sum of these labels' weights instead.
         """
         return count_labels(labels, None)
 
     def borrowed_tensors(self) -> Mapping[str, Tensor]:
-        """Return name -> tensor, for tensors of the base model that the head uses. They are not saved with the head."""
+        """Return name -> tensor, for the base model's tensors that the head uses and does not save; by default none."""
         return {}
 
     def group(self) -> Hashable | None:
-        """Return a key. Heads of one class with equal keys are computed as one operation.
+        """Return a key; `forward_many` computes heads of one class with equal keys together.
 
-        None: this head is computed alone.
+        None (the default): this head is computed alone.
         """
         return None
 
@@ -192,7 +193,7 @@ class Head(nn.Module, ABC):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch ..."]:
-        """Return the logits of several heads with the same `group` as this one, each on its own features."""
+        """Return the logits of several `heads` of this one's class and `group`; head i reads `features[i]`."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
@@ -223,7 +224,7 @@ class PassThrough(nn.Module):
 
 @runtime_checkable
 class AffineMap(Protocol):
-    """A module with the weight and bias of an affine map, such as `nn.Linear`."""
+    """A module with the weight and bias of an affine map, such as `nn.Linear`; a protocol."""
 
     @property
     def weight(self) -> Tensor:
@@ -237,14 +238,14 @@ class AffineMap(Protocol):
 
 
 class TokenMap(NamedTuple):
-    """The weight `[out, dim]` and bias `[out]` of an affine map of a token's features."""
+    """The weight `[out, dim]` and bias `[out]` of an affine map of a token's features; see `Head.token_map`."""
 
     weight: Tensor
     bias: Tensor
 
 
 def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
-    """Apply affine map i to `features[i]`, for all heads in one operation."""
+    """Apply affine map i of `maps` to `features[i]`, for several heads in one operation."""
     if len(maps) == 1:
         return F.linear(features, maps[0].weight, maps[0].bias)
     rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)
@@ -257,8 +258,8 @@ class LabelHead(Head):
     """Base class of heads that end with a linear map to one logit per label.
 
     Args:
-        config: The settings; they have `labels` and `class_weights`, and optionally `linear`. With `linear=False` the
-            features themselves are the logits.
+        config: The settings, with `labels`, `class_weights` and optionally `linear`. With `linear=False` the features
+            themselves are the logits; ConfigError if `dim` is not the number of labels then.
         dim: Size of the features.
         **parts: Submodules before the linear map, by name.
 
@@ -284,7 +285,7 @@ class LabelHead(Head):
 
     @property
     def outputs(self) -> int:
-        """Number of labels, that is, of logits per position."""
+        """Number of labels, that is, of logits per sequence or token."""
         return self.output.out_features
 
     def token_map(self) -> AffineMap | None:
@@ -292,7 +293,7 @@ class LabelHead(Head):
         return self.output if self.is_token_wise() else None
 
     def group(self) -> Hashable:
-        """Return a key of shape, settings, mode and dtype. Heads with equal keys are computed together."""
+        """Return a key made of shape, `settings`, mode and dtype; heads with equal keys are computed together."""
         weight, settings = self.output.weight, [getattr(self.config, name) for name in self.settings]
         return (*weight.shape, *settings, self.training, weight.dtype)
 
@@ -317,7 +318,7 @@ class LabelHead(Head):
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
-    """Return label names as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
+    """Return the names in `labels` as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
 
     Raises:
         ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
@@ -344,10 +345,10 @@ def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:
 
 
 def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
-    """Return class weights as a tuple of floats, or None for None.
+    """Return class weights as a tuple of floats; None, which means that all are equal, is returned as it is.
 
     Raises:
-        ConfigError: Unless `weights` has one positive, finite number for each of `labels` labels. The message begins
+        ConfigError: If `weights` is not one positive, finite number for each of `labels` labels. The message begins
             with `op`.
     """
     if weights is None:
@@ -363,7 +364,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the labels that are not IGNORE; 0 if all are (torch returns NaN).
 
-    `weight` holds one weight per class, as in torch. None: all equal.
+    `weight` holds one weight per class, for a weighted mean as in torch. None: all equal.
     """
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
@@ -371,6 +372,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tens
 
 
 def count_labels(labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the number of labels that are not IGNORE; with `weight` per class, the sum of their weights."""
+    """Return the number of labels that are not IGNORE. With `weight`, one per class, the sum of these labels' weights."""
     present = labels != IGNORE
     return present.sum() if weight is None else weight[labels[present]].sum()

@@ -54,10 +54,13 @@ class CausalLM(VocabularyConfig):
 
 @final
 class CausalLMHead(VocabularyHead):
-    """The module of `CausalLM`; logits `[batch, tokens, classes]`."""
+    """The module of `CausalLM`; logits `[batch, tokens, classes]`, one class per entry of the vocabulary."""
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if a token's features may depend on later tokens, because of the model or of the fusion."""
+        """Raise ConfigError if a token's features may depend on later tokens, because of the model or of the fusion.
+
+        The model is run on a tiny input to find out, except if it has no weights yet (on the meta device).
+        """
         problem = None
         if stack.name != "main":
             problem = f"the stack '{stack.name}' is one of two, which read different texts"

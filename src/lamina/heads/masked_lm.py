@@ -29,9 +29,9 @@ class MaskedLM(VocabularyConfig):
     """A head for masked language modelling: linear map, activation, LayerNorm, then the model's vocabulary projection.
 
     The head has its own bias. On a model with a head for masked language modelling (`BertForMaskedLM`), the linear map,
-    activation, norm and bias are initialised as copies of that head's. On other models they are initialised randomly.
-    The projection belongs to the base model: it is neither copied nor saved, and only changes if the base model is
-    trained.
+    activation, norm and bias are initialised as copies of that head's, if the copies give the same logits. Otherwise
+    they are new, with GELU. The projection belongs to the base model: it is neither copied nor saved, and only changes
+    if the base model is trained.
 
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
@@ -53,13 +53,14 @@ class MaskedLM(VocabularyConfig):
 
 @final
 class MaskedLMHead(VocabularyHead):
-    """The module of `MaskedLM`; logits `[batch, tokens, classes]`."""
+    """The module of `MaskedLM`; logits `[batch, tokens, classes]`, one class per entry of the vocabulary."""
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """Return a copy of the linear map, activation, norm and bias of the model's own masked language modelling head.
+    """Return trainable float32 copies of what the model's own masked language modelling head has besides `projection`.
 
-    None if the model has no such head, or if the copy does not compute the model's own logits.
+    These are a linear map, an activation, a norm and a bias. None if the model has no such head, or if the copies do
+    not compute the model's own logits. `projection` is the model's map onto its vocabulary.
     """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
@@ -81,7 +82,7 @@ def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform
 
 
 def _activations(config: PretrainedConfig) -> Iterator[Activation]:
-    """Yield the activation functions that a config names, then common ones."""
+    """Yield the activation functions that a config names, then common ones, each name once."""
     from transformers.activations import ACT2FN
 
     named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]
@@ -92,7 +93,10 @@ def _activations(config: PretrainedConfig) -> Iterator[Activation]:
 
 @torch.no_grad()
 def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
-    """Return the first candidate in `parts` that turns the model's last state into its logits; None if none does."""
+    """Return the first candidate in `parts` that turns the model's last state into its logits; None if none does.
+
+    None also if no input for the model is known, or the model returns no logits.
+    """
     try:
         inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:

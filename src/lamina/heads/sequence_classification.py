@@ -81,7 +81,7 @@ class PooledClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return the default reader's fusion and head: `PairedLayers` for pairs of texts, else `PooledLayers`."""
+        """Return the default fusion and head for `task`: `PairedLayers` for pairs of texts, else `PooledLayers`."""
         fusion = PairedLayers() if task.pairs else PooledLayers()
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
@@ -107,7 +107,7 @@ class PooledClassification(HeadConfig):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head weighs tokens: only with pooling "query", and if no encoder layers mix tokens before."""
+        """Whether the logits are a weighted mean over tokens: with pooling "query" and no encoder layers before it."""
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
@@ -124,7 +124,7 @@ class SequenceClassification(PooledClassification):
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return a fusion and a head for a monitor: all layers, and the mean of the tokens' logits.
+        """Return a fusion and a head for a monitor: a map of all layers per token, and the mean of the tokens' logits.
 
         With them, a token's scores do not depend on later tokens.
         """
@@ -149,7 +149,7 @@ class ImageClassification(PooledClassification):
 class AudioClassification(PooledClassification):
     """A head with one class for an audio clip; see `PooledClassification` for the settings.
 
-    The tokens are the audio frames. Padding frames are left out if the model reports them.
+    The tokens are the audio frames. Padding frames are left out if the model says which these are.
     """
 
     kind: ClassVar[str] = "audio_classification"
@@ -184,7 +184,7 @@ class PooledClassificationHead(LabelHead):
 
     @property
     def reads_first(self) -> bool:
-        """Whether only the first real token is read: only with pooling "first" and no encoder layers."""
+        """Whether only the first token that is not padding is read: with pooling "first" and no encoder layers."""
         return self.config.pooling == "first" and not self.config.encoder_layers
 
     def is_token_wise(self) -> bool:
@@ -195,9 +195,9 @@ class PooledClassificationHead(LabelHead):
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def token_map(self) -> AffineMap | None:
-        """Return the linear map to the logits. With pooling "query", its last output is the query's score of the token.
+        """Return the linear map to the logits; None if the head is not token-wise.
 
-        None if the head is not token-wise.
+        With pooling "query", the map has one more output: the score `query . h_t / sqrt(dim)` of the token.
         """
         output = super().token_map()
         if output is None or self.query is None:
@@ -212,7 +212,7 @@ class PooledClassificationHead(LabelHead):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch classes"]:
-        """Return the logits of each sequence, for several heads of the same shape in one operation."""
+        """Return the logits of each sequence, for several `heads` of equal settings; head i reads `features[i]`."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training and self.config.linear else 0.0
         if self.config.encoder_layers:
@@ -241,7 +241,8 @@ class PooledClassificationHead(LabelHead):
         """Return the mean loss over the labels that are present: cross-entropy, squared error or binary cross-entropy.
 
         Labels are `[batch]` class indices for classification (IGNORE: no label), `[batch]` floats for regression (NaN:
-        no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label).
+        no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label). Without
+        labels the loss is 0.
 
         Raises:
             ConfigError: If the labels have another shape.
@@ -262,7 +263,7 @@ class PooledClassificationHead(LabelHead):
         return (error * present).sum() / present.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the divisor of `loss`: the number of labels that are present.
+        """Return the number by which `loss` divides a sum over labels: the number of labels that are present.
 
         With problem type "classification" and class weights, it is the sum of these labels' weights.
         """

@@ -30,7 +30,8 @@ class TokenClassification(HeadConfig):
     Args:
         labels: Names of the classes, or their number.
         encoder_layers: Number of encoder layers. 0: only the linear map.
-        attention_heads: Attention heads of each encoder layer; must divide the size of the features.
+        attention_heads: Attention heads of each encoder layer; ConfigError on building if they do not divide the size
+            of the features.
         feedforward: Inner size of each encoder layer's feed-forward network.
         dropout: Probability of dropout inside the encoder layers and before the linear map.
         class_weights: One positive weight per label for the loss. None: all equal.
@@ -50,12 +51,12 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """Return the default reader's fusion and head: all layers mapped to 128 numbers, and one encoder layer."""
+        """Return the default fusion and head for `task`: all layers mapped to 128 numbers, and one encoder layer."""
         return Concat(dim=128, layers="all"), cls(task.labels, feedforward=512)
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """Return a fusion and a head for a monitor: as `default`, but without the encoder layer.
+        """Return a fusion and a head for a monitor: those of `default`, but without the encoder layer.
 
         With them, a token's scores do not depend on later tokens.
         """
@@ -86,7 +87,7 @@ class TokenClassificationHead(LabelHead):
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's logits depend only on its own features: only without encoder layers."""
+        """Return whether a token's logits depend only on this token's own features: True without encoder layers."""
         return self.config.encoder_layers == 0
 
     def forward_many(
@@ -95,7 +96,7 @@ class TokenClassificationHead(LabelHead):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch tokens classes"]:
-        """Return the logits of each token, for several heads of the same shape in one operation."""
+        """Return the logits of each token, for several `heads` of equal settings; head i reads `features[i]`."""
         generators = [head.generator for head in heads]
         for layers in zip(*(head.encoder for head in heads), strict=True):
             features = encode(layers, features, mask, generators)

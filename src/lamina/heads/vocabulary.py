@@ -25,7 +25,7 @@ LABELS = ("token",)  # placeholder: the classes are the base model's vocabulary,
 
 @dataclass(frozen=True)
 class VocabularyConfig(HeadConfig, ABC):
-    """Settings of a head whose classes are the base model's vocabulary. `labels` must keep its default."""
+    """Settings of a head whose classes are the base model's vocabulary; ConfigError if `labels` are not the default."""
 
     labels: Sequence[str] = LABELS
 
@@ -44,7 +44,7 @@ class VocabularyConfig(HeadConfig, ABC):
 
 
 class Transform(NamedTuple):
-    """The trainable parts of a vocabulary head, before and after the vocabulary projection."""
+    """The trainable parts of a vocabulary head: what precedes the vocabulary projection, and the bias after it."""
 
     dense: nn.Linear
     activation: Activation
@@ -52,7 +52,7 @@ class Transform(NamedTuple):
     bias: nn.Parameter  # added to the logits
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Return the logits of hidden states, in the dtype of the vocabulary projection `weight` `[classes, width]`."""
+        """Return the logits of hidden states, in the dtype of `weight`, the projection `[classes, width]`."""
         hidden = self.norm(self.activation(self.dense(hidden)))
         return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
 
@@ -61,8 +61,8 @@ class VocabularyHead(Head, ABC):
     """Base class of heads with logits `[batch, tokens, classes]`, one class per entry of the base model's vocabulary.
 
     Args:
-        projection: The base model's module whose `weight` `[classes, width]` maps onto the vocabulary. It stays a
-            module of the base model: it moves with it, and is not part of this head's state dict.
+        projection: The base model's module whose `weight` `[classes, width]` maps onto the vocabulary. It is not
+            registered as a submodule: it stays part of the base model, and is not in this head's state dict.
         transform: The trainable parts.
         dim: Size of the features. If the transform expects another size, a linear map `enter` comes first.
     """
@@ -108,20 +108,20 @@ class VocabularyHead(Head, ABC):
         return len(self._projection[0].weight)
 
     def borrowed_tensors(self) -> dict[str, Tensor]:
-        """Return the projection's weight under the name "vocabulary"."""
+        """Return the projection's weight under the name "vocabulary"; it is not saved with the head."""
         return {"vocabulary": self._projection[0].weight}
 
     def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy over tokens whose label is not IGNORE.
+        """Return the mean cross-entropy over the tokens whose label is not IGNORE (-100); 0 if there are none.
 
-        `logits` are `[batch, tokens, classes]`, or `[kept, classes]` of exactly these tokens.
+        `logits` are `[batch, tokens, classes]`, or `[kept, classes]` for just the tokens with a label.
         """
         present = labels != IGNORE
         return cross_entropy(logits if logits.ndim == 2 else logits[present], labels[present], None)
 
 
 def vocabulary_of(model: PreTrainedModel, op: str) -> Projection:
-    """Return the module of a model whose `weight` `[classes, width]` maps onto its vocabulary.
+    """Return the module of a model whose `weight` `[classes, width]` maps onto the model's vocabulary.
 
     It is the model's output embeddings, or else its input embeddings. Raises ConfigError, beginning with `op`, if the
     model has neither.
