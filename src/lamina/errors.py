@@ -35,7 +35,7 @@ class LaminaError(Exception):
         """Return what `pickle` needs to rebuild the error in another process.
 
         The default would call the class with `args`, which fails for classes with keyword-only parameters. Here the
-        attributes are restored instead.
+        attributes are restored without such a call.
         """
         return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
@@ -47,7 +47,7 @@ class ConfigError(LaminaError, ValueError):
 class UnknownNameError(LaminaError, LookupError):
     """Raised when a name does not exist. The message lists the names that exist, and suggests the closest.
 
-    The parameter `hint`, if given, says what to do; it ends the message in place of the suggestion.
+    The parameter `hint`, if given, is a sentence without full stop that says what to do; it replaces the suggestion.
 
     Attributes:
         op: The operation that was called.
@@ -67,10 +67,10 @@ class UnknownNameError(LaminaError, LookupError):
 
 
 def listed(got: str, known: Sequence[str], see: str = "") -> str:
-    """Return the names that exist, for a message about the unknown name `got`.
+    """Return the names in `known`, joined by commas, for the message that the name `got` does not exist.
 
-    From more than 16 names, return those that resemble `got`, or the first ones if none does, and count the others.
-    `see` is the place where all names can be read.
+    If there are more than 16, only those that resemble `got` are listed (or the first ones if none does), and the
+    others are counted. `see` is the place where all names can be read; "" if nowhere.
     """
     if len(known) <= _MOST:
         return ", ".join(known) or "none"
@@ -147,8 +147,8 @@ class DataError(LaminaError, ValueError):
 
     Attributes:
         path: The file; None if the data did not come from a file.
-        row: Number of the row as the reader of the file counts them (in text files: the line); None if no single row is
-            wrong.
+        row: Number of the row, as the function that read the file counts rows (in text files: the line); None if no
+            single row is wrong.
         column: The column's name; None if no single column is wrong.
     """
 
@@ -208,11 +208,11 @@ class NotFiniteError(LaminaError, ArithmeticError):
 
 
 class OutOfMemoryError(MemoryError, LaminaError):  # MemoryError first: CPython allocates its instances specially
-    """Raised when memory could not be allocated, on any device.
+    """Raised when memory could not be allocated, on a CPU or an accelerator.
 
     Attributes:
         op: The operation that was called.
-        reason: The allocator's own message. It may contain the size that was asked for.
+        reason: The allocator's own message. The size that was asked for is read from it, if it is there.
     """
 
     def __init__(self, *, op: str, reason: str) -> None:
@@ -318,9 +318,9 @@ class MissingExtraError(LaminaError, ImportError):
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
-        """Return the error for `op`, an operation that needs an optional package whose import failed.
+        """Return the error for an operation `op` whose import of an optional package raised `error`.
 
-        The package's name comes from the ImportError. `extra` is the extra of Lamina that installs the package.
+        The package's name is read from `error`. `extra` is the extra of Lamina that installs the package.
         """
         return cls(op=op, package=error.name or "?", extra=extra)
 

@@ -21,7 +21,7 @@ _providers: dict[str, str] = {}  # role -> module; `lamina/__init__.py` fills it
 def set_provider(role: str, module: str) -> None:
     """Name the module that provides the functions for `role`, such as "storage".
 
-    So modules that import rules forbid to import it can call it through `provider`.
+    Code that must not import this module, because of the order of the package's rooms, calls it through `provider`.
     """
     _providers[role] = module
 
@@ -83,7 +83,7 @@ class Registry(Generic[T]):
             return EntryPoint(name, row, f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
-        """Return the name under which the class of `config` is registered; raise ConfigError if it is not."""
+        """Return the name under which the class of `config` is registered; raise ConfigError if there is none."""
         defined_in, class_name = type(config).__module__, type(config).__qualname__
         for name in self.names():
             module, _, known = self._rows[name].partition(":")

@@ -53,10 +53,12 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value, a NumPy number as a Python number; raise ConfigError if it is not of a simple type.
+    """Return an option's value, a NumPy number as a Python number.
 
-    Without the check, a text would count as true, and a NumPy integer could not be saved. Types that are not among
-    `_TYPES` are not checked, and of a list only that it is one: their functions do that.
+    Raise ConfigError if it is not of the type `annotation`.
+
+    Without the check, a text would count as true, and a NumPy integer could not be saved. A value is only checked if
+    all types in `annotation` are keys of `_TYPES`; the items of a list are not checked.
 
     Args:
         op: The operation, for the message.
@@ -79,7 +81,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
 
 
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that calls `check_type` for each argument of a function, with `op` as the operation."""
+    """Return a decorator that calls `check_type` for each argument of a function. The messages begin with `op`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         types = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
@@ -96,7 +98,7 @@ def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_fields(op: str, settings: Any) -> None:  # noqa: ANN401  a dataclass
-    """Call `check_type` for each field of a frozen dataclass, and store the values that it returns."""
+    """Call `check_type` for each field of a frozen dataclass, and store what it returns; ConfigError as there."""
     for field in fields(settings):
         value = check_type(op, field.name, getattr(settings, field.name), field.type)
         object.__setattr__(settings, field.name, value)
@@ -127,14 +129,20 @@ _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each
 
 
 def no_pipe(path: Path) -> Path:
-    """Return the path of a file to read; raise OSError if it is a pipe, a socket or a device, which may never end."""
+    """Return `path`, that of a file to read.
+
+    Raise OSError if it is a pipe, a socket or a device, whose data may never end.
+    """
     if path.exists() and not (is_file(path) or is_dir(path)):
         raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
     return path
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file; raise ValueError if it is larger than `max_bytes`."""
+    """Return the content of a file.
+
+    Raise ValueError if it is larger than `max_bytes`, OSError if it is not an ordinary file.
+    """
     with no_pipe(path).open("rb") as file:
         if len(data := file.read(max_bytes + 1)) > max_bytes:
             raise ValueError(f"it has more than {max_bytes:,} bytes")
@@ -142,9 +150,9 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 class RepeatedKeyError(ValueError):
-    """Raised when a JSON object in a text has a key twice. Python's own parsers would use the last value.
+    """Raised when an object of a JSON text has a key twice. Python's own parsers would use the last value.
 
-    The message is such as "the key 'label' comes twice".
+    `keys` are all keys of the object. The message is such as "the key 'label' comes twice".
     """
 
     def __init__(self, keys: Iterable[Hashable]) -> None:
@@ -154,7 +162,7 @@ class RepeatedKeyError(ValueError):
 
 
 class TooDeepError(ValueError):
-    """Raised when lists and objects in a JSON text are nested more deeply than is read."""
+    """Raised when lists and objects in a JSON text are nested in each other more deeply than `parse_json` allows."""
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -195,7 +203,7 @@ def parse_json(text: str, max_depth: int = 100, *, last_wins: bool = False) -> A
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a number with a noun that agrees with it, such as "1 run" or "1,200 runs"."""
+    """Return `count` with a noun that agrees with it, such as "1 run" or "1,200 runs" (`noun` and an s)."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
@@ -210,9 +218,9 @@ def is_file(path: str | Path) -> bool:
 
 
 def similar_file(path: str | Path, *, folder: bool = False) -> str:
-    """Return a sentence for the message about a missing file: "Did you mean" and the closest name in the file's folder.
+    """Return a sentence for the message that the file `path` is missing: "Did you mean" and a close name in its folder.
 
-    It begins with a space, and is "" if no name is close. `folder`: the missing thing is a folder, so suggest folders.
+    The sentence begins with a space. Returns "" if no name is close. `folder`: a folder is missing, so suggest folders.
     """
     path = Path(path)
     with suppress(OSError, ValueError):  # a folder that does not exist or cannot be read, or a path with a null byte
@@ -253,7 +261,7 @@ def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path
 
 
 def fsync(path: Path) -> None:
-    """Flush a file from the system's buffers to the disk, so that it survives a power failure."""
+    """Flush a file from the system's buffers to the disk, so that its content survives a power failure."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
@@ -307,7 +315,7 @@ def rank() -> int:
     """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process.
 
     Processes of `torchrun` know their rank even before they join a process group. That is needed because only the first
-    of them may reserve the output.
+    process may reserve the output folder, before the group exists.
     """
     if group := _group():
         return group.get_rank()
@@ -336,7 +344,7 @@ def _group() -> ModuleType | None:
 def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterable[T]:  # noqa: ANN401
     """Return an iterable over `batches`; if `show`, it draws tqdm's progress bar on standard error.
 
-    `options` are tqdm's, such as `desc`.
+    `options` are those of tqdm, such as `desc`.
     """
     if not show:
         return batches

@@ -30,14 +30,14 @@ State = JSONObject  # result of a cell, in JSON types
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One independent piece of work, such as one seed of one task.
+    """One independent piece of work of a study or run, such as one seed of one task.
 
     Attributes:
         key: The values that distinguish this cell from the others.
         work: Function that returns the cell's result: texts, numbers, None, lists and dicts; in a study, the rows of
             its table. For Ray it must be picklable, and should load its model itself: a `functools.partial` of a
             module's function over plain data.
-        name: Name of the cell's file. "": a hash of the key.
+        name: Name of the cell's file, without an extension. "": a hash of the key.
     """
 
     key: Mapping[str, Value]
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Name of the cell's file, without an extension."""
+        """The name of the cell's file, without an extension: `name`, or else a hash of the key."""
         text = json.dumps(self.key, sort_keys=True)
         return self.name or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -54,7 +54,7 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class Failure:
-    """A failed cell: its key, its error as a sentence, and the traceback."""
+    """A failed cell: its key, its error as a sentence, and the traceback ("" if its worker process died)."""
 
     key: Mapping[str, Value]
     error: str
@@ -70,7 +70,7 @@ def run_cells(
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[list[State], list[Failure]]:
-    """Run all cells except those that are already in `done`.
+    """Run all cells (independent pieces of work) except those that are already in `done`.
 
     A cell that raises an error is recorded as a failure, and the others go on. Each cell starts with its own random
     state, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the
@@ -112,10 +112,10 @@ def run_cells(
 
 
 def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[tuple[int, State | Failure]]:
-    """Run the cells in `todo` as Ray tasks, and yield (number of the cell, result or failure) as they end.
+    """Run the cells in `todo` (number of the cell -> cell) as Ray tasks; yield (number, result or failure) as they end.
 
-    A cell whose worker died is tried again, and fails after `RETRIES`. If the cluster has GPUs, each cell gets one to
-    itself. `op` is the operation, for messages.
+    `address` is that of the cluster, see `ray` of `run_cells`. A cell whose worker died is tried again, and fails after
+    `RETRIES` more deaths. If the cluster has GPUs, each cell gets one to itself. `op` is the operation, for messages.
 
     Raises:
         ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
@@ -144,7 +144,7 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 def _outcome(cell: Cell, op: str) -> State | Failure:
     """Run a cell with its own random state. Return its result in JSON types; or the failure, if it raised an error.
 
-    In a distributed run, the error is raised. `op` is the operation, for messages.
+    In a distributed run, the error itself is raised. `op` is the operation, for messages.
     """
     try:
         with torch.random.fork_rng(), memory_errors(op):
@@ -160,18 +160,18 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
 
 
 def _plain(value: np.generic | torch.Tensor) -> object:
-    """Return a number of NumPy or PyTorch as a Python number."""
+    """Return a number of NumPy or PyTorch (an array or tensor of one element) as a Python number."""
     return value.item()
 
 
 @final
 class Shelf:
-    """A folder with one file per finished cell. Each file records what its result depends on.
+    """A folder with one JSON file per finished cell: its result, and what the result depends on.
 
     Args:
         folder: Folder of the files.
-        run: Function that returns what a cell's result depends on besides its key, JSON-ready; see
-            `lamina.train.identity.difference`.
+        run: Function that returns what a cell's result depends on besides its key, such as settings and data,
+            JSON-ready; see `lamina.train.identity.difference`.
         op: The operation, for messages.
         what: Word for all cells together in messages: "study" or "run".
     """
@@ -180,20 +180,20 @@ class Shelf:
         self._folder, self._run, self._op, self._what = folder, run, op, what
 
     def path(self, cell: Cell) -> Path:
-        """Return the path of a cell's file."""
+        """Return the path of a cell's file; it exists if the cell has finished."""
         return self._folder / f"{cell.file}.json"
 
     def read(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Return file name -> result, for the cells that have finished.
+        """Return file name -> result, for those of `cells` that have finished.
 
         Raises:
             StoreError: If a file is damaged.
-            ConfigError: If a result depends on other settings or data than this run. The message says on which.
+            ConfigError: If a result depends on other settings or data than this run; the message names the difference.
         """
         return {cell.file: self._read(self.path(cell), cell) for cell in cells if self.path(cell).exists()}
 
     def state(self, path: Path) -> State:
-        """Return the result in a file of the folder, without a check of what it depends on.
+        """Return the result of a cell from `path`, a file of the folder, without a check of what the result depends on.
 
         Raises:
             StoreError: If the file is damaged.
@@ -201,7 +201,7 @@ class Shelf:
         return self._unsealed(path)[1]
 
     def _unsealed(self, path: Path) -> tuple[JSONObject, State]:
-        """Read a file that `write` made. Raises StoreError, with a hint, if it is damaged."""
+        """Return (what the result depends on, result) from a file; raise StoreError, with a hint, if it is damaged."""
         try:
             return unseal(path)
         except StoreError as error:
@@ -209,7 +209,7 @@ class Shelf:
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
 
     def _read(self, path: Path, cell: Cell) -> State:
-        """Read a cell's file. Raises ConfigError if it comes from a run with other settings."""
+        """Return a cell's result from the file `path`; ConfigError if it comes from a run with other settings."""
         before, state = self._unsealed(path)
         if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
             rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"
@@ -217,13 +217,16 @@ class Shelf:
         return state
 
     def write(self, cell: Cell, state: State) -> None:
-        """Write the result of a cell (`state`) to its file, atomically; an older file is replaced."""
+        """Write the result of a cell (`state`) to its file, atomically; replace an older file.
+
+        StoreError if that fails.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures.json` into an output folder. If nothing failed, write it only to replace an older file."""
+    """Write `failures` to failures.json in an output folder. If there are none, only replace an older file."""
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))
