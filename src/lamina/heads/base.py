@@ -372,6 +372,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tens
 
 
 def count_labels(labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the number of labels that are not IGNORE. With `weight`, one per class, the sum of these labels' weights."""
+    """Return the number of labels that are not IGNORE; with `weight`, one per class, the sum of their weights."""
     present = labels != IGNORE
     return present.sum() if weight is None else weight[labels[present]].sum()
