@@ -34,9 +34,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Return one of the functions that fit monitors.
+    """Return `calibrate`, `choose_cascade` or `inspect_scorer`; raise AttributeError for any other name.
 
-    They run a bank over a task, so their code lies in `lamina.prediction`, which is imported only when it is needed.
+    These functions run a bank over a task, so their code lies in `lamina.prediction`. It is imported when one of them
+    is first used.
     """
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
         return getattr(provider("monitor fitting"), name)

@@ -27,7 +27,7 @@ class LastScore(Aggregation):
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the new score; the one before is dropped."""
+        """Return the new token's score alone; `state`, the score of the token before, is not used."""
         return (score,)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
@@ -45,11 +45,11 @@ class MeanScore(Aggregation):
     """
 
     def first(self, score: Tensor) -> State:
-        """Return (sum, count) after the first token."""
+        """Return the state after the first token: (sum of the scores, number of tokens)."""
         return score, torch.ones_like(score)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return (sum, count) with the new score added."""
+        """Return the state with the new score added: (sum of the scores, number of tokens)."""
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
@@ -70,8 +70,8 @@ class EMA(Aggregation):
 
     Source:
         Kramár et al. 2026, "Building Production-Ready Probes For Gemini", arXiv:2601.11516, section 3.1.2. They start
-        from `S_0 = 0` and use a = 0.5, a half-life of 1. As in their work, a monitor flags by the largest average so
-        far.
+        from `S_0 = 0` and use a = 0.5, a half-life of 1. A monitor flags a text by its largest average so far, as they
+        do.
     """
 
     half_life: float = 5.0
@@ -82,7 +82,7 @@ class EMA(Aggregation):
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
     def first(self, score: Tensor) -> State:
-        """Return the first token's score. It is the average so far."""
+        """Return the first token's score, which is the average so far."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
@@ -99,8 +99,8 @@ class EMA(Aggregation):
 class RollingMax(Aggregation):
     """Highest mean of `window` consecutive tokens: `S_t = max_(u <= t) (s_(u-w+1) + ... + s_u) / w`.
 
-    Before the first `window` tokens are complete, the score is the mean of the tokens so far; these means do not enter
-    the maximum later.
+    In the first `window` - 1 tokens, the score is the mean of the tokens so far. These means do not enter the maximum
+    later.
 
     Args:
         window: Number of tokens in a window, 1 to 65,536; 1 gives the highest score of any token.
@@ -158,16 +158,18 @@ class MultiMax(Aggregation):
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the higher one of the state and the new token's score, label by label."""
+        """Return the highest score of each label so far, `[batch, labels]`: the larger one of state and new score."""
         return (torch.maximum(state[0], score),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the sum over the labels of their highest scores."""
+        """Return the sum, over the labels, of each label's highest score."""
         return state[0].sum(1)
 
 
 class ExponentialMean(Aggregation):
-    """Base class of means with softmax weights: each token has an exponent, and softmax turns exponents into weights.
+    """Base class of weighted means: subclasses give each token an exponent.
+
+    The weights are its softmax over the tokens.
 
     The state is (highest exponent so far, weighted sum of the scores, sum of the weights). Both sums are relative to
     the highest exponent, so that no exponential overflows.
@@ -175,7 +177,10 @@ class ExponentialMean(Aggregation):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state after one token: (exponent of the token, `score`, 1). Each `score` is that of one text."""
+        """Return the state after one token: (exponent of the token, its score, 1).
+
+        `next` calls this for every new token.
+        """
 
     def next(self, state: State, score: Tensor) -> State:
         """Return the state with one more token; both sums are rescaled to the new highest exponent."""
@@ -192,7 +197,7 @@ class ExponentialMean(Aggregation):
 @final
 @dataclass(frozen=True)
 class SoftmaxMean(ExponentialMean):
-    """Mean with a softmax of the scores as weights: `S_t = sum_u softmax(s / temperature)_u s_u` over u <= t.
+    """Mean of the token scores, weighted by their own softmax: `S_t = sum_(u <= t) softmax(s / temperature)_u s_u`.
 
     Args:
         temperature: Positive and finite, in units of the score. Near 0 the mean is the highest score; for a large value
@@ -214,16 +219,16 @@ class SoftmaxMean(ExponentialMean):
             raise ConfigError(f"softmax_mean: temperature is {self.temperature}; it must be positive and finite.")
 
     def first(self, score: Tensor) -> State:
-        """Return (exponent, score, weight 1) of a token; the exponent is the score divided by the temperature."""
+        """Return the state after one token: (exponent, score, 1). The exponent is the score over the temperature."""
         return score / self.temperature, score, torch.ones_like(score)
 
 
 @final
 @dataclass(frozen=True)
 class AttentionMean(ExponentialMean):
-    """Mean of the token scores, weighted by the reader's own head: `S_t = sum_u softmax(a)_u s_u` over u <= t.
+    """Mean of the token scores with weights from the reader's own head: `S_t = sum_(u <= t) softmax(a)_u s_u`.
 
-    The head is `SequenceClassification(pooling="query")`, whose learned query computes the log weights `a`. On the
+    The head is `SequenceClassification(pooling="query")`. Its learned query gives each token a log weight `a`. On the
     scale "log_odds" and with two labels, the score equals the reader's log odds for the text so far.
 
     Source:
@@ -233,8 +238,8 @@ class AttentionMean(ExponentialMean):
     weighted: ClassVar[bool] = True
 
     def first(self, score: Tensor) -> State:
-        """Return the state after one token: (log weight, score, weight 1).
+        """Return the state after one token: (log weight, score, 1).
 
-        `score` has the columns score and log weight.
+        `score` is `[batch, 2]`: the token's score, then its log weight.
         """
         return score[:, 1], score[:, 0], torch.ones_like(score[:, 0])

@@ -29,11 +29,13 @@ State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far
 
 
 class Aggregation(ABC):
-    """Turns the scores of a text's tokens into one running score of the text. Subclasses are frozen dataclasses.
+    """A rule that turns the scores of a text's tokens into one running score of the text.
 
-    The running score at a token depends only on that token and on earlier ones. Padding is skipped. The object itself
-    holds no state: its methods return the state of each text, a tuple of tensors that summarises the tokens so far, and
-    the caller passes it to the next call.
+    Subclasses are frozen dataclasses.
+
+    The running score at a token depends only on this token and earlier ones. Padding is skipped. The object itself
+    holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so
+    far. The caller passes it to the next call.
     """
 
     per_label: ClassVar[bool] = False  # True: a token's score is `[batch, labels]`, one column per flagged label
@@ -41,20 +43,20 @@ class Aggregation(ABC):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state after the first token of each text.
+        """Return the state of each text after its first token.
 
         Args:
-            score: Score of the token, `[batch]`; `[batch, columns]` if the class has several scores per token
-                (`per_label` or `weighted`).
+            score: Score of this token in each text, `[batch]`; `[batch, columns]` if the class has several scores per
+                token (`per_label` or `weighted`).
         """
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state after one more token.
+        """Return the state of each text after one more token.
 
         Args:
-            state: State after the token before.
-            score: Score of the new token, shaped as in `first`.
+            state: State after the tokens before, from `first` or `next`.
+            score: Score of the new token in each text, shaped as in `first`.
         """
 
     @abstractmethod
@@ -80,10 +82,7 @@ class Aggregation(ABC):
 
 @final
 class RunningScore:
-    """An aggregation in progress over a batch of texts whose tokens arrive in pieces.
-
-    The result does not depend on how the tokens are divided into pieces.
-    """
+    """An aggregation in progress over a batch of texts. How their tokens are divided into chunks makes no difference."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
@@ -94,14 +93,17 @@ class RunningScore:
     def add(
         self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens"]:
-        """Add the next tokens, and return the running score at each of them; see `Aggregation.running`."""
+        """Add the next tokens of each text, and return its running score at each; see `Aggregation.running`."""
         has_columns = self._aggregation.per_label or self._aggregation.weighted
         scores = scores.double() if has_columns else scores.double().squeeze(-1)
         values = [self._add_token(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
     def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Add one token of each text, and return the running scores. Texts where `real` is False keep their state."""
+        """Add one token of each text, and return each text's running score, which is NaN before its first token.
+
+        Texts where `real` is False have padding here; their state stays.
+        """
         aggregation = self._aggregation
         if self._state is None:
             fresh, self._begun = aggregation.first(score), torch.zeros_like(real)
@@ -119,6 +121,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Select states text by text: from `then` where the condition is True, else from `other`."""
+    """Return the state of each text: its entries of `then` where `condition` is True, of `other` where it is False."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

@@ -17,7 +17,7 @@ Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted
 
 
 class Facts(TypedDict, total=False):
-    """The fields of `Calibration` that say on which data the rates were measured."""
+    """Optional fields of a `Calibration` that describe the data on which its rates were measured."""
 
     task: str
     split: str
@@ -29,15 +29,16 @@ class Facts(TypedDict, total=False):
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """A monitor's threshold, and the rates that were measured with it. `lamina.monitors.calibrate` returns it.
+    """A monitor's threshold, and the rates that were measured with it. `lamina.monitors.calibrate` makes it.
 
-    A text counts as flagged if its running score reaches the threshold at any token, so only the highest score of each
-    text matters. The intervals are exact (Clopper-Pearson). If the threshold was chosen on the same texts, the false
+    A text is flagged if its running score reaches the threshold at any token, so only the highest score of each text
+    matters. The intervals are exact (Clopper-Pearson). If the threshold was chosen on the same texts, the false
     positive rate on other texts is slightly higher on average.
 
     Attributes:
-        threshold: A text is flagged from the first token on whose score is at least this.
-        target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user chose it.
+        threshold: A text is flagged from the first token on whose running score is at least this.
+        target: Rate of false alarms for which the threshold was chosen, in the unit `per`. None: the user set the
+            threshold.
         false_positive_rate: Fraction of the negative texts that are flagged.
         false_positive_interval: Confidence interval of the false positive rate.
         recall: Fraction of the positive texts that are flagged.
@@ -52,8 +53,10 @@ class Calibration:
             at most `target` with probability `confidence`. False: only the rate on these texts is at most `target`.
         alarms_per_thousand: Number of false alarms per thousand tokens of negative texts, read up to the alarm; None if
             the tokens were not counted.
-        alarms_interval: Confidence interval of `alarms_per_thousand`: Garwood's, exact for a Poisson count.
-        tokens_to_flag: Mean number of tokens up to the flag, in the positive texts that are flagged; None: not counted.
+        alarms_interval: Confidence interval of `alarms_per_thousand` (Garwood's, exact for a Poisson count); None if
+            the tokens were not counted.
+        tokens_to_flag: Mean number of tokens up to the flag, over the positive texts that are flagged; None if the
+            tokens were not counted.
         data: Digest of the labelled texts; "" if it was not computed.
         date: Day of the calibration, as "2026-01-31"; "" if it is not known.
         per: Unit of `target`. "reply": the false positive rate. "1000 tokens": false alarms per thousand tokens; see
@@ -87,11 +90,14 @@ class Calibration:
 
     @property
     def is_useful(self) -> bool:
-        """Whether the recall's interval lies above the false positive rate's interval: the monitor beats chance."""
+        """Whether the monitor beats chance: the recall's interval lies above the false positive rate's interval."""
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the guaranteed bound as text, such as "at most 0.01 with 95% confidence"; "" without a guarantee."""
+        """Return the guaranteed rate as text, such as "at most 0.01 with 95% confidence".
+
+        "" if the rate is not guaranteed.
+        """
         what = f"{self.target or 0:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
         return f"at most {what} with {self.confidence:.0%} confidence" if self.guaranteed else ""
 
@@ -111,13 +117,14 @@ class Calibration:
         guarantee: bool = False,
         **facts: Unpack[Facts],
     ) -> Self:
-        """Choose the lowest threshold with a false positive rate of at most `false_positive_rate`; measure the rates.
+        """Return the calibration for the lowest threshold whose false positive rate is at most `false_positive_rate`.
 
         Args:
-            highest: Highest score of each text; -inf for a text without a score.
+            highest: Highest running score of each text; -inf for a text without a score.
             positive: For each text, whether it should be flagged: True or False.
-            false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
-            threshold: A threshold whose rates are measured. None: choose one.
+            false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1. No effect
+                beside a `threshold`.
+            threshold: Measure the rates of this threshold. None: choose one.
             confidence: Confidence level of the intervals, above 0 and below 1.
             guarantee: Choose the threshold so that with probability `confidence` the false positive rate on *other*
                 texts of the same kind is at most `false_positive_rate`; `needed_negatives` says how many negatives that
@@ -125,9 +132,11 @@ class Calibration:
             **facts: Other fields of the result, such as `task` and `split`.
 
         Raises:
-            ConfigError: If the rate or the confidence level is out of range; if there are no positive texts, no
-                negative texts, or too few negative texts for the rate; if no text has a score; if an entry of
-                `positive` is neither true nor false; or if `guarantee` is set beside a threshold.
+            ConfigError: If the rate or the confidence level is out of range; if the numbers of scores and labels
+                differ; if there are no positive texts, no negative texts, or too few negative texts for the rate; if no
+                text has a score; if a score or the threshold is NaN; if an entry of `positive` is neither true nor
+                false; if every threshold flags too many texts (of a cascade whose first monitor alone flags them); or
+                if `guarantee` is set beside a threshold.
         """
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):
@@ -169,8 +178,13 @@ class Calibration:
 def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list[float], list[float]]:
     """Return the highest scores of the negative texts and of the positive texts, each in descending order.
 
+    Args:
+        highest: Highest score of each text.
+        positive: For each text, whether it should be flagged: True or False.
+
     Raises:
-        ConfigError: If a text has no score or label, a score is NaN, or all texts have one label.
+        ConfigError: If the numbers of scores and labels differ, a score is NaN, an entry of `positive` is neither true
+            nor false, or no text is negative, or none is positive.
     """
     if len(highest) != len(positive):
         raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
@@ -188,7 +202,7 @@ def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list
 
 
 def check_confidence(confidence: float, op: str = "calibrate") -> None:
-    """Raise ConfigError, whose message begins with `op`, unless a confidence level is between 0 and 1."""
+    """Raise ConfigError unless a confidence level is above 0 and below 1; the message begins with `op`."""
     if not 0 < confidence < 1:
         raise ConfigError(f"{op}: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
 
@@ -200,7 +214,7 @@ def _check_rate(false_positive_rate: float) -> None:
 
 
 def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
-    """Return the smallest number of negative texts that suffices to choose a threshold for a false positive rate.
+    """Return the smallest number of negative texts from which a threshold for this false positive rate can be chosen.
 
     Args:
         false_positive_rate: The rate, above 0 and below 1.
@@ -218,16 +232,18 @@ def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95
 
 
 def allowed_positives(negatives: int, false_positive_rate: float, confidence: float | None) -> int:
-    """Return the number of negative texts that may be flagged; -1 if there are too few negative texts.
+    """Return how many negative texts a threshold may flag and still keep the rate.
+
+    -1 if there are too few negative texts.
 
     With a confidence level this is the exact conformal bound. If the threshold lies above all but k of n negatives, the
-    false positive rate on other texts follows at most a Beta(k + 1, n - k) distribution. So it exceeds the wanted rate
-    with the probability that a binomial count of n trials at that rate is at most k.
+    false positive rate on other texts follows at most a Beta(k + 1, n - k) distribution. The rate then exceeds the
+    wanted one with the probability that a binomial count of n trials at the wanted rate is at most k.
 
     Args:
         negatives: Number of negative texts.
         false_positive_rate: The wanted rate.
-        confidence: Probability with which the rate holds on other texts; None: it holds on these texts.
+        confidence: Probability with which the rate holds on other texts. None: it need only hold on these texts.
     """
     if confidence is None:
         return math.floor(negatives * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
@@ -240,10 +256,14 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
 def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
-    `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
+    Args:
+        negatives: Highest score of each negative text, in descending order.
+        highest: Highest score of each text, negative or positive.
+        allowed: Number of negative texts that may be flagged, fewer than there are.
 
     Raises:
-        ConfigError: If no text has a score, or if every threshold flags more texts than allowed.
+        ConfigError: If no text has a score, or if the first monitor of a cascade alone (score inf) flags more than
+            `allowed`.
     """
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"
@@ -265,11 +285,11 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:
-    """Return a threshold so far above a score that rounding cannot lift the score over it.
+    """Return a threshold so far above `score` that rounding cannot lift the score of the same text over it.
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
-    attention kernel. So the threshold lies above all entries of `scores` (all texts) that equal `score` up to rounding:
-    half-way between the highest of them and the next score.
+    attention kernel. So the threshold lies above all entries of `scores` (the highest scores of all texts) that equal
+    `score` up to rounding: half-way between the highest of them and the next higher score.
     """
     least = score + 2 * _rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)
@@ -282,7 +302,7 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 
 
 def _rounding(score: float) -> float:
-    """Return the largest difference that batch size or attention kernel may make to a score.
+    """Return the largest difference that batch size or attention kernel may make to `score`; 0 for -inf (no score).
 
     Scores differ by at most 1e-5, and by less near 0 and 1, where a probability changes less than its logit.
     """

@@ -32,8 +32,8 @@ class Cascade:
 
     - below the first monitor's threshold, the text is not flagged;
     - from `sure` on, the text is flagged;
-    - in between, the second monitor's reader is run. The second monitor aggregates only the tokens for which this
-      happens, and flags the text if its own threshold is reached. If it has no threshold, it flags nothing.
+    - in between, the second monitor's reader is run. The second monitor aggregates only the tokens in between, and
+      flags the text if its own threshold is reached. If it has no threshold, it flags nothing.
 
     Both readers read the same pass of the model, so a cascade saves the computation of the second reader. `Watch.asked`
     and `Calibration.asked` are the fraction of the tokens for which the second reader was run.
@@ -42,7 +42,7 @@ class Cascade:
         first: The cheap monitor, for example with a `SingleLayer` fusion. Calibrate it for a high false positive rate:
             a text below its threshold is never flagged.
         second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
-        sure: Score of the first monitor from which on the second is not needed. None: it is always needed.
+        sure: Score of the first monitor that flags the text without the second. None: no score does.
         name: Name of the cascade. None: the second monitor's name.
 
     Raises:
@@ -95,7 +95,7 @@ class Cascade:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Self:
-        """Build a cascade from the fields that `to_dict` returned."""
+        """Build a cascade from the fields that `to_dict` returned; raise the errors of `Cascade` and `Monitor`."""
         both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
         return cls(**{**fields, **both})
 
@@ -106,15 +106,15 @@ AnyMonitor = Monitor | Cascade
 def start_monitors(
     monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
 ) -> list[tuple[tuple[str, ...], RunningMonitors]]:
-    """Start monitors on a new batch of texts.
+    """Start monitors on a new batch of texts, those that can be computed together as one object.
 
     Args:
         monitors: Name -> monitor.
         heads: Reader name -> config of its head.
 
     Returns:
-        Pairs: names of monitors, and the object that computes their running scores. Monitors with equal `group` are
-            computed together; each cascade is computed alone.
+        Pairs: names of monitors, and the object that computes their running scores. Monitors with equal `Monitor.group`
+        share one object; each cascade has its own.
     """
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name, monitor in monitors.items():
@@ -128,17 +128,17 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """A cascade in progress. It keeps the scores of the second monitor at the tokens that its reader has read."""
+    """A cascade in progress over a batch of texts. `start_monitors` makes it."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
         self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens with both monitors, and return one score per token.
+        """Score the tokens with both monitors, and return the cascade's score at each token.
 
-        The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else that of
-        the second monitor, which is only asked about texts that have such a token.
+        The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else the
+        second monitor's running score. The second reader is run only for texts that have a token of this last sort.
         """
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
@@ -146,7 +146,7 @@ class _RunningCascade(RunningMonitors):
         rows = unsure.any(1)
 
         def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return logits for the whole batch: computed for rows with an unsure token, 0 for the others."""
+            """Return the reader's logits for all texts: computed for those with an unsure token, else 0."""
             logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits

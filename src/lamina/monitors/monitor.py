@@ -44,21 +44,22 @@ class Monitor:
         ```
 
     Args:
-        reader: Name of a reader in the bank. Its logits of a token must not depend on later tokens: use a token-wise
+        reader: Name of a reader in the bank. Its logits at a token must not depend on later tokens: use a token-wise
             fusion with `TokenClassification(encoder_layers=0)`, or with `SequenceClassification` and `pooling="mean"`
             or "query", which then labels each token as if it were a text.
         flag: Label, or labels, of the reader to watch for. The probabilities of several labels are added; if the labels
             are independent (multi-label), the highest counts.
-        aggregate: How the scores of the tokens are combined into the score of the text.
+        aggregate: How the scores of the tokens are combined into the score of the text. Default: `EMA()`.
         threshold: The text is flagged from the first token on at which its score is at least this. None: never.
-        scale: "probability", or "log_odds": the logarithm of the odds of the flagged labels against all others. A
-            regression reader has its predicted value on either scale.
+        scale: What a token's score is: "probability", or "log_odds", the logarithm of the odds of the flagged labels
+            against all others. For a regression reader it is the predicted value on either scale.
         name: Name of the monitor. None: the reader's name.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
-        sketch: Scores, lengths and projected features of the calibration's replies, for `watch_drift`; or None.
+        sketch: Scores, lengths and projected features of the calibration's replies, which `watch_drift` needs; or None.
 
     Raises:
-        ConfigError: If there is no label, a label occurs twice, or the threshold is not a finite number.
+        ConfigError: If `flag` is empty or names a label twice, `aggregate` is no aggregation, or the threshold is not a
+            finite number.
         UnknownNameError: If the scale does not exist.
     """
 
@@ -89,11 +90,11 @@ class Monitor:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the readers that the monitor needs. There is only one; a cascade has two."""
+        """Name of the monitor's reader, in a tuple, because a cascade has two."""
         return (self.reader,)
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Check that the monitor fits the head of its reader.
+        """Raise an error unless the monitor fits the head of its reader.
 
         Args:
             heads: Reader name -> config of its head.
@@ -119,7 +120,7 @@ class Monitor:
             )
 
     def token_scores(self, logits: Float[Tensor, "*batch columns"], head: HeadConfig) -> Float[Tensor, "*batch scores"]:
-        """Return the scores of tokens from their logits, in the columns that the aggregation needs.
+        """Return the scores of tokens on the monitor's scale, in the columns that the aggregation needs.
 
         Args:
             logits: A column per label of the head, then the log weight if the head weighs tokens.
@@ -136,7 +137,7 @@ class Monitor:
         return torch.cat([scores, weights.double()], dim=-1) if self.aggregate.weighted else scores
 
     def _score(self, logits: Tensor, group: list[int], head: HeadConfig) -> Float[Tensor, "*batch"]:
-        """Return one score per token, on the monitor's scale, for a group of labels; `group` holds their indices.
+        """Return one score per token, on the monitor's scale, for the labels with indices `group`, taken together.
 
         `logits` has a column per label, and `head` is the config of the reader's head.
         """
@@ -148,12 +149,16 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key. Monitors with equal keys are computed in one operation, as a `MonitorGroup`."""
+        """Return a key; `start_monitors` computes monitors with equal keys together, as a `MonitorGroup`.
+
+        The key says everything about the monitor but its reader and its threshold. `heads` maps reader name -> config
+        of its head.
+        """
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
     def watch_drift(self, *, false_alarm_rate: float = 0.01, seed: int = 0) -> DriftWatcher:
-        """Return a drift test: a test of whether new replies are still like the replies of the calibration.
+        """Return a sequential test of whether new replies are still like the replies of the calibration.
 
         Example:
             ```python
@@ -164,12 +169,13 @@ class Monitor:
             ```
 
         Args:
-            false_alarm_rate: Probability of an alarm per run of 10,000 replies, if the replies have not changed since
-                the calibration.
+            false_alarm_rate: Probability of an alarm within a run of 10,000 replies, if the replies have not changed
+                since the calibration; above 0 and below 1.
             seed: Seed of the random numbers that rank equal values.
 
         Raises:
-            ConfigError: If the monitor has no sketch, or the rate is out of range.
+            ConfigError: If the monitor has no `sketch` (a summary of the replies of its calibration), or the rate is
+                out of range.
         """
         if self.sketch is None:
             problem = f"monitor '{self.name}' has no sketch of the replies that it was calibrated on"
@@ -192,7 +198,10 @@ class Monitor:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Monitor:
-        """Build a monitor from the fields that `to_dict` returned."""
+        """Build a monitor from the fields that `to_dict` returned.
+
+        Raise the errors of `Monitor` and of its aggregation.
+        """
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
         sketch = DriftSketch.from_dict(fields["sketch"]) if "sketch" in fields else None
@@ -200,28 +209,32 @@ class Monitor:
 
 
 class RunningMonitors(ABC):
-    """One or several monitors in progress, over a batch of texts whose tokens arrive in pieces."""
+    """One or several monitors in progress, over a batch of texts whose tokens arrive in chunks.
+
+    `start_monitors` makes it.
+    """
 
     @abstractmethod
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Add the next tokens, and return the score of each text at each of them, in float64.
+        """Add the next tokens of each text, and return the running scores of the texts at each of them, in float64.
 
         Args:
-            get_logits: Returns the logits of a reader for these tokens.
-            mask: True at the tokens to score.
+            get_logits: Returns a reader's logits for these tokens, from its name and a mask of the texts that are
+                wanted.
+            mask: True at the tokens to score, False at padding.
         """
 
 
 @final
 class MonitorGroup(RunningMonitors):
-    """The running scores of monitors with equal `Monitor.group`: they differ only in their readers."""
+    """Monitors in progress whose `Monitor.group` is equal; they are computed together. `start_monitors` makes it."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens for all monitors at once: the batch has a copy of the texts for each monitor."""
+        """Score the tokens for all monitors at once, as one batch that holds the texts once per monitor."""
         all_rows = torch.ones_like(mask[:, 0])
         logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)

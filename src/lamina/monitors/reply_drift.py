@@ -36,10 +36,12 @@ _BENDS = (-0.45, 0.45, 0.9)
 @final
 @dataclass(frozen=True)
 class ReplyFacts:
-    """The facts about one reply that a sketch stores. They do not contain its text.
+    """The facts about one reply that a `DriftSketch` summarises and a `DriftWatcher` tests.
+
+    They do not contain its text.
 
     Attributes:
-        score: Highest running score of the monitor.
+        score: Highest running score that the monitor gave the reply.
         length: Number of tokens.
         features: Mean of the reader's features over the tokens, `[dim]`; None if it is not known.
     """
@@ -54,23 +56,24 @@ class ReplyFacts:
 class DriftSketch:
     """A summary of the replies that a monitor was calibrated on: scores, lengths, and projected features.
 
-    Each list has the values of a random sample of the replies, in ascending order. A projection is the sum of the
-    entries of the reader's mean feature vector, each with a sign that depends on the projection's number. No text can
-    be read from a sketch.
+    Each list has the values of the same random sample of at most 400 replies, in ascending order. A projection is the
+    sum of the entries of the reader's mean feature vector, each with a sign that depends on the projection's number. No
+    text can be read from a sketch.
 
     Attributes:
-        values: Name of a quantity ("score", "length", "state 1", ...) -> its values, in ascending order.
+        values: Name of a quantity ("score", "length", "state 1", ...: the projections) -> its values, in ascending
+            order.
     """
 
     values: Mapping[str, Sequence[float]]
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFacts], *, seed: int = 0) -> Self:
-        """Make the sketch of some replies.
+        """Return the sketch of the replies.
 
         Args:
-            replies: The replies, all with features or all without.
-            seed: Seed of the sample, if there are more than 400.
+            replies: Replies to summarise, all with features or all without.
+            seed: Seed of the random sample, which is drawn if there are more than 400 replies.
 
         Raises:
             ConfigError: If there is no reply, or a score or feature is NaN.
@@ -83,7 +86,7 @@ class DriftSketch:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest reply. Longer replies have more chances to reach a threshold."""
+        """Number of tokens of the longest reply in the sketch. Longer replies reach a threshold more often."""
         return int(self.values[_LENGTH][-1])
 
     def to_dict(self) -> dict[str, JSON]:
@@ -111,12 +114,12 @@ def _quantities(reply: ReplyFacts) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Round a value to five significant digits, the precision of saved sketches, so that both can be compared."""
+    """Return a value at five significant digits, the precision of saved sketches, so that both can be compared."""
     return float(f"{value:.5g}")
 
 
 def _signs(dim: int) -> Float[Tensor, "projections dim"]:
-    """Return the signs of the projections. On every machine and in every version, they depend only on `dim`."""
+    """Return the signs (1 or -1) of the projections, which depend only on `dim`, on every machine."""
     if dim not in _SIGNS:
         rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
         _SIGNS[dim] = torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
@@ -133,9 +136,9 @@ class DriftAlarm:
 
     Attributes:
         quantity: What has moved: "score", "length" or "state N", a projection of the reader's features.
-        replies: Number of replies at the alarm, from 1.
-        median: Median of the quantity in the calibration.
-        recent: Median of the quantity in the latest replies, up to 100.
+        replies: Number of replies in this run of the test, up to and including the one that raised the alarm.
+        median: Median of the quantity over the replies of the calibration.
+        recent: Median of the quantity over the latest replies, at most 100.
         false_alarm_rate: Probability of an alarm within a run of 10,000 replies, if the replies have not changed since
             the calibration.
     """
@@ -147,7 +150,7 @@ class DriftAlarm:
     false_alarm_rate: float
 
     def sentence(self) -> str:
-        """Return the alarm as a sentence."""
+        """Return the alarm as a sentence: the quantity that moved, its two medians, and the number of replies."""
         moved = f"the median of {self.quantity} was {self.median:.3g} and is {self.recent:.3g} in the latest replies"
         return f"After {self.replies} replies, they differ from those of the calibration: {moved}."
 
@@ -163,13 +166,14 @@ class DriftWatcher:
     gambler has multiplied its stake by d / `false_alarm_rate`. By Ville's inequality, the probability of a false alarm
     within a run is at most `false_alarm_rate`.
 
-    A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
-    than `false_alarm_rate`. An alarm stays until `restart`. The methods may be called from several threads.
+    A run has 10,000 replies; then the test begins anew, so that over several runs a false alarm is more probable than
+    `false_alarm_rate`. After an alarm, replies are only counted until `restart` is called. The methods may be called
+    from several threads.
 
     Args:
-        sketch: The replies of the calibration.
+        sketch: Summary of the replies of the calibration.
         false_alarm_rate: Probability of a false alarm per run of 10,000 replies, above 0 and below 1.
-        seed: Seed of the numbers that decide between equal values.
+        seed: Seed of the random numbers that rank equal values.
 
     Raises:
         ConfigError: If the rate is out of range.
@@ -188,12 +192,12 @@ class DriftWatcher:
         self.restart()
 
     def restart(self) -> None:
-        """Begin the test anew, for example after the cause of an alarm is known."""
+        """Begin a new run of the test, without replies and alarm; for example after the cause of an alarm is known."""
         with self._lock:
             self._begin()
 
     def _begin(self) -> None:
-        """Forget all replies and the alarm."""
+        """Forget all replies and the alarm. The caller holds the lock."""
         self._gamblers = {name: _Gambler(own) for name, own in self._sketch.values.items()}
         self._count = 0
         self._alarm: DriftAlarm | None = None
@@ -205,14 +209,14 @@ class DriftWatcher:
 
     @property
     def alarm(self) -> DriftAlarm | None:
-        """The alarm of this run; None if there is none."""
+        """The alarm of this run of the test; None while there is none."""
         return self._alarm
 
     @property
     def evidence(self) -> float:
-        """Evidence of drift: the largest gain of a gambler, relative to the gain at which the alarm is raised.
+        """Evidence of drift: the largest wealth of a gambler, as a fraction of the wealth at which the alarm is raised.
 
-        1 or more is an alarm.
+        1 or more means that the alarm is raised.
         """
         with self._lock:
             largest = max(gambler.log_wealth for gambler in self._gamblers.values())
@@ -224,12 +228,15 @@ class DriftWatcher:
         lengths: int | Sequence[int] | np.ndarray | Tensor,
         features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | np.ndarray | None = None,
     ) -> DriftAlarm | None:
-        """Add one reply or several, in their order. Return the alarm of this run, or None while there is none.
+        """Test one reply or several, in their order.
+
+        Return the alarm of this run of the test, or None while there is none.
 
         Args:
             scores: Highest running score of each reply.
             lengths: Number of tokens of each reply.
-            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: not tested.
+            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: only scores
+                and lengths are tested.
 
         Raises:
             ConfigError: If the numbers of scores, lengths and features differ, or a score or feature is NaN.
@@ -247,10 +254,10 @@ class DriftWatcher:
         return self._alarm
 
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
-        """Add one reply. Return the alarm of this run, or None while there is none.
+        """Test one reply. Return the alarm of this run of the test, or None while there is none.
 
         Raises:
-            ConfigError: If its score or a feature is NaN.
+            ConfigError: If the reply's score or a feature is NaN.
         """
         values = _quantities(reply)
         with self._lock:
@@ -272,18 +279,19 @@ class DriftWatcher:
 
 
 def _listed(values: float | Sequence[float] | np.ndarray | Tensor) -> list[Any]:
-    """Return one number, or several in a sequence, an array or a tensor, as a list."""
+    """Return values as a list: those of a sequence, array or tensor, or a single number in a list of one."""
     plain: Any = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
     return list(plain) if isinstance(plain, Sequence) else [plain]
 
 
 @dataclass
 class _Gambler:
-    """Bets that the p-values of one quantity are not uniform.
+    """A gambler that bets that the p-values of one quantity are not uniform. Its wealth is the evidence of drift.
 
     Attributes:
+        sketch: Values of the quantity in the calibration.
         log_wealth: Logarithm of the wealth, which began at 1.
-        recent: The latest values, up to 100.
+        recent: The latest values, at most 100.
     """
 
     sketch: Sequence[float]
@@ -296,10 +304,10 @@ class _Gambler:
         self._parts = [1 / self._count] * self._count  # share of the wealth that each bet has
 
     def bet(self, value: float, tie: float) -> None:
-        """Bet on the p-value of the next reply, and update the wealth.
+        """Bet on the p-value of the next reply, and update the wealth and the recent values.
 
-        The p-value comes from the rank of the reply's `value` among the sketch's values and all values so far. `tie` is
-        a random number, uniform over [0, 1], that decides the rank among equal values.
+        The p-value is the rank of the reply's `value` among the sketch's values and all values since. `tie`, a random
+        number between 0 and 1, places the value among equal ones.
         """
         below, upto = bisect_left(self._values, value), bisect_right(self._values, value)
         self._values.insert(upto, value)

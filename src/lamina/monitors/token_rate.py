@@ -1,7 +1,7 @@
 """Rates per thousand tokens: how many false alarms a monitor raises, and the threshold that bounds them.
 
 A monitor reads each text up to its alarm, or to its end. The rate is the number of negative texts with an alarm, per
-thousand of their tokens that were read. The rate of longer texts may be another one, if their alarms come later or
+thousand of their tokens that were read. On longer texts the rate may be another one, if their alarms come later or
 earlier.
 """
 
@@ -29,7 +29,10 @@ _GUESS, _WEIGHT = 100, 0.1  # guess of a text's length in tokens, and how many t
 
 
 def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
-    """Return the number of alarms per thousand tokens, and its interval: Garwood's, exact for a Poisson count."""
+    """Return the alarms per thousand tokens, and the interval of this rate: Garwood's, exact for a Poisson count.
+
+    `alarms` is the number of texts with an alarm, `tokens` the number of tokens that were read.
+    """
     from scipy.stats import chi2
 
     tail, scale = (1 - confidence) / 2, 1000 / max(1, tokens)
@@ -46,7 +49,7 @@ def check_token_rate(rate: float) -> None:
 
 @final
 class TokenRateTest:
-    """Tests whether the rate of false alarms per thousand tokens is at most a given one.
+    """A test of whether a monitor raises at most `rate` false alarms per thousand tokens.
 
     Let F be 1 for a text with an alarm and 0 for one without, T the number of its tokens that are read, and r the rate
     per token. If the true rate is r or more, F - r T has a mean of at least 0 over texts. A gambler bets a part s of
@@ -59,8 +62,8 @@ class TokenRateTest:
 
     Args:
         lengths: Number of tokens of each negative text.
-        rate: The rate per thousand tokens, above 0 and below 1000.
-        confidence: Probability with which the rate holds on other texts. None: it holds on these texts only.
+        rate: False alarms per thousand tokens that are allowed, above 0 and below 1000.
+        confidence: Probability with which the rate holds on other texts. None: it need only hold on these texts.
 
     Raises:
         ConfigError: If the rate or the confidence level is out of range.
@@ -83,7 +86,11 @@ class TokenRateTest:
             self._stakes[order] = self._chosen_stakes(self._lengths[order], confidence)
 
     def _chosen_stakes(self, lengths: Float[np.ndarray, " texts"], confidence: float) -> Float[np.ndarray, " texts"]:
-        """Return each text's stake: the one that allows the most alarms, if texts are as long as those before."""
+        """Return the stake of each text: the fraction of the wealth that the gambler bets at this text.
+
+        It is the stake with which the test would pass at the most alarms, if all texts were as long as those before
+        this one.
+        """
         count, needed = len(lengths), -math.log1p(-confidence)
         before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])
         expected = self._rate / 1000 * count * before / (_WEIGHT + np.arange(count))  # alarms of all texts at this rate
@@ -92,11 +99,11 @@ class TokenRateTest:
         return _STAKES[allowed.argmax(1)[np.searchsorted(points, expected).clip(max=len(points) - 1)]]
 
     def passes(self, alarms: Sequence[int] = (), read: Sequence[int] = ()) -> bool:
-        """Return whether the rate is shown to be low enough.
+        """Return whether these alarms show that the rate is low enough.
 
         Args:
             alarms: Indices of the texts with an alarm.
-            read: Number of tokens up to the alarm in each of these texts. The other texts are read to their end.
+            read: Number of tokens up to the alarm, for each text in `alarms`. The other texts are read to their end.
         """
         tokens, flags, per_token = self._lengths.copy(), np.zeros(len(self._lengths)), self._rate / 1000
         tokens[list(alarms)], flags[list(alarms)] = read, 1
@@ -106,7 +113,7 @@ class TokenRateTest:
         return bool(growth >= -math.log1p(-self._confidence))
 
     def needed_tokens(self) -> int:
-        """Return about how many tokens the test needs, in texts of these lengths, if none of them raises an alarm."""
+        """Return about how many tokens the test needs, in texts as long as `lengths`, if no text raises an alarm."""
         per_token = self._rate / 1000
         if self._confidence is None or not self._lengths.sum():
             return math.ceil(1 / per_token - 1e-9)
@@ -120,14 +127,16 @@ def threshold_per_thousand(
     """Return the lowest threshold whose rate of false alarms per thousand tokens is at most `rate`.
 
     Args:
-        running: Scores of each text.
+        running: For each text, the running score at each of its tokens.
         positive: For each text, whether it should be flagged.
         rate: False alarms per thousand tokens of negative texts, above 0 and below 1000.
-        confidence: Probability with which the rate holds on other texts of the same kind. None: it holds on these.
+        confidence: Probability with which the rate holds on other texts of the same kind. None: it need only hold on
+            these.
 
     Raises:
         ConfigError: If the rate or the confidence level is out of range; if all texts have the same label; if no text
-            has a score; or if the negative texts have too few tokens for the rate.
+            has a score, or one is NaN; if the negative texts have too few tokens for the rate; or if the first monitor
+            of a cascade alone raises too many alarms.
     """
     highest = [float(own.max(initial=-math.inf)) for own in running]
     ordered, _ = by_label(highest, positive)
