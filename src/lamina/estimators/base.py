@@ -65,7 +65,7 @@ def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[Pr
     model has this name.
 
     Args:
-        model: Hub id or folder; or a loaded model, which is returned itself.
+        model: Hub id, folder or "minilm"; or a loaded model, which is returned itself.
         processor: Tokenizer to use. None: the tokenizer that was saved with the model.
         op: Name of the calling method, which begins the error messages.
     """
@@ -82,7 +82,7 @@ def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[Pr
 
 
 def _checked(processor: Processor | None, op: str) -> Processor:
-    """Return `processor`; raise ConfigError if it is None."""
+    """Return `processor`; raise ConfigError, whose message begins with `op`, if it is None."""
     if processor is None:
         raise ConfigError(f"{op}: there is no tokenizer with the model; one is needed. Give it as `processor`.")
     return processor
@@ -90,13 +90,19 @@ def _checked(processor: Processor | None, op: str) -> Processor:
 
 @lru_cache(maxsize=_CACHED_MODELS)
 def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTrainedModel, Processor | None]:
-    """Load the model `name` and its processor; or return them from the cache, if the files' times are unchanged."""
+    """Return the model `name` and its processor, which is None if there is none saved. Recent results are cached.
+
+    `file_times`, from `_file_times`, is part of the cache's key, so that a folder whose files changed is loaded again.
+    """
     del file_times  # only part of the cache key, so that a folder whose files changed is loaded again
     return load(name)
 
 
 def _file_times(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return the sorted names and modification times (in nanoseconds) of a folder's files; () if it is no folder."""
+    """Return (name, modification time in ns) of each file in a folder, sorted.
+
+    () if `folder` is no folder, but a hub id.
+    """
     files = folder.glob("*") if is_dir(folder) else ()
     return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))
 
@@ -115,7 +121,7 @@ _SHARED = ("model", "processor")  # parameters that clones share instead of copy
 
 
 class LaminaEstimator(BaseEstimator):
-    """Base class of the four estimators. Each subclass documents its parameters."""
+    """Base class of the four estimators: a reader on a frozen model. Each subclass documents its parameters."""
 
     kind: ClassVar[str]  # name of the kind of task
     bank_: ReaderBank
@@ -154,22 +160,26 @@ class LaminaEstimator(BaseEstimator):
         return f"{type(self).__name__}.{method}"
 
     def _new_bank(self) -> ReaderBank:
-        """Return a bank without readers on the estimator's model."""
+        """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`."""
         vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
         self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
 
     def _seed(self) -> int:
-        """Return `random_state` if it is an integer; otherwise draw an integer from it, as scikit-learn does."""
+        """Return `random_state` if it is an integer; otherwise draw an integer from it, as scikit-learn does.
+
+        Raises DataError if scikit-learn does not accept `random_state`.
+        """
         if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         with data_errors(self._op()):
             return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _task(self, split: Split, targets: Targets, seed: int) -> Task:
-        """Return a task of the examples in `split` with the labels `targets`; `seed` decides which rows are held out.
+        """Return a task whose training split is `split`, with the labels and problem type of `targets`.
 
-        With the parameter `validation_fraction`, that share of the rows becomes the validation split.
+        With the parameter `validation_fraction`, that share of the rows becomes the validation split; `seed` decides
+        which. Raises DataError if scikit-learn refuses the fraction.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:
@@ -188,11 +198,16 @@ class LaminaEstimator(BaseEstimator):
         return Task(kind_of(self.kind), problem, labels, metrics[0], metrics, parts, name, positive)
 
     def _reader(self, task: Task, given: object, seed: int, **settings: object) -> Reader:
-        """Return the reader's config for the task's labels.
+        """Return the config of the estimator's reader, with the labels and problem type of the task.
 
-        `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (with a default head)
-        or a whole reader. `settings` are further settings of the head. Raises ConfigError if `given` is anything else,
-        or a reader with a head for another kind of task.
+        Raises ConfigError if `given` is of another type than listed here, or its head is for another kind of task.
+
+        Args:
+            task: Task of the training examples.
+            given: The estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
+                head) or a whole reader.
+            seed: Seed of the reader's initial weights.
+            **settings: Further settings of the head. Those that the head does not have are ignored.
         """
         default = Reader.default(task)
         if given is None:
@@ -211,11 +226,14 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, object]:
-        """Return settings for the head that a reader gets if the parameter `reader` is a fusion."""
+        """Return settings of the default head that differ if the parameter `reader` is a fusion.
+
+        Subclasses override this.
+        """
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
-        """Train the bank's reader with `lamina.fit`, and set `bank_` and `result_`.
+        """Train the bank's reader on the task with `lamina.fit`, and set `bank_` and `result_`.
 
         Raises ConfigError if `options` is no mapping, or has an option that is a parameter of the estimator.
         """
@@ -239,7 +257,7 @@ class LaminaEstimator(BaseEstimator):
     # Use
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
-        """Return reader name -> the reader's outputs for a split; messages name the calling `method`."""
+        """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
         predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=checked_backend(self.backend))
@@ -249,15 +267,21 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
-        """Return reader name -> logits for the examples of a split, for readers with heads for whole texts."""
+        """Return reader name -> logits `[texts, labels]` for a split.
+
+        The heads must give one row per text, and not per token.
+        """
         results = self._results(split, method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
-        """Return X as texts or pairs of texts; see `as_texts`.
+        """Return X as a list of texts or pairs of texts; raise DataError if it has another form, as `as_texts` does.
 
-        With `reset` (in `fit`), the columns of X are recorded; otherwise they are compared with the recorded ones.
-        `method` is the calling method, for messages.
+        Args:
+            X: The argument of a public method.
+            method: Name of that method, for messages.
+            reset: True in `fit`: record the number and names of the columns of X. False: compare them with the recorded
+                ones.
         """
         return as_texts(self, X, self._op(method), reset=reset)
 
@@ -295,7 +319,8 @@ class LaminaEstimator(BaseEstimator):
     def save(self, folder: str | Path) -> None:
         """Save a fitted estimator in a folder: its bank, its parameters and its fitted attributes.
 
-        `lamina predict` and `lamina serve` can use the folder. The model itself is not saved.
+        `lamina predict` and `lamina serve` can use the folder. The model itself is not saved; `processor`, and a
+        `random_state` that is no integer, are not saved either.
 
         Args:
             folder: Folder to write to; it is created if it does not exist.
@@ -312,14 +337,17 @@ class LaminaEstimator(BaseEstimator):
         """Load an estimator that `save` wrote.
 
         Args:
-            folder: A local folder.
-            model: The model. None: the model that the estimator was fitted with, loaded by its name.
+            folder: Folder that `save` wrote.
+            model: Hub id, folder or "minilm"; or a loaded model. None: the model that the estimator was fitted with, by
+                its name.
             processor: Tokenizer of the model. None: the one saved with the model.
 
         Raises:
-            StoreError: If the folder is missing or damaged, or was saved by another estimator.
+            StoreError: If the folder is missing or damaged, or was saved by another class; or if `model` is None, and
+                the model that the estimator was fitted with has no name.
             BaseMismatchError: If the model is not the one that the estimator was fitted with.
             ModelNotFoundError: If the model cannot be found.
+            ConfigError: If there is no tokenizer with the model.
         """
 
         def read() -> Self:
@@ -346,7 +374,7 @@ def _name(reader: Reader) -> str:
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """Return the files of a saved bank (without the model) as relative path -> content."""
+    """Return the files that saving a bank writes (the model is not among them): relative path -> content."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -354,7 +382,7 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 
 
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
-    """Return a bank on `model` from its files, as `files_of` returned them.
+    """Return a bank on `model` and `processor` from the files that `files_of` returned.
 
     Raises BaseMismatchError if `model` is not the model that the bank was trained on.
     """
@@ -367,7 +395,10 @@ def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Proce
 
 
 def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) -> None:
-    """Save `bank` in `folder`, and the parameters and fitted attributes of its estimator in `estimator.json` there."""
+    """Save `bank` in `folder`, and its estimator's parameters and fitted attributes in `estimator.json` there.
+
+    Raises StoreError if the folder cannot be written, or holds other files.
+    """
     params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
     if not isinstance(params["model"], str):
@@ -378,12 +409,10 @@ def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) ->
 
 
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
-    """Read the `estimator.json` of a folder that `write_estimator` wrote.
+    """Return the estimator that `write_estimator` saved in a folder, without its bank, and the name of its model.
 
-    Raises StoreError if the file is missing or damaged, has another format, or is from another class than `kind`.
-
-    Returns:
-        The estimator, without its bank, and the name of its model (None if the model has no name).
+    The name is None if the model has none. Raises StoreError if `estimator.json` is missing or damaged, has another
+    format, or is from another class than `kind`, the estimator's class.
     """
     path = folder / FILE
     if not path.is_file():
@@ -407,9 +436,9 @@ def _is_learnt(name: str) -> bool:
 
 
 def _to_json(value: object) -> JSON:
-    """Return a parameter or attribute as JSON.
+    """Return a parameter or fitted attribute in a form that JSON can hold, from which `_from_json` restores it.
 
-    Readers, fusions, arrays and dictionaries become objects whose first key names their type, for `_from_json`.
+    Readers, fusions, arrays and dictionaries become objects whose first key names their type.
     """
     if isinstance(value, Reader):
         parts = {"fusion": FUSIONS.to_dict(value.fusion), "head": HEADS.to_dict(value.head)}
@@ -427,7 +456,7 @@ def _to_json(value: object) -> JSON:
 
 
 def _from_json(value: JSON) -> object:
-    """Return the parameter or attribute for which `_to_json` returned `value`."""
+    """Return the parameter or fitted attribute for which `_to_json` returned `value`."""
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     if not isinstance(value, dict):

@@ -43,16 +43,17 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.
         learning_rate: Peak learning rate. None: 1e-3.
-        class_weight: None, "balanced", or class -> weight of its loss, as elsewhere in scikit-learn.
-        positive: The class that "f1" in `result_` is about, if there are two. None: "1", "yes" or "true" beside "0",
-            "no" or "false"; otherwise neither, and "f1" is not reported.
-        max_length: Maximum tokens per text. None: what the model allows.
+        class_weight: None: all classes have the same weight in the loss. "balanced", or class -> weight: as elsewhere
+            in scikit-learn. Not for several labels per text.
+        positive: The class that "f1" in `result_` is about, if there are two classes. None: "1", "yes" or "true" if the
+            other class is "0", "no" or "false"; for other names of classes, "f1" is not reported.
+        max_length: Maximum tokens per text; longer texts are cut. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.
         random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
-            estimator that was loaded from a folder keeps its export there.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
+            estimator that was loaded from a folder stores its ONNX export there.
 
     Attributes:
         classes_: The classes, sorted. With several labels per text: the numbers of the labels, from 0.
@@ -99,14 +100,15 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return {"pooling": "mean"}
 
     def fit(self, X: object, y: object) -> Self:
-        """Train the reader; the model does not change.
+        """Train a new reader, and set the fitted attributes. The model does not change. Return the estimator.
 
         Args:
             X: Texts, or pairs of texts.
             y: One class per text, or an array of zeros and ones with shape (texts, labels).
 
         Raises:
-            DataError: If X or y has the wrong form, or y has only one class. It is also a ValueError.
+            DataError: If X or y has the wrong form, y has only one class, or `class_weight` has an unknown class. It is
+                also a ValueError.
             ConfigError: If a parameter is not valid.
             ModelNotFoundError: If the model cannot be found.
         """
@@ -121,7 +123,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self
 
     def _weights(self, targets: Targets) -> tuple[float, ...] | None:
-        """Return a loss weight per class, or None for equal ones; raise ConfigError if texts have several labels."""
+        """Return the weight of each class in the loss; None if `class_weight` is None.
+
+        Raises ConfigError if texts have several labels, and DataError if scikit-learn refuses `class_weight`.
+        """
         if self.class_weight is None:
             return None
         if targets.problem_type != "classification":
@@ -161,12 +166,15 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (logits.sigmoid() if self._several else logits.softmax(-1)).numpy()
 
     def predict_log_proba(self, X: object) -> np.ndarray:
-        """Return the logarithms of the probabilities that `predict_proba` returns, `[texts, classes]`."""
+        """Return the logarithms of `predict_proba`, `[texts, classes]`. Errors: those of `predict`."""
         logits = self._logits(X, "predict_log_proba").double()
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return the logits `[texts, classes]`. With two classes: the second logit minus the first, `[texts]`."""
+        """Return the logits `[texts, classes]`. With two classes: the second logit minus the first, `[texts]`.
+
+        Errors: those of `predict`.
+        """
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

@@ -45,7 +45,8 @@ def data_errors(op: str) -> Iterator[None]:
 def as_array(values: TextsLike | TargetsLike, name: str, **how: Any) -> Any:
     """Return values as an array of any number of dimensions, as scikit-learn's `check_array(**how)` checks them.
 
-    A sparse array stays sparse if `how` accepts it. `name` is the argument's name, for the messages.
+    A sparse array stays sparse if `how` accepts it. `name` ("X" or "y") stands in the messages of the ValueError or
+    TypeError that scikit-learn raises.
     """
     return check_array(values, ensure_2d=False, input_name=name, **how)
 
@@ -56,7 +57,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     Raises DataError if X is a single text, is empty, has cells that are no texts, or has other columns than at `fit`.
 
     Args:
-        estimator: Estimator whose method got X; its `n_features_in_` and `feature_names_in_` are set or compared.
+        estimator: Estimator whose method got X. Its `n_features_in_` and `feature_names_in_` are set or compared.
         X: Texts as a list, an array or one column; pairs as tuples or as two columns.
         op: Name of the calling method, which begins the error messages.
         reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.
@@ -77,10 +78,11 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
-    """Check that `table` has `n_features_in_` columns, as at `fit`; with `reset`, set this attribute.
+    """Check that `table`, the array X, has as many columns as at `fit`; with `reset` (in `fit`), record their number.
 
-    A one-dimensional `table` has no columns and passes; with `reset`, the attribute is then deleted. Raises DataError
-    unless there are one or two columns, as many as at `fit`; the message begins with `op`.
+    The number is the estimator's attribute `n_features_in_`. A one-dimensional `table` has no columns and passes; with
+    `reset`, the attribute is then deleted. Raises DataError, whose message begins with `op`, if the table has three or
+    more columns, or another number than at `fit`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):
@@ -97,9 +99,9 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
 
 
 def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> None:
-    """Raise DataError unless row `row` of X consists of `count` strings.
+    """Raise DataError unless `parts`, the content of one row of X, are `count` strings.
 
-    `parts` is its content. The message begins with `op`.
+    The message begins with `op` and names the index `row`.
     """
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
@@ -109,10 +111,10 @@ def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> No
 
 
 def as_words(X: TextsLike, op: str) -> list[list[str]]:
-    """Return X as lists of words.
+    """Return X as one list of words per row.
 
     Raises DataError if X is no collection or is empty, or a row is not a list of strings. The message begins with `op`,
-    and names the first such row.
+    and names the first wrong row.
     """
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
@@ -131,10 +133,10 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
 
 
 def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[list[object]]:
-    """Return y as lists of tags, with NumPy scalars as Python values.
+    """Return y as one list of tags per row, with NumPy scalars as Python values.
 
-    Raises DataError if y is None, has another number of rows than `words`, or a row does not have one tag per word. The
-    message begins with `op`.
+    Raises DataError if y is None, has another number of rows than `words` (the words of each row), or a row does not
+    have one tag per word. The message begins with `op`.
     """
     check_given(y, op)
     with data_errors(op):
@@ -156,7 +158,7 @@ def check_given(y: TargetsLike, op: str) -> None:
 @final
 @dataclass(frozen=True)
 class Targets:
-    """The targets of all texts in the form that a task needs, and the problem type."""
+    """The targets of all texts in the form that a task needs; `class_targets` and `number_targets` make them."""
 
     problem_type: str
     labels: tuple[str, ...]
@@ -167,7 +169,10 @@ class Targets:
 
     @property
     def stratify(self) -> list[int] | None:
-        """The classes by which a validation split is stratified; None if a text does not have exactly one class."""
+        """Index of each text's class, to stratify a validation split by.
+
+        None if a text does not have exactly one class.
+        """
         several = self.classes is None or self.problem_type == "multi_label"
         return None if several else cast("list[int]", self.values)
 
@@ -206,9 +211,13 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Return the class names, one class value for each name, and the index of each row's class among the names.
+    """Return (class names, one class value per name, index of each row's class among the names).
 
-    Two values can have one name, such as the two Unicode forms of a text. `numbers` are the rows' indices in `classes`.
+    Two values can have one name, such as the two Unicode forms of a text, and then become one class.
+
+    Args:
+        classes: The distinct values of y.
+        numbers: Index in `classes` of each row's value.
     """
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))
@@ -219,7 +228,8 @@ def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], n
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
-    Raises DataError, which names `op`, if y is None, is not as long as the texts, or holds anything but finite numbers.
+    Raises DataError, whose message begins with `op`, if y is None, is not as long as `texts`, or holds anything but
+    finite numbers.
     """
     check_given(y, op)
     with data_errors(op):

@@ -54,7 +54,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         return {"pooling": "mean"}
 
     def fit(self, X: object, y: object) -> Self:
-        """Train the reader; the model does not change.
+        """Train a new reader, and set the fitted attributes. The model does not change. Return the estimator.
 
         Args:
             X: Texts, or pairs of texts.

@@ -48,14 +48,15 @@ class LaminaTagger(LaminaEstimator):
     kind: ClassVar = TokenClassification.kind
 
     def fit(self, X: object, y: object) -> Self:
-        """Train the reader; the model does not change.
+        """Train a new reader, and set the fitted attributes. The model does not change. Return the estimator.
 
         Args:
             X: One list of words per sentence.
-            y: One list of tags per sentence, with a tag for each word.
+            y: One list of tags per sentence, with a tag for each word; -100 marks a word without a label.
 
         Raises:
-            DataError: If X or y has the wrong form, or y has only one tag. It is also a ValueError.
+            DataError: If X or y has the wrong form, y has only one tag, or only some of the tags mark spans. It is also
+                a ValueError.
             ConfigError: If a parameter is not valid.
             ModelNotFoundError: If the model cannot be found.
         """
@@ -100,6 +101,10 @@ class LaminaTagger(LaminaEstimator):
     def score(self, X: object, y: object) -> float:
         """Return the span F1 score (seqeval) if the tags mark spans (`B-x`, `I-x`, `O`), else the accuracy over words.
 
+        Args:
+            X: One list of words per sentence.
+            y: One list of true tags per sentence; words with the tag -100 do not count.
+
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X or y has the wrong form.
@@ -122,9 +127,9 @@ class LaminaTagger(LaminaEstimator):
 
 
 def _name(tag: object, op: str) -> str | None:
-    """Return the name of a tag; None for -100, the mark of a word without a label.
+    """Return the name of a tag; None for -100, which marks a word without a label.
 
-    Raises DataError if the tag is missing or is no text, whole number or bool. Its message begins with `op`.
+    Raises DataError, whose message begins with `op`, if the tag is missing or is no text, whole number or bool.
     """
     if is_missing(tag, (str(tag),) if isinstance(tag, str) else ()):
         raise DataError(f"{op}: y has the tag {tag!r}; every word has a tag, or -100 if it has no label.")

@@ -94,7 +94,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self.backend = backend
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Look up the layers, or train the fusion; the model does not change.
+        """Choose the layers, or train the fusion, and set the fitted attributes. The model does not change.
+
+        Return the estimator.
 
         Args:
             X: Texts, or pairs of texts.
@@ -133,16 +135,22 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return {"pooling": self.pooling}
 
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
-        """Return a reader whose logits are the pooled features of `fusion`, as many as the fusion of `like` has."""
+        """Return the config of a reader whose logits are the pooled features of `fusion`.
+
+        Args:
+            fusion: Fusion of the reader.
+            like: A reader whose fusion has as many features.
+            seed: Seed of the reader's initial weights.
+        """
         return self._with_head(fusion, tuple(map(str, range(like.fusion.dim))), seed, linear=False)
 
     def _with_head(self, fusion: FusionConfig, labels: tuple[str, ...], seed: int, *, linear: bool = True) -> Reader:
         return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, linear=linear), seed=seed)
 
     def _learn(self, bank: ReaderBank, texts: Texts, y: TargetsLike, seed: int) -> ReaderModule:
-        """Train the fusion on y, and return its reader; raise DataError if y is None.
+        """Train the fusion on y, and return its reader, which replaces the reader that the bank had.
 
-        The bank's reader is replaced by a new one.
+        Raises DataError if y is None or has the wrong form. `seed` is that of the weights, and of the rows held out.
         """
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"
@@ -172,7 +180,13 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return tags
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
-        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ...; the argument is ignored."""
+        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ....
+
+        `input_features` is ignored.
+
+        Raises:
+            NotFittedError: If `fit` was not called.
+        """
         del input_features
         self._check_fitted()
         names = [f"{name}_{at}" for name in self.bank_ for at in range(self.bank_[name].fusion.dim)]

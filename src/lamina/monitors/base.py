@@ -82,7 +82,7 @@ class Aggregation(ABC):
 
 @final
 class RunningScore:
-    """An aggregation in progress over a batch of texts. How their tokens are divided into chunks makes no difference."""
+    """An aggregation in progress over a batch of texts. How tokens are divided into chunks makes no difference."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation

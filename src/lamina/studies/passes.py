@@ -50,6 +50,9 @@ class LayerReader:
         model: The model, without wrappers such as `torch.compile`.
         stack: The stack that is read.
         layers: Numbers of the layers, ascending.
+
+    Raises:
+        LaminaError: If the model has no stack or layer of this name or number.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ def text_inputs(
     """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
     Raises ConfigError if there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is
-    no tokenizer, or `max_length` is not possible.
+    no tokenizer, or the model does not allow `max_length`.
 
     Args:
         model: The model that will read the texts.
@@ -137,7 +140,7 @@ def text_inputs(
 
 
 def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
-    """Shuffle the row numbers below `count`, and split them into groups of `size` to `2 * size - 1` rows.
+    """Return the row numbers 0 to `count` - 1, shuffled with `seed`, in groups of `size` to `2 * size - 1` rows.
 
     With fewer than `size` rows there is one group of all rows.
     """
@@ -146,7 +149,13 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Divide rows into batches of similar lengths; yield pairs of a batch's row numbers and the batch."""
+    """Divide rows into batches of similar lengths, and yield (row numbers, batch) for each.
+
+    Args:
+        inputs: The encoded examples of a split.
+        rows: Numbers of the rows to read.
+        batch_size: Maximum rows per batch.
+    """
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]
@@ -154,9 +163,11 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 
 
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
-    """Join consecutive batches into groups of at least `size` rows. Fewer remaining rows join the last group.
+    """Join consecutive batches into groups of at least `size` rows.
 
-    Yields lists of pairs: the row numbers of a batch, counted from 0 across all batches, and the batch. Raises
+    Remaining batches with fewer rows join the last group.
+
+    Yields each group as a list of (row numbers, batch) pairs; rows are counted from 0 across all batches. Raises
     ConfigError if there is no batch.
     """
     previous: list[tuple[list[int], Batch]] = []  # yielded only when the next group is complete, since a rest may join

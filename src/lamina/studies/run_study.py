@@ -82,8 +82,9 @@ def run_study(
     """Run one study of a recipe, and save it if `output` is given.
 
     Raises UnknownNameError if the study does not exist. Raises ConfigError if the recipe lacks something that the study
-    needs, or `resume` or `ray` is given for a study that has no cells. Raises StoreError if the folder cannot be
-    written, or holds files of these names that do not belong to a study. This is checked before anything runs.
+    needs, or `resume` or `ray` is given for a study without cells (independent pieces of work). Raises StoreError,
+    before anything runs, if the folder cannot be written, or has files with the names of a study's files that are not
+    from a study.
 
     Args:
         name: Name of the study, such as "similarity".
@@ -117,10 +118,11 @@ def run_study(
 
 
 def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
-    """Make a study's arguments from a recipe: model, processor, tasks and texts, if the study has these parameters.
+    """Return the arguments of a study's function that come from the whole recipe, as far as the function has them.
 
-    If the study's parameter `model` accepts a name, the model's name is passed instead of a loaded model, because the
-    study's cells load it. Raises ConfigError if the recipe has a `head`, but the study loads the model itself.
+    These are "model" or "base", "processor", "tasks" and "texts". A `model` parameter that accepts names gets the
+    model's name, because the study's cells load it; otherwise the model is loaded here. Raises ConfigError if the
+    recipe has a `head`, but the study loads the model itself.
     """
     parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
@@ -145,7 +147,7 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
 def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
     """Load the tasks of a recipe with their rows, and return task name -> task.
 
-    Files and presets are relative to the folder `data`; None: files are relative to the current folder, and presets
+    Files and presets are looked for in the folder `data`. None: files are relative to the current folder, and presets
     come from the hub. If a task is subsampled with repeats, only the first repeat is returned.
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
@@ -179,9 +181,11 @@ def source_of(name: str, data: str | Path | None) -> str:
 
 
 def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | None) -> dict[str, object]:
-    """Return a study's options; names of models, banks and checkpoints are replaced by the objects or paths.
+    """Return a study's `options` with the names of models, banks and checkpoints replaced by what they name.
 
-    An option may be one name, or a list or mapping of names. `data` is the data folder, which is searched first.
+    Models and banks are loaded; a checkpoint becomes a path. An option may hold one name, or a list or mapping of
+    names. `name` is the study's, and the data folder `data` is searched first. Raises LaminaError, naming the option,
+    if loading fails.
     """
     loaded: dict[str, object] = dict(options)
     types = _types_of(name, tuple(options))
@@ -200,7 +204,10 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
 
 def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
-    """Load the model or bank that a recipe names, from a hub id or folder. For a checkpoint, return the id or path."""
+    """Return the model or bank that a recipe names by hub id or folder; for a checkpoint, return the id or path.
+
+    `what` says which of the three `name` stands for. The folder `data` is searched first.
+    """
     source = source_of(name, data)
     if what is Loads.BANK:
         return load_bank(source)
@@ -208,7 +215,10 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _stands_for(annotation: object) -> Loads | None:
-    """Return what a parameter's name in a recipe stands for (model, bank or checkpoint), from its type; else None."""
+    """Return what a name in a recipe stands for (model, bank or checkpoint), from the type of the study's parameter.
+
+    None if it is just a value.
+    """
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
@@ -238,7 +248,10 @@ class TextsRecipe(Strict):
 
 
 def _lines(texts: object) -> object:
-    """Return a list of texts as `{"lines": texts}`, the long form, and anything else unchanged."""
+    """Return the value of a recipe's key `texts` in its long form: a list becomes `{"lines": texts}`.
+
+    Other values stay.
+    """
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
@@ -268,9 +281,9 @@ class StudyRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
-        """Raise ValidationError if a study, one of its options or the task of the texts does not exist.
+        """Raise ValidationError if a study, an option or the task of the texts does not exist, or a value is wrong.
 
-        Values of options are checked too, but not whether options that a study requires are given.
+        Missing options are found later, by `options`.
         """
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
@@ -282,9 +295,10 @@ class StudyRecipe(Strict):
         return self
 
     def options(self, name: str) -> dict[str, JSON]:
-        """Return the options that the recipe gives to a study; {} if it gives none.
+        """Return the options that the recipe gives to the study `name`; {} if it gives none.
 
-        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks what it requires.
+        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks a model, tasks, texts
+        or an option that the study requires.
         """
         options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():
@@ -296,27 +310,33 @@ class StudyRecipe(Strict):
 
 
 def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a study's function by name. Raises UnknownNameError if the study does not exist."""
+    """Return the parameters of a study's function: name -> parameter.
+
+    Raises UnknownNameError if there is no such study.
+    """
     return inspect.signature(STUDIES.get(name)).parameters
 
 
 @cache
 def options_of(name: str) -> type[BaseModel]:
-    """Return a pydantic model with the options that a recipe may give to a study; all of them are optional."""
+    """Return a pydantic model that checks a study's options in a recipe; all of them are optional.
+
+    Raises UnknownNameError if the study does not exist.
+    """
     excluded = {*SHARED, *CONTROLS, *_IN_MEMORY} - {"base"}
     return _model_of(name, tuple(key for key in parameters_of(name) if key not in excluded))
 
 
 def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return parameter name -> type, each in a union with None.
+    """Return name -> type of the parameters `keys` of the study `name`; each type is a union with None.
 
-    Parameters that are models, banks or checkpoints have a `Loads` in the metadata.
+    The types of models, banks and checkpoints carry a `Loads` in their metadata.
     """
     return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
 
 
 def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
-    """Return a pydantic model with some parameters of a study as fields; each field's default is None.
+    """Return a pydantic model whose fields are the parameters `keys` of the study `name`; each field's default is None.
 
     The annotations of the study's function are strings, and some of their names are imported for type checkers only.
     Pydantic evaluates them with `_NAMESPACE`: there models, banks and folders are strings.

@@ -1,4 +1,4 @@
-"""Parts of every study: run its cells, fresh models, checked tasks, linear readers, and the final `Study`."""
+"""Steps that studies share: run cells, copy models, check tasks, make linear readers, and build the final `Study`."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def own_processor(model: PreTrainedModel, processor: Processor | None) -> Proces
 
 
 def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
-    """Return the `model_facts` of a model; a name or folder is loaded first."""
+    """Return the `model_facts` of a model, which is loaded first if `model` is a name or folder."""
     return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
 
 
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
-    Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together;
-    a study trains each task alone, so they are masked here. Raises UnknownNameError if a task has no "train" or no
-    "validation" split.
+    Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together.
+    A study trains each task alone, so the tasks that are returned mask them (if there are several). Raises
+    UnknownNameError if a task has no "train" or no "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():
@@ -111,7 +111,7 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
 def encode_rows(
     task: Task, split: Split, model: PreTrainedModel, processor: Processor | None, max_length: int | None
 ) -> Inputs:
-    """Encode the rows of a split for a model, as the task's kind does for prediction: without augmentation.
+    """Return the rows of a split, encoded for a model as for prediction: without augmentation.
 
     `max_length` is the maximum tokens per text; None: what the model allows. Raises ConfigError if there is no
     processor, the processor does not fit the task, or `max_length` is not possible.
@@ -122,7 +122,10 @@ def encode_rows(
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
-    """Return task name -> its kind, its metric, and for each split the number of rows and a digest; JSON-ready."""
+    """Return task name -> its kind, its metric, and for each split the number of rows and digests of the data.
+
+    JSON-ready.
+    """
     return {
         name: {
             "kind": task.kind.name,
@@ -140,10 +143,10 @@ def cell_settings(
     training: Training,
     **study_options: JSON,
 ) -> dict[str, JSON]:
-    """Return the settings that the rows of all cells of a study depend on, JSON-ready.
+    """Return the settings on which the results of all cells (training runs) of a study depend, JSON-ready.
 
-    The settings are facts of the model that cells start from, facts of the tasks, the stack's name, the training
-    options, and `study_options` (options of this study alone).
+    They are facts of the model that cells start from, facts of the tasks, the stack's name, the training options, and
+    `study_options` (options of this study alone).
     """
     facts: dict[str, JSON] = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
     return {**facts, **study_options, **cast("dict[str, JSON]", training), "stack": stack.name}
@@ -152,16 +155,20 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return a stack of a model (or of the model with this name or folder), and check that its blocks can be edited.
+    """Return a stack of the model whose blocks can be edited.
 
-    Without `stack`, it is the only one or the encoder. The model is not changed. Raises LaminaError, which names the
-    study `op`, if the stack does not exist, or its blocks cannot be edited.
+    The model may be given by name or folder; it is not changed.
+
+    `stack` is the stack's name; None: the only one, or the encoder. Raises LaminaError, whose message begins with `op`,
+    if the stack does not exist, or its blocks cannot be edited.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:
-    """Return an untrained reader of the last layer; its head is one linear map over the mean of the tokens.
+    """Return the config of an untrained reader of the last layer; its head is one linear map.
+
+    If the head classifies texts, the map reads the mean over the tokens.
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.
@@ -181,9 +188,9 @@ def study_of_cells(
     figures: Mapping[str, Figure],
     conclusions: Sequence[str] = (),
 ) -> Study:
-    """Return the study from the table of its cells; the library versions and failed cells are added to its settings.
+    """Return the study whose table came from cells. Library versions and the failed cells are added to its settings.
 
-    Raises ConfigError if every cell failed, or no cell returned rows.
+    Raises ConfigError if every cell failed, or there were no rows.
 
     Args:
         name: Name of the study.
@@ -219,7 +226,7 @@ def run_cells(
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[DataFrame, list[Failure]]:
-    """Run the cells of a study, and return their rows as one table.
+    """Run a study's cells (independent pieces of work, such as training runs), and return their rows as one table.
 
     A cell that raises an error is recorded as a failure, and the other cells continue.
 
@@ -264,6 +271,6 @@ def run_cells(
 
 
 def _run_cell(cell: Cell) -> CellResult:
-    """Run the work of a cell, and return its rows with the entries of the cell's key as additional columns."""
+    """Run a cell, and return its rows, each with the entries of the cell's key as its first columns."""
     rows = cast("list[Row]", cell.work())
     return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in rows]}

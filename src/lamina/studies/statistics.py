@@ -44,13 +44,14 @@ class Difference:
     def conclusive(self) -> bool:
         """Whether one method may be called better.
 
-        That takes more than one seed, an interval without 0, and a p value of at most 0.05.
+        That takes more than one seed, an interval without 0, and a p value (after Holm's correction, if there is one)
+        of at most 1 - `confidence`.
         """
         p = self.p if self.holm is None else self.holm
         return self.seeds > 1 and self.low * self.high > 0 and p <= 1 - self.confidence
 
     def __str__(self) -> str:
-        """Return a sentence that says which method is better, or that the two cannot be told apart."""
+        """Return a sentence: which method is better, or that they cannot be told apart, or that one seed is too few."""
         n = f"n = {pluralize(self.rows, 'row')}"
         if self.seeds < 2:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
@@ -80,8 +81,8 @@ def paired_bootstrap(
     """Compare two methods by a paired bootstrap: resample the rows, and the seeds if there are several.
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
-    difference is 0 or has the opposite sign; both counts in this share are raised by one, so that p is never 0. Raises
-    ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
+    difference is 0 or has the opposite sign. Numerator and denominator of the share are raised by one, so that p is
+    never 0. Raises ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
 
     Args:
         first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row `[seeds, rows,
@@ -126,10 +127,10 @@ def paired_bootstrap(
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:
-    """Return scores as `[seeds, rows, counts]`, for a bootstrap that sums them over rows.
+    """Return scores as `[seeds, rows, counts]`, the form that the bootstrap sums over rows.
 
-    With a metric, `scores` are counts that may lack the axis of seeds. Without one they are scores `[rows]` or `[seeds,
-    rows]`, and the counts of a row are its score and 1.
+    Without a metric, `scores` are `[rows]` or `[seeds, rows]`, and a row's counts are its score and 1. With a metric
+    they are counts already, `[rows, counts]` or `[seeds, rows, counts]`.
     """
     if metric is not None:
         return scores if scores.ndim == 3 else scores[None]
@@ -138,12 +139,12 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
-    """Divide `total` resamples into parts of at most `most`, and return the parts' sizes."""
+    """Return the sizes of the chunks into which `total` resamples are divided, at most `most` in each."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return Holm-corrected p values, in the order of `values`.
+    """Return p values after Holm's correction for all of them, in the order of `values`.
 
     If conclusions are drawn only from corrected values up to 0.05, the chance that any of them is false is at most 5 %.
 
@@ -158,7 +159,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the comparisons with Holm's correction for all of them; a single comparison is returned unchanged."""
+    """Return the differences with `holm` set, Holm's correction for all of them; a single one is returned unchanged."""
     if len(differences) < 2:
         return list(differences)
     values = holm([difference.p for difference in differences])
@@ -169,7 +170,7 @@ _EXACT_BELOW = 9  # pairs; all orders of more would be too many to try
 
 
 class RankCorrelation(NamedTuple):
-    """Spearman's rank correlation: the number of pairs `n`, the two-sided p value, and the correlation as `score`."""
+    """Spearman's rank correlation: the number of pairs `n`, the two-sided `p` value, and the correlation as `score`."""
 
     n: int
     p: float
@@ -177,10 +178,11 @@ class RankCorrelation(NamedTuple):
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
-    """Return Spearman's rank correlation of two sequences of equal length.
+    """Return Spearman's rank correlation of two sequences of equal length, with its p value.
 
-    The correlation is NaN for fewer than three pairs, or if all values of one sequence are equal. For fewer than nine
-    pairs the p value is exact: the share of all orders of `second` whose correlation is at least as far from 0.
+    Correlation and p value are NaN for fewer than three pairs, or if all values of one sequence are equal. For fewer
+    than nine pairs the p value is exact: the share of all orders of `second` whose correlation is at least as far from
+    0.
     """
     from scipy.stats import spearmanr
 
@@ -191,9 +193,12 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 
 
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the exact two-sided p value of Spearman's correlation of two short sequences, or NaN.
+    """Return the exact two-sided p value of Spearman's correlation of two short sequences.
 
-    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as the given one.
+    NaN if a value is not finite.
+
+    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as that of
+    `second`.
     """
     from scipy.stats import rankdata
 
@@ -205,7 +210,7 @@ def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Return the mean over seeds as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)"."""
+    """Return the mean of one value per seed as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)"."""
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"

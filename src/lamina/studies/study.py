@@ -41,15 +41,15 @@ class Figure:
     Rows that differ only in the column "seed" are drawn as their mean, with the 95 % t interval over seeds.
 
     Attributes:
-        kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`), "bar", or "scatter" (a
-            point per row).
+        kind: "line" (a curve over `x`), "heat" (one rectangle per `x` and `y`, coloured by `value`), "bar", or
+            "scatter" (a point per row).
         x: Column of the horizontal axis.
         value: Column with the numbers.
         y: Column on the vertical axis of a "heat" chart.
         colour: Column; each of its values gets a colour. None: one colour.
         facet: Column; each of its values gets a panel. None: one panel.
-        label: Column whose values are written into the cells of a "heat" chart, such as a predicted token. None: the
-            numbers, if there is room.
+        label: Column whose values are written into the rectangles of a "heat" chart, such as a predicted token. None:
+            the numbers, if there is room.
         x_label: Column with the names along the horizontal axis, such as the token at a position. None: `x` itself.
         where: Column -> value that a row must have to be drawn; {}: all rows.
         title: Title of the chart.
@@ -112,7 +112,7 @@ class _StudyFacts(SavedFacts):
 
 
 def _undefined(table: DataFrame) -> str | None:
-    """Return how many scores of a study's table are NaN or infinite, as a sentence, and a second one with advice.
+    """Return how many scores of a study's table are NaN or infinite, and what to do, as one text of two sentences.
 
     None if all are finite, or the table has no column "score" of floats.
     """
@@ -133,6 +133,8 @@ def _undefined(table: DataFrame) -> str | None:
 @dataclass(frozen=True, eq=False)
 class Study:
     """The result of a study; every function of `lamina.studies` returns one.
+
+    Making one logs a warning if scores are NaN or infinite.
 
     Attributes:
         name: Name of the study, such as "similarity".
@@ -223,10 +225,10 @@ class Study:
 
     @classmethod
     def load(cls, folder: str | Path) -> Study:
-        """Read a study that `save` wrote.
+        """Return the study that `save` wrote to a folder.
 
         Args:
-            folder: The folder.
+            folder: Folder that `save` wrote.
 
         Raises:
             StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it.
@@ -238,14 +240,14 @@ class Study:
 
 
 def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the table rows whose cells equal the values of `where` (column -> value); all rows if `where` is empty."""
+    """Return the table rows that have the values in `where` (column -> value); all rows if `where` is empty."""
     for column, value in where.items():
         table = table.loc[table[column] == value]
     return table
 
 
 def _load(folder: Path) -> Study:
-    """Read a study from a folder.
+    """Return the study saved in a folder.
 
     Raises StoreError if a file is missing or damaged, or the table does not belong to the study's JSON file;
     UnknownNameError if the JSON file has an unknown key.

@@ -168,7 +168,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
-    """Raise ConfigError if an argument of `benchmark` is wrong; MissingExtraError if a method lacks its package."""
+    """Raise ConfigError if one of these arguments of `benchmark` is wrong, or MissingExtraError without xgboost."""
     _check_each_once("methods", methods)
     _check_each_once("seeds", seeds)
     check_range(_OP, "scored", scored, 2)
@@ -183,10 +183,11 @@ def _check_each_once(what: str, chosen: Sequence[object]) -> None:
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
-    """Return the points of a setting; each makes one cell per data set. Without points, return (None,).
+    """Return the points of a setting, each of which makes one cell per data set; (None,) if the setting has no points.
 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
-    Raises ConfigError if the setting has no points, the list is empty, or a point is given twice or is out of range.
+    `points` are the user's; None: the usual ones. Raises ConfigError if the setting has no points but `points` are
+    given, the list is empty, or a point is given twice or is out of range.
     """
     if setting not in _POINTS:
         if points is not None:
@@ -206,7 +207,10 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
 
 
 def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
-    """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files."""
+    """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
+
+    `points` is the number of points that share the states.
+    """
     rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
     rows *= points if settings.setting == "imbalance" else 1  # other points draw from the same rows
     needed = rows * settings.max_length * stack.layers * stack.width * 2  # float16
@@ -221,7 +225,12 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study made from the rows of finished cells, with the comparison over all data sets and conclusions."""
+    """Return the study of finished cells: their rows, the comparison of methods over all data sets, and conclusions.
+
+    Args:
+        rows: Table rows of all cells, as `cell_rows` returns them.
+        settings: Settings of the study.
+    """
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
@@ -255,7 +264,7 @@ class _Summary:
 
 
 def _over_sets(part: Frame) -> _Summary:
-    """Compare the methods at one point (see `_points`), over the data sets that every method has a score for.
+    """Return the comparison of the methods at one point (see `_points`), over the data sets that have all methods.
 
     `part` holds the rows of that point.
     """
@@ -282,9 +291,9 @@ def _over_sets(part: Frame) -> _Summary:
 
 
 def _scores(part: Frame) -> dict[str, np.ndarray]:
-    """Return method -> scores `[seeds, sets]`, over the data sets that every method has.
+    """Return method -> scores `[seeds, sets]`, over the data sets for which every method has a score.
 
-    Methods without seeds have one row.
+    Methods without seeds have one row. `part` holds the rows of one point (see `_points`).
     """
     wide = part.assign(seed=part["seed"].fillna(-1)).pivot_table("score", ["method", "seed"], "set", sort=False)
     wide = wide.dropna(axis=1)
@@ -292,11 +301,11 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 
 def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart. The chart of ranks says from which `distance` on two of them differ.
+    """Return chart name -> chart; the note of the chart of ranks says from which `distance` on two ranks differ.
 
     Without points: bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
     score against time and size. If there are `several` points (numbers of training rows, or shares of the positive
-    class): curves of the mean score and the mean rank over them.
+    class): curves of the mean score and the mean rank, with the points on the horizontal axis.
     """
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
@@ -351,13 +360,13 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
 
 
 def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[NDArray[np.floating], ...]:
-    """Return two score matrices with the same number of seeds; a matrix with one row is repeated."""
+    """Return two score matrices `[seeds, sets]` with the same number of seeds; one with a single row is repeated."""
     seeds = max(len(first), len(second))
     return tuple(np.repeat(matrix, seeds, 0) if len(matrix) == 1 else matrix[:seeds] for matrix in (first, second))
 
 
 def mean_ranks(scores: Scores) -> dict[str, float]:
-    """Return method -> mean rank over the sets, from 1 (the best); equal scores share the mean of their ranks."""
+    """Return method -> mean rank over the sets, where 1 is the best. Equal scores share the mean of their ranks."""
     from scipy.stats import rankdata
 
     table = np.stack([matrix.mean(0) for matrix in scores.values()])
@@ -378,7 +387,7 @@ def critical_difference(methods: int, sets: int) -> float:
 
 
 def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
-    """Return one sentence for each comparison of `compare_methods`.
+    """Return one sentence for each row of `compare_methods`.
 
     `sets` and `seeds` are the numbers of data sets and of seeds.
     """
@@ -399,7 +408,7 @@ def _sentence(row: Row, sets: int, seeds: int) -> str:
 
 
 def over_sets(study: Study) -> Frame:
-    """Return a row per point and method of a benchmark, the best mean first. Points are explained in `_points`.
+    """Return one row per point (see `_points`) and method of a benchmark, with the best mean of each point first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
     seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading method with this one:
@@ -441,19 +450,22 @@ def markdown_summary(study: Study) -> str:
 
 
 def _leader(study: Study) -> str:
-    """Return the name of the method that the others are compared with; "the leader" if points have different ones."""
+    """Return the name of the method that the others are compared with; "the leader" if it differs between points."""
     table: Frame = study.table
     leaders = table.loc[table["measure"] == "ahead", "method"].unique()
     return str(leaders[0]) if len(leaders) == 1 else "the leader"
 
 
 def _place(key: Mapping[str, Any]) -> str:
-    """Return as text the data set of a failed cell, and its point if it has one, from the cell's key."""
+    """Return the data set of a failed cell as text, with its point (see `_points`) if it has one.
+
+    `key` is the cell's key: "set" and "point".
+    """
     return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 
 def _cells(row: Mapping[str, object]) -> dict[str, str]:
-    """Return a row of `over_sets` as text: column -> text, "" where a method has no value."""
+    """Return a row of `over_sets` as text: column -> text, which is "" where the method has no value."""
     value = {name: cell for name, cell in row.items() if not _is_missing(cell)}
     cells = {"point": f"{value['point']:g}" if "point" in value else "", "method": str(value["method"])}
     cells |= {name: _number(value.get(name)) for name in ("score", "spread", "rank", "behind_by")}

@@ -59,7 +59,7 @@ ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the read
 
 
 def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any config, any setting of the head
-    """Return a function that makes a reader of this fusion; its head is one linear map, with the settings `head`."""
+    """Return a function that makes a reader of `fusion` with a linear head; `head` holds settings of the head."""
     return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
 
 
@@ -84,7 +84,7 @@ USUAL = tuple(name for name in METHODS if name != "xgboost")
 @final
 @dataclass(frozen=True)
 class CellSettings:
-    """The settings that all cells of a benchmark share."""
+    """The settings that all cells of a benchmark share. A cell runs all methods on one portion of one data set."""
 
     setting: Setting  # "normal", "scarce", "imbalance" or "shift"
     methods: tuple[str, ...]  # names of the methods: keys of `METHODS` or of `readers`
@@ -120,12 +120,13 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
 
 @final
 class SetStates:
-    """The hidden states of one data set's texts at a time, so that the model reads them once for all points of the set.
+    """The hidden states of one data set's texts, so that the model reads them once for all points of the set.
 
-    States of another set replace them. They lie in a temporary folder, which is removed at the end of the `with` block.
+    A point is a number of training rows, or a share of the positive class. The states of the next set replace those of
+    the one before. They lie in a temporary folder, which is removed at the end of the `with` block.
 
     Args:
-        texts_of: Returns all texts of the set with the given name that any point trains on or scores.
+        texts_of: Returns the texts of the set with the given name that any point trains on or scores.
     """
 
     def __init__(self, texts_of: Callable[[str], Sequence[str]]) -> None:
@@ -148,13 +149,13 @@ class SetStates:
             self._folder.cleanup()
 
     def of(self, name: str, texts: Sequence[str], read: Callable[[Sequence[str], str], CachedStates]) -> CachedStates:
-        """Return the states of some texts of a set, in their order.
+        """Return the hidden states of some texts of a set, in the order of `texts`.
 
         Args:
             name: Name of the data set.
             texts: Texts among those of `texts_of(name)`.
             read: Computes the states of texts, and stores them in the folder that is its second argument. It is called
-                only if the states of another set are kept now.
+                only if the states of this set are not held yet.
         """
         if self._name != name or self._states is None:
             self._drop()
@@ -168,7 +169,10 @@ class SetStates:
 
 
 def set_texts(folder: Path, points: Sequence[float | None], settings: CellSettings, name: str) -> list[str]:
-    """Return the texts that any of the points trains on or scores; a point with too few rows adds none."""
+    """Return the texts of the set `name` that any of the `points` trains on or scores.
+
+    A point (see `cell_portion`) for which the set has too few rows adds none.
+    """
     texts: list[str] = []
     for point in points:
         with suppress(DataError):
@@ -189,7 +193,7 @@ def cell_rows(
     """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
     The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
-    set is missing, damaged or too small.
+    set is missing, damaged or too small, and UnknownNameError if a method does not exist.
 
     Args:
         model: The model, which is not changed.
@@ -222,7 +226,7 @@ def cell_rows(
 def portion_means(
     model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
 ) -> dict[str, Matrix]:
-    """Average each layer's states over the tokens of a row, for the training and test rows of a portion.
+    """Return the mean of each layer's states over the tokens of a row, for the training and test rows of a portion.
 
     Args:
         model: The model. It is frozen and in eval mode during the call.
@@ -293,30 +297,34 @@ class _States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts. The model computes them, and they are stored in `folder`."""
+        """Return the states of all layers for some texts. The model computes them, and stores them in `folder`.
+
+        `bank` has one reader, "all", which needs all layers.
+        """
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
         return self._read(bank, group, folder)
 
     def _read(self, bank: ReaderBank, group: Group, folder: str | Path) -> CachedStates:
-        """Return the states of all layers for the group's texts.
+        """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
-        The model computes states that `folder` does not hold yet, and they are stored there.
+        The model computes states that `folder` does not hold yet, and stores them there. `bank` is that of
+        `_read_texts`.
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)
         return cast("CachedStates", open_states(bank, group.inputs, ["all"], settings=settings))
 
     def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
-        """Return the encoded rows of `part` ("train" or "test"), as input for the readers with these names."""
+        """Return the encoded rows of the split `part` ("train" or "test"), as input for a bank's readers `names`."""
         tasks = dict.fromkeys(names, self._task)
         (group,) = groups_of(self._runner(bank), tasks, part, self._options, self._encodings)
         return group
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
-        """Train one reader per seed of a method, all at the same time, and return a row for each.
+        """Train one reader per seed of a method, all at the same time, and return a table row for each.
 
-        `make` returns the reader for a task and a seed.
+        `make` returns the config of the reader for a task and a seed.
         """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
@@ -341,7 +349,7 @@ class _States:
         ]
 
     def fit(self, method: str) -> Row:
-        """Fit a method on fixed features, and return its table row; UnknownNameError if there is no such method."""
+        """Fit a method that uses fixed features, and return its table row; UnknownNameError for an unknown method."""
         check_known(_OP, [method], METHODS, "method")
         if method not in _WITHOUT_STATES:
             _ = self.means  # computed once for all methods, so that the first does not pay for the others
@@ -353,7 +361,10 @@ class _States:
         return row | ({} if chosen is None else {"chosen": chosen})
 
     def _fitted(self, method: str) -> tuple[Fitted, int | None]:
-        """Fit a method on fixed features; return its result and the layer that it chose (None for most methods)."""
+        """Fit a method that uses fixed features.
+
+        Return its result, and the layer that it chose (only "best_layer" does).
+        """
         classes, seed = self._drawn.train.labels, self._settings.draw
         if method == "majority":
             return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None
@@ -377,7 +388,7 @@ class _States:
 
     @cached_property
     def means(self) -> dict[str, Matrix]:
-        """Split name -> the states of each row, averaged over its tokens, `[rows, layers, width]`."""
+        """"train" and "test" -> the states of each row, averaged over its tokens, `[rows, layers, width]`."""
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 
@@ -391,7 +402,7 @@ _ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
 
 
 def mean_states(group: Group) -> Matrix:
-    """Average the cached states of each row over its tokens, layer by layer; return `[rows, layers, width]`."""
+    """Return the cached states of a group's rows, averaged over the tokens of each row, `[rows, layers, width]`."""
     count = len(group.inputs.lengths)
     lengths = np.array([int(length) for length in group.inputs.lengths], dtype=float)
     states: CachedStates = group.states  # pyright: ignore[reportAssignmentType]

@@ -88,8 +88,8 @@ def find_data(data: str | Path | None) -> Path:
 def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
     """Return the names of the data sets in their published order; for "shift", only those with a shifted version.
 
-    A shifted version has the same classes and texts of another kind. Raises DataError if the list of sets is
-    unreadable.
+    A shifted version has the same classes and texts of another kind. Raises UnknownNameError if the setting does not
+    exist, and DataError if the list of sets in `folder` cannot be read.
     """
     check_known(_OP, [setting], SETTINGS, "setting")
     table = _read(folder / _MASTER, ("Data type", "Dataset save name"))
@@ -99,9 +99,10 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 
 
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
-    """Read a data set, or with `shifted` its version with texts of another kind.
+    """Return a data set; with `shifted`, its version with texts of another kind.
 
-    Raises DataError if its file is missing or damaged, or does not have two classes.
+    `folder` is the folder of the data files. Raises DataError if the set's file is missing or damaged, or does not have
+    two classes.
     """
     path = _shifted_file(folder, name) if shifted else folder / _SETS / f"{name}.csv.zst"
     table = _read(path, ("prompt", "target")).dropna(subset=["prompt", "target"])
@@ -116,16 +117,16 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
 
 
 def read_names(folder: Path, name: str) -> list[str]:
-    """Return the class names of a data set, the negative one first."""
+    """Return the class names of a data set, the negative one first; raise DataError if its file cannot be read."""
     table = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
     return sorted(set(table["target"].dropna().astype(str)))
 
 
 def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class names of a shifted data set, the negative class first, as in the original data set.
+    """Return the class names of a shifted data set, the negative class first, as the shifted set spells them.
 
-    The two sets may spell a class differently; the names are returned as the shifted set spells them. A name that
-    equals the original's positive name is the positive class. If there is none, the second name is.
+    The original set may spell them differently. A name that equals the original's positive name is the positive class.
+    If there is none, the second name is.
 
     Args:
         known: The two class names of the original set, the negative one first.
@@ -143,7 +144,7 @@ def _shifted_file(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, columns: Sequence[str]) -> DataFrame:
-    """Read columns of a compressed CSV file. Raises DataError if the file is missing or damaged, or lacks a column."""
+    """Return columns of a compressed CSV file; raise DataError if the file is missing or damaged, or lacks one."""
     import pandas as pd
     import pyarrow as pa
 
@@ -169,16 +170,16 @@ def portion(
     """Draw the rows to train on and the rows to score.
 
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
-    class. Rows are drawn as the package sae-probes draws its largest number. For smaller numbers, the first rows of
-    each class in that draw are used, so that all sizes are scored on the same rows. Raises DataError if the set has too
-    few rows, or `other` has one class only.
+    class. The largest number of training rows is drawn as the package sae-probes draws it. For smaller numbers, the
+    first rows of each class in that draw are used, so that all sizes are scored on the same rows. Raises DataError if
+    the set has too few rows, or `other` has one class only.
 
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
-        share: Share of the positive class; the number of rows is the same for all shares. None: half, and more rows.
+        share: Share of the positive class. All shares have the same number of rows, fewer than without one. None: half.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set whose texts are scored instead: all, or `scored` of them with the set's shares of classes.
+        other: A data set whose texts are scored instead: all, or `scored` of them with its shares of the classes.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)
@@ -207,9 +208,10 @@ def portion(
 
 
 def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
-    """Return a set with at most `most` of its rows, in their order and with the same share of both classes.
+    """Return a data set with at most `most` of its rows, in their order and with the same share of both classes.
 
-    Raises DataError if the set has rows of one class only, so that nothing can be scored.
+    None as `most`: all rows. `seed` decides which. Raises DataError if all rows have one class, so that nothing can be
+    scored.
     """
     by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
     if not all(len(rows) for rows in by_class):
@@ -227,9 +229,9 @@ def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
 
 
 def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Return row indices of the training and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
+    """Return indices of the training rows and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
 
-    `train` and `test` are their numbers, and `share` is the share of the positive class.
+    `train` and `test` are the numbers of rows, and `share` is the share of the positive class in both.
     """
     rng = np.random.RandomState(seed)
     positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)

@@ -38,11 +38,11 @@ class Fitted(NamedTuple):
 
 
 def folds_of(classes: Classes, seed: int) -> Folds:
-    """Return pairs of (training rows, held-out rows) for choosing a setting.
+    """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
-    With up to 12 rows, all pairs of rows are held out in turn. With fewer than 128, there are six stratified folds.
-    Otherwise the last fifth of the rows, at most 100, is held out. Folds whose held-out rows lack a class are left out,
-    so the result may be empty.
+    With up to 12 rows, all pairs of rows are held out in turn. With fewer than 128, there are six stratified folds,
+    drawn with `seed`. Otherwise the last fifth of the rows, at most 100, is held out. Folds whose held-out rows lack a
+    class are left out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -68,9 +68,9 @@ def auc(classes: Classes, scores: Matrix) -> float:
 
 
 def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds: Folds) -> float:
-    """Return the mean AUC over folds of a new model per fold, made by `make`.
+    """Return the mean AUC on the held-out rows of all folds; each fold fits a new model, which `make` returns.
 
-    A fold whose training rows have one class counts 0.5.
+    A fold whose training rows have one class counts 0.5; the result is 0.5 without folds.
     """
     scores: list[float] = []
     for train, held in folds:
@@ -95,7 +95,7 @@ def _quietly() -> Iterator[None]:
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression with an L2 penalty, whose strength is chosen on held-out rows, and score the test rows.
 
-    `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides
+    `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides the
     folds.
     """
     size = train.shape[1] + 1
@@ -116,10 +116,11 @@ def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn
 
 
 def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
-    """Rotate features so that there are no more columns than training rows.
+    """Return training and test features, rotated so that there are no more columns than training rows.
 
     A regression with an L2 penalty has the same solution on the rotated features, because its weights lie in the span
-    of the training rows; L-BFGS also takes the same steps. With several times more features than rows, it is faster.
+    of the training rows; L-BFGS also takes the same steps. It is faster if there are several times more features than
+    rows. Features with no more columns than rows, and sparse ones, are returned as they are.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):
@@ -131,7 +132,7 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression on the first principal components, and score the test rows.
 
-    The number of components is chosen on held-out rows. The arguments are those of `logistic`.
+    The number of components is chosen on held-out rows. Arguments as in `logistic`.
     """
     from sklearn.decomposition import PCA
 
@@ -154,7 +155,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Score the test rows by a vote of the nearest training rows, whose number is chosen on held-out rows.
 
-    The arguments are those of `logistic`.
+    Arguments as in `logistic`.
     """
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -172,7 +173,7 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit XGBoost, and score the test rows; one of ten random settings is chosen on held-out rows.
 
-    The arguments are those of `logistic`. Raises MissingExtraError if XGBoost is not installed.
+    Arguments as in `logistic`. Raises MissingExtraError if XGBoost is not installed.
     """
     import random
 

@@ -79,7 +79,7 @@ class _Start:
 
 
 class _Folders(NamedTuple):
-    """The folders for one task's result: one for the cut model, and one for the bank with the reader of that model."""
+    """The folders of one task's result: one for the cut model, one for a bank with the reader of the cut model."""
 
     model: Path
     readers: Path
@@ -199,7 +199,7 @@ def _folders(output: Path | None, task: str) -> _Folders | None:
 
 
 def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
-    """Return metric name -> line chart of the score of each layer's linear reader. `metrics` is task name -> metric."""
+    """Return metric name -> line chart of the scores of all layers' linear readers. `metrics` maps task to metric."""
     return {
         metric: Figure(
             "line",
@@ -235,7 +235,7 @@ def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
 
 
 def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    """Return an untrained reader: a linear head over a scalar mix of the given layers of a stack."""
+    """Return the config of an untrained reader: a linear head over a scalar mix of `layers` of a stack."""
     return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 
@@ -260,9 +260,9 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
 def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
     """Measure parameters and perplexity of the whole and of the cut model, and how much faster the cut model is.
 
-    Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. Perplexity is
-    measured on `texts`. It has no rows if there are no texts or the model has no output over a vocabulary. The timed
-    passes read up to 32 validation rows.
+    Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
+    perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32
+    validation rows.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)
@@ -283,9 +283,9 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
 def measure_speedup(
     whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None, max_length: int | None = None
 ) -> float:
-    """Return how many times as fast as the whole model the cut model is: a median over passes of validation rows.
+    """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
 
-    A pass reads up to 32 rows.
+    A pass reads up to 32 validation rows of the task.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)
@@ -297,7 +297,7 @@ def measure_speedup(
 
 @torch.no_grad()
 def _pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
-    """Run the model's backbone once on a batch, and return the time that it took, in seconds."""
+    """Return how many seconds one pass of the model's backbone takes on a batch."""
     with evaluating(model):
         start = time.perf_counter()
         model.base_model(**batch)  # pyright: ignore[reportCallIssue]
@@ -340,7 +340,7 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
         task: Name of the task.
         proposal: The proposal for this task.
         depth: Number of blocks of the whole model.
-        table: The study's table.
+        table: Table of the study `advise`.
         metric: The task's metric.
         tolerance: How much of the score may be lost, in units of the metric.
     """
@@ -384,7 +384,7 @@ def _verdict(change: float, interval: float | None, tolerance: float, seeds: int
 def _costs_text(rows: DataFrame) -> str:
     """Return what a cut changes besides the score, such as ", 1.30 x as fast, 16% fewer parameters".
 
-    `rows` are the table rows of one task. A measure without rows is left out of the text.
+    `rows` are the study's table rows of one task. A measure without rows is left out of the text.
     """
     columns = (rows[column] for column in ("phase", "measure", "score"))
     scores = {(phase, measure): score for phase, measure, score in zip(*columns, strict=True)}

@@ -83,10 +83,9 @@ def finetuned_rows(
 
 
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
-    """Return the numbers of edited blocks that a study compares, one per fine-tuned model.
+    """Return the numbers of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
 
-    "all" stands for every number from 0 to `depth`, the number of blocks. Raises ConfigError, which names the study
-    `op`, if a number is below 0 or above `depth`, or there is no seed.
+    Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`, or there is no seed.
     """
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:
@@ -99,7 +98,7 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, se
 def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
     """Return seed -> score after the last epoch, for one task and metric, from a study's table.
 
-    `columns` are further conditions, column -> value: only table rows that meet all of them are used.
+    `columns` are further conditions: column = value that a table row must have.
     """
     rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
@@ -109,9 +108,9 @@ def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mappi
     """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
     Args:
-        what: Start of the sentence; it names the two kinds of models.
-        scores: Seed -> score of the edited model trained with this seed.
-        reference: Seed -> score of the unedited model trained with this seed.
+        what: Start of the sentence, which says what the edited and the unedited models are.
+        scores: Seed -> score of the edited model that was trained with this seed.
+        reference: Seed -> score of the unedited model that was trained with this seed.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:

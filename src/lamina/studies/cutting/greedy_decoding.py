@@ -27,10 +27,10 @@ _TOGETHER = 32  # maximum number of prompts of one length that are continued in 
 def prompt_ids(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor, *, tokens: int | None, op: str
 ) -> list[Tensor]:
-    """Tokenise prompts, and return the token ids `[tokens]` of each prompt, without special tokens at the end.
+    """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
     Texts longer than `tokens` (None: what the model allows) are truncated; texts without a token are left out. Raises
-    DataError, which names the study `op`, if no text has a token.
+    DataError if no text has a token, and the errors of `text_inputs`. Messages begin with `op`, the study's name.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
@@ -48,11 +48,11 @@ def prompt_ids(
 def continuations(
     model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
 ) -> list[list[int]]:
-    """Continue each prompt, given as token ids `[tokens]`, by greedy decoding; return each one's generated token ids.
+    """Continue each prompt (token ids `[tokens]`) by greedy decoding, and return the generated token ids of each.
 
     Generation stops after `new_tokens` tokens, or after an end token, which is part of the result. Prompts of the same
-    length are continued together, so that no prompt is padded. Raises ConfigError, which names the study `op`, if the
-    longest prompt plus `new_tokens` is longer than what the model allows.
+    length are continued together, so that no prompt is padded. Raises ConfigError, whose message begins with `op`, if
+    the longest prompt plus `new_tokens` is longer than what the model allows.
     """
     longest = max(map(len, prompts))
     check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)

@@ -65,7 +65,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 ) -> Study:
     """Insert layers into the top k or the bottom k blocks, fine-tune the whole model, and score it after training.
 
-    Each model is also scored right after the insertion, before training. With a masked language modelling task
+    Each model is also scored right after the insertion, before training. On a masked language modelling task
     (`Task.masked_lm`) that score shows how much the insertion harms the model, and the score after training shows how
     much of the harm is repaired.
 
@@ -131,7 +131,10 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
-    """Return the edits that insert layers at `position` in the blocks of one setting; [] if it inserts none."""
+    """Return the edits that insert layers for one setting of the study, at `position` in its blocks.
+
+    [] if the setting has no inserted layers.
+    """
     if not inserted.inserted:
         return []
     first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
@@ -140,7 +143,7 @@ def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
 
 
 def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
-    """Return, for each combination of `end` and `start`, the setting that inserts layers into the most blocks."""
+    """Return the settings with layers in the most blocks, one for each combination of `end` and `start`."""
     by_count = sorted(
         (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
     )
@@ -148,7 +151,10 @@ def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
 
 
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
-    """Return a sentence about one task: the score of the model with inserted layers, and without them."""
+    """Return a sentence that compares a task's scores with inserted layers and without.
+
+    `inserted` is the setting of the study whose scores are used.
+    """
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
     scores = trained_scores(table, task, metric, **inserted._asdict())
@@ -156,7 +162,7 @@ def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) ->
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
-    """Return chart name -> line chart of the score over the number of blocks with layers, one per metric and end."""
+    """Return chart name -> line chart of the score over the number of blocks with layers, per metric and end."""
     metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
     return {
         f"{metric} {end}": Figure(

@@ -94,7 +94,7 @@ class LeastBlocks:
     bytes: tuple[int, int]
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the report as a JSON-ready dict."""
+        """Return the report as a JSON-ready dict: all attributes, and "sentence"."""
         return {
             **asdict(self),
             "sentence": self.sentence(),
@@ -105,7 +105,7 @@ class LeastBlocks:
         }
 
     def sentence(self) -> str:
-        """Return a sentence that says what the model lost."""
+        """Return a sentence that says which blocks were dropped, what score the model lost, and what it gained."""
         blocks = ", ".join(map(str, self.dropped))
         over = ", too few rows for an interval"
         if self.interval is not None:
@@ -132,11 +132,12 @@ def drop_least_(  # noqa: PLR0913 options of the command
     seed: int = 0,
     progress: bool = False,
 ) -> LeastBlocks:
-    """Drop the `count` blocks that matter least to a task, in place, and measure what the model lost.
+    """Drop the `count` blocks that matter least to a task, in place, and return a report of what the model lost.
 
-    Blocks are chosen on training rows only. Scores are measured on the validation split. Raises ConfigError if `count`
-    is out of range, or the model needs a head for the task and has none; UnknownNameError if `by` is unknown, or the
-    task lacks a split.
+    Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if there
+    are few rows. Raises ConfigError if `count` is out of range, or the model needs a head for the task and has none;
+    UnknownNameError if `by` is unknown, or the task lacks a split; UnsupportedModelError if the blocks cannot be
+    dropped.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
@@ -203,7 +204,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
 @final
 @dataclass(frozen=True)
 class _Subject:
-    """A model that is cut, and how it is measured; see `drop_least_`. `own`: whether the model's own head is scored."""
+    """The model that `drop_least_` cuts, and how it is measured. `own`: the score is that of the model's own head."""
 
     model: PreTrainedModel
     task: Task
@@ -215,7 +216,10 @@ class _Subject:
 
 
 def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> bool:
-    """Return whether the model has a head that fits the task; errors of the data or the processor are raised."""
+    """Return whether the model's own head fits the task.
+
+    Raises LaminaError if the data or the processor are not usable.
+    """
     few = {task.name: _rows_of(task, range(min(_TRIED, len(task.split("validation")))))}
     runner = ModelRunner(model, few[task.name], _OP, processor, PassOptions())
     runner.check(few, ("validation",))
@@ -228,7 +232,10 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has too few rows to measure a loss, or to choose blocks by a score (see `by`)."""
+    """Log a warning if the task has few rows to measure a loss on, or few to choose blocks on.
+
+    With `by` "influence", few rows suffice to choose blocks.
+    """
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
         logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
@@ -238,7 +245,7 @@ def _warn_of_few_rows(task: Task, by: By) -> None:
 
 
 def _held_out(task: Task) -> Task:
-    """Return the task with a tenth of its training rows as its validation split: the rows that blocks are chosen on."""
+    """Return the task with a tenth of its training rows, on which blocks are chosen, as its validation split."""
     return task.held_out(0).without_test()
 
 
@@ -248,9 +255,9 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 
 
 def _scores(subject: _Subject, desc: str) -> list[float]:
-    """Return the scores of the model's head on parts of the validation split, or those of linear readers per seed.
+    """Return several scores of the model: one per part of the validation split, or one per seed of a linear reader.
 
-    `desc` is the text of the progress bar.
+    The first is for a model whose own head is scored. `desc` is the text of the progress bar.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:
@@ -274,9 +281,9 @@ def _own_score(subject: _Subject, task: Task) -> float:
 
 @contextmanager
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
-    """Train a linear reader of the last layer with `seed`, and yield a bank with only this reader.
+    """Train a linear reader of the last layer with `seed`, and yield a bank with this reader alone.
 
-    A context manager: at its end, the model's mode and `requires_grad` are restored.
+    At the end of the `with` block, the model's mode and `requires_grad` are restored.
     """
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
@@ -293,7 +300,7 @@ def _only_score(bank: ReaderBank, task: Task) -> float:
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:
-    """Return the number of parameters of a model, and the size of its weights in bytes."""
+    """Return a model's number of parameters, and the size of its weights in bytes."""
     return model.num_parameters(), sum(part.numel() * part.element_size() for part in model.parameters())
 
 
@@ -319,7 +326,8 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 def _by_loss(subject: _Subject, count: int) -> _Choice:
     """Choose `count` blocks one by one: in each round, the block whose removal lowers the score least.
 
-    The model's own head is scored, on held-out training rows. The returned costs are those of the first round.
+    The score is that of the model's own head on held-out training rows. The returned costs are those of the first
+    round.
     """
     held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
@@ -333,9 +341,9 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the `count` blocks whose removal lowers the score of a linear reader on held-out rows least.
+    """Choose the `count` blocks whose removal lowers the score of a linear reader least.
 
-    The reader is trained on the whole model.
+    The reader is trained on the whole model, and scored on held-out training rows.
     """
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as bank:
@@ -344,7 +352,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 
 
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return number of a block -> how far `score` falls if the model skips it, beside the blocks in `without`.
+    """Return block number -> how far `score()` falls if the model skips that block, besides the blocks in `without`.
 
     `desc` is the text of the progress bar.
     """
@@ -358,7 +366,10 @@ def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int]
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:
-    """Return the numbers of the `count` blocks with the lowest costs, ascending; ties go to the higher block."""
+    """Return the numbers of the `count` blocks with the lowest costs, ascending.
+
+    Of equal costs, the higher block counts.
+    """
     return sorted(sorted(costs, key=lambda layer: (costs[layer], -layer))[:count])
 
 
@@ -366,7 +377,7 @@ _CHOICES = {"influence": _by_influence, "loss": _by_loss, "readers": _by_readers
 
 
 class DropLeast(Strict):
-    """Arguments of the edit `drop_least`. It drops the blocks that matter least to the plan's task."""
+    """Arguments of `drop_least`, the edit of a plan that drops the blocks that matter least to the plan's task."""
 
     count: PositiveInt
     by: Literal["influence", "loss", "readers"] = "influence"
@@ -375,7 +386,7 @@ class DropLeast(Strict):
 
 
 def _check(edit: Fields) -> None:
-    """Raise ConfigError or ValidationError unless `edit` has one known name and arguments that it allows."""
+    """Raise ConfigError or ValidationError unless `edit`, an entry of a plan, is known and its arguments allowed."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
@@ -396,7 +407,7 @@ class PlanTask(TaskRecipe):
 
     @model_validator(mode="after")
     def _only_data(self) -> PlanTask:
-        """Raise ValidationError if a key of the task would have no effect, such as "readers" and "subsample"."""
+        """Raise ValidationError if the task has a key without an effect in a plan, such as "readers" or "subsample"."""
         if names := sorted(self.model_fields_set & NOT_DATA):
             with error_at(names[0]):
                 raise ConfigError(f"'{names[0]}' is for lamina train, and has no effect on a plan. Leave it out")
@@ -404,7 +415,7 @@ class PlanTask(TaskRecipe):
 
 
 class EditPlan(Strict):
-    """A plan: a list of edits in order, and the task for the edit `drop_least`."""
+    """A plan: a list of edits in order, and the task that its edit `drop_least` measures on. `read_plan` reads it."""
 
     edits: list[Annotated[Fields, checked(_check)]] = Field(min_length=1)
     seed: Seed = 0  # of random weights, and of healing
@@ -428,10 +439,10 @@ class EditPlan(Strict):
         *,
         progress: bool = False,
     ) -> list[LeastBlocks]:
-        """Apply the edits to a model, in place; return a report of what the model lost for each `drop_least`.
+        """Apply the edits to a model, in place; return one report of what the model lost per edit `drop_least`.
 
-        `processor` and `data`, the folder of the task's data, are for `drop_least`, which shows progress bars with
-        `progress`. Raises LaminaError if an edit cannot be applied. Earlier edits stay applied.
+        `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data, and whether to
+        show progress bars. Raises LaminaError if an edit cannot be applied. Earlier edits then stay applied.
         """
         task: Task | None = None
         reports: list[LeastBlocks] = []
@@ -450,7 +461,7 @@ class EditPlan(Strict):
         return reports
 
     def needs_weights(self) -> bool:
-        """Whether the model must have its weights, because the plan measures it."""
+        """Whether the model must have its weights, not just its shapes, because the plan measures it."""
         return any(DROP_LEAST in edit for edit in self.edits)
 
     def uses_seed(self) -> bool:
@@ -460,7 +471,7 @@ class EditPlan(Strict):
 
 
 def read_plan(path: Path) -> EditPlan:
-    """Read the plan in a YAML file.
+    """Return the plan in a YAML file.
 
     Raises DataError if the file cannot be read or is not valid YAML; ConfigError if a value is not allowed; and
     UnknownNameError if a key or name does not exist. The last two name the line and the key.
@@ -470,9 +481,9 @@ def read_plan(path: Path) -> EditPlan:
 
 
 def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPlan:  # noqa: ANN401 a `YamlFile`
-    """Return a plan from its fields.
+    """Return a plan from its fields; raise ConfigError or UnknownNameError if one is not allowed.
 
-    `op` is the operation, for messages. If there is a `file`, messages name its line.
+    Messages begin with `op`, and name the line if there is a `file`.
     """
     try:
         return EditPlan.model_validate(fields)
@@ -481,5 +492,5 @@ def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPla
 
 
 def task_fields(name: str) -> str | Fields:
-    """Return the fields of the task given by --task: the name of a preset, or a YAML file with the keys of a task."""
+    """Return what the option --task names: the name of a preset, or the keys of a task, read from a YAML file."""
     return read_yaml(Path(name)).fields if is_file(name) else name

@@ -138,7 +138,7 @@ def _cell(
     seed: int,
     training: Training,
 ) -> list[FinetunedRow]:
-    """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, return its scores.
+    """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, and return its scores.
 
     `fraction` is the share, and `seed` decides the new weights, the rows and their order.
     """
@@ -147,7 +147,10 @@ def _cell(
 
 
 def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
-    """Return a sentence for one `fraction`: the score with the most re-initialised blocks, and with none."""
+    """Return a sentence that compares a task's scores with the most re-initialised blocks and with none.
+
+    `fraction` is the share of the training rows that both models were trained on.
+    """
     counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
     most = max(map(int, counts), default=0)
     scores, reference = (

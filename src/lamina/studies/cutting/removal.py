@@ -181,7 +181,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """State that all cells of the study share: the model, its stack, and the ranges of blocks to remove."""
+    """What all cells of the study share: the model, its stack, and the ranges of blocks to remove."""
 
     source: PreTrainedModel | str | Path  # a model, which the cell copies, or the name or folder to load it from
     processor: Processor | None  # the processor; None: the one saved with the model
@@ -191,10 +191,10 @@ class _Start:
 
 
 class _CellModel:
-    """The model of one cell, and measurements on it. The model is copied or loaded when an instance is made.
+    """The model of one cell of the study, and measurements on it. It is copied or loaded when an instance is made.
 
     Attributes:
-        model: The model.
+        model: The cell's own copy of the model.
         processor: Its processor.
         stack: The stack whose blocks are removed.
     """
@@ -205,10 +205,10 @@ class _CellModel:
         self._block_ranges = start.block_ranges
 
     def measure(self, score: Callable[[], list[Row]]) -> list[Row]:
-        """Call `score` with the whole model, and once with each range of blocks removed; return all table rows.
+        """Call `score` with the whole model, and once with each range of blocks removed; return the rows of all calls.
 
-        `score` returns table rows. The columns "layer" (first block of the range) and "blocks" (its length) are added
-        to them; both are 0 for the whole model.
+        `score` returns table rows. They get the columns "layer" (first block of the range) and "blocks" (its length);
+        both are 0 for the whole model.
         """
         rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
         with without_warnings():  # they were already logged for the whole model
@@ -218,7 +218,10 @@ class _CellModel:
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
-        """Return table rows: block influence and CKA distance of each range of blocks, on `count` encoded rows."""
+        """Return table rows: block influence and CKA distance of each range of blocks.
+
+        They are measured on `inputs`, of which there are `count` encoded rows.
+        """
         groups = row_groups(count, 32, 0)
         batches = [{key: value for key, value in inputs.batch(rows).items() if key != "labels"} for rows in groups]
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
@@ -255,7 +258,8 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
-    same passes. Returns one table row per seed and range, and one per seed for the whole model.
+    same passes. Returns one table row per seed and range, and one per seed for the whole model. `training` holds the
+    training options.
     """
     cell = _CellModel(start)
     bank = ReaderBank(cell.model, cell.processor)
@@ -274,7 +278,7 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
 
 
 def _task_proxies(start: _Start, task: Task) -> list[Row]:
-    """Measure all proxies (cheap predictions) of what removing each range of blocks costs a task; return table rows.
+    """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
     They are measured on up to 512 validation rows.
     """
@@ -286,7 +290,7 @@ def _task_proxies(start: _Start, task: Task) -> list[Row]:
 
 
 def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
-    """Measure perplexity of the whole model and without each range of blocks; and the proxies, on the same texts.
+    """Measure the perplexity of texts, whole and without each range of blocks; and the proxies, on the same texts.
 
     Returns table rows; [] if the model has no output over a vocabulary.
     """
@@ -377,8 +381,8 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             if text was generated.
 
     Returns:
-        The study's table: the measured rows without the proxies' own rows, then rows of measure "drop" (one per task,
-        proxy, seed and range) and "rank_correlation" (one per task and proxy). Second, the conclusions.
+        Two values. The study's table: the measured rows without the proxies' own rows, then rows of measure "drop" (one
+        per task, proxy, seed and range) and "rank_correlation" (one per task and proxy). And the conclusions.
     """
     is_proxy = table["measure"].isin(PROXIES)
     measured, proxies = table.loc[~is_proxy], table.loc[is_proxy]
@@ -408,9 +412,10 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
 
 
 def _drops(rows: DataFrame) -> list[_Drop]:
-    """Return how much worse a task's score is than with the whole model, for each seed and range of blocks.
+    """Return how far a task's score falls below that of the whole model, for each seed and range of blocks.
 
-    For measures where lower is better, such as perplexity, the drop is the rise of the logarithm.
+    For measures where lower is better, such as perplexity, the drop is the rise of the logarithm. `rows` are the task's
+    table rows.
     """
     columns = (rows[column] for column in ("seed", "layer", "blocks", "score"))
     scores: dict[int | None, dict[BlockRange, float]] = {}
@@ -477,7 +482,7 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
 
 @contextmanager
 def without_warnings() -> Generator[None]:
-    """Inside the `with` block, log no warnings of training and scoring: the same ones were logged before."""
+    """Log no warnings of training and scoring inside the `with` block, where they would repeat earlier ones."""
     loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -491,12 +496,12 @@ def without_warnings() -> Generator[None]:
 
 @contextmanager
 def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int], *, op: str) -> Generator[None]:
-    """Make blocks (from 1) return their input, in forward passes of this thread inside the `with` block.
+    """Make the blocks `layers` of a stack (1 is the first) return their input, inside the `with` block.
 
-    The blocks are still computed, so that their other outputs (a cache, position biases) exist for the blocks after
-    them. If blocks share weights, block i is the i-th call of their module. A norm after the last block is still
-    applied. A forward pass raises UnsupportedModelError, which names the study `op`, if no input of a block has the
-    shape and dtype of its output.
+    Only forward passes of this thread are changed. The blocks are still computed, so that their other outputs (a cache,
+    position biases) exist for the blocks after them. If blocks share weights, block i is the i-th call of their module.
+    A norm after the last block is still applied. A forward pass raises UnsupportedModelError, which names the study
+    `op`, if no input of a block has the shape and dtype of its output.
     """
     skipped_calls: dict[nn.Module, set[int]] = {}  # module of a block -> numbers of its calls that are skipped
     for layer in layers:

@@ -72,7 +72,7 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
 
 
 def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, ...]]:
-    """Split a flat list of predictions, one per word of all texts, into one tuple per text of the split."""
+    """Divide a flat list of predictions, one per word of all texts, into one tuple per text of `split`."""
     ends = accumulate((len(row) for row in split.labels), initial=0)
     return (tuple(predictions[start:end]) for start, end in pairwise(ends))
 
@@ -82,8 +82,8 @@ def _fit_and_predict(
 ) -> list[Any]:
     """Train the baseline `name`, one of `BASELINES`, and return one prediction per row of `test`.
 
-    `truths` are the labels of the rows in `train`, and `problem` is the problem type. With `tags`, each row is a word,
-    which is not split further. If all training labels are equal, each prediction is that label.
+    `truths` are the labels of the rows in `train`, and `problem` is the problem type. With `tags`, each row is a word.
+    If all training labels are equal, each prediction is that label.
     """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning
@@ -108,10 +108,11 @@ def _fit_and_predict(
 
 
 def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
-    """Return two feature matrices `[rows, features]` of a baseline: for the training rows, and for the rows to predict.
+    """Return the features of a baseline, `[rows, features]`, for the rows in `train` and for those in `test`.
 
-    The features of all columns stand side by side. Vectorizers are fitted on the training rows only. With `tags`, each
-    row is a word: "bag_of_words" does not split it, and "tfidf" reads its letters.
+    `name` is that of the baseline. The features of all columns stand side by side. Vectorizers are fitted on the
+    training rows only. With `tags`, each row is a word: "bag_of_words" does not split it, and "tfidf" reads its
+    letters.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer

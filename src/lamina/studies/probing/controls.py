@@ -1,4 +1,4 @@
-"""Variants of a task that show what a probe's score is worth: random labels, and an online code.
+"""Measures of what a probe's score is worth: a control task with random labels, and an online code.
 
 An online code measures how easily a probe finds the labels: it sends the training labels in portions, each with the
 help of a probe that was trained on the portions before.
@@ -79,10 +79,10 @@ def _example_keys(split: Split, name: str) -> Iterable[Hashable]:
 
 
 def code_portions(rows: int, seed: int) -> list[list[int]]:
-    """Shuffle the numbers of `rows` training rows with `seed`, and cut them into the portions of an online code.
+    """Return the row numbers of the portions of an online code; `seed` decides which row is in which.
 
-    An online code sends the labels portion by portion, each with the help of a probe that was trained on all portions
-    before it. The portions end at the shares of the rows in `PORTIONS`; no portion is empty.
+    An online code sends the labels of `rows` training rows portion by portion, each with the help of a probe that was
+    trained on all portions before it. The portions end at the shares of the rows in `PORTIONS`; no portion is empty.
     """
     order = np.random.default_rng(derive_seed("code", seed)).permutation(rows).tolist()
     ends = sorted({math.ceil(share * rows) for share in PORTIONS})
@@ -90,9 +90,9 @@ def code_portions(rows: int, seed: int) -> list[list[int]]:
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the "train" split of a task with labels on some rows only.
+    """Return the "train" split of a task with labels on the given `rows` only.
 
-    All other labels become the index that losses ignore.
+    All other labels become -100, the index that losses ignore.
     """
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
@@ -105,7 +105,7 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
     """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
 
-    There is one label per row, or one per word in word tagging tasks.
+    `rows` are row numbers. There is one label per row, or one per word in word tagging tasks.
     """
     labels = task.split("train").labels
     tags = task.kind.tags_words
@@ -114,10 +114,10 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 
 @final
 class LabelBits(Results):
-    """Sums up the bits of sending the true labels: -log2 of the probability that a probe predicts for a label.
+    """Sums up the bits that it takes to send true labels with a probe: -log2 of each label's predicted probability.
 
     Args:
-        targets: The true labels.
+        targets: The true labels of all rows.
 
     Attributes:
         bits: The sum so far.
@@ -147,7 +147,7 @@ class LabelBits(Results):
 
 
 def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return the length of the online code of a task's training labels in bits, and the compression that it achieves.
+    """Return the length in bits of the online code of a task's training labels, and the compression that it achieves.
 
     The labels of the first portion are sent with log2(classes) bits each. The labels of each later portion are sent
     with the help of a probe that was trained on all portions before it.

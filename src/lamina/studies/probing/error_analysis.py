@@ -147,7 +147,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 
 
 class _ErrorAnalysis:
-    """Runs the trained probes of one task over a split, and computes the study's table rows from their outputs.
+    """Runs the trained probes of one task over a split, and computes table rows of the study from their outputs.
 
     `layers` are the layers that have a probe; the probe of layer i is named "layer<i>".
     """
@@ -159,13 +159,16 @@ class _ErrorAnalysis:
         self._predictions = {layer: results.guesses() for layer, results in self._results.items()}
 
     def _run(self, task: Task) -> dict[int, Results]:
-        """Run all probes over the analysed split of `task`, and return layer -> outputs of its probe."""
+        """Run all probes over the analysed split of `task`, and return layer -> the outputs of its probe."""
         names = {f"layer{layer}": layer for layer in self._layers}
         results = self._trained.run(dict.fromkeys(names, task), self._split, results_of)
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return table rows with the `count` most confident wrong answers of each layer's probe."""
+        """Return table rows: for each layer's probe, its most confident wrong answers, at most `count`.
+
+        If labels are numbers, these are the answers with the largest errors.
+        """
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):
@@ -176,7 +179,7 @@ class _ErrorAnalysis:
         return rows
 
     def agreement(self) -> list[Row]:
-        """Return a table row per ordered pair of layers: how often their probes give the same answers, right or wrong.
+        """Return a table row per ordered pair of layers: how far the answers of their probes agree, right or wrong.
 
         The score is Cohen's kappa, or Pearson's correlation if the labels are numbers.
         """
@@ -238,7 +241,10 @@ class _ErrorAnalysis:
         return rows
 
     def conclusions(self) -> list[str]:
-        """Return two sentences: how many rows the best layer's probe gets wrong, and how many all probes get wrong."""
+        """Return how many rows the best layer's probe gets wrong, and how many all probes get wrong, as two sentences.
+
+        With one layer there is only the first; [] if labels are numbers.
+        """
         if self._task.problem_type == "regression":
             return []
         wrong = {
@@ -265,7 +271,7 @@ def _as_text(value: JSON) -> str:
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> chart, for the measures that occur in the table."""
+    """Return chart name -> chart, for the measures that occur in the study's table."""
     charts = {
         "agreement": Figure(
             "heat",
@@ -319,7 +325,10 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
 
 
 def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int) -> str | tuple[str, ...]:
-    """Return a text, or both texts of a pair, without a span of words; `seed` and the number `row` decide its place."""
+    """Return a text, or both texts of a pair, without a span that holds the fraction `share` of its words.
+
+    `seed` and the number `row` of the text decide the place of the span.
+    """
     if not isinstance(text, str):
         return tuple(str(_without_span(side, share, seed, row)) for side in text)
     words = text.split()
@@ -328,7 +337,10 @@ def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int
 
 
 def _remaining_places(count: int, share: float, seed: int) -> list[int]:
-    """Return the positions, from 0, of the words that stay when a random span is removed from `count` words."""
+    """Return the positions, from 0, of the words that stay when a random span is removed from `count` words.
+
+    The span has the fraction `share` of the words, but at least one word stays.
+    """
     size = min(round(share * count), count - 1) if count else 0
     start = int(np.random.default_rng(seed).integers(0, count - size + 1))
     return [*range(start), *range(start + size, count)]

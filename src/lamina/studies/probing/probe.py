@@ -183,9 +183,9 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
     """Check that the chosen sites exist, once each, and can be read in the model's blocks.
 
-    Raises UnknownNameError if a site does not exist; ConfigError if there is no site, one is named twice, or
-    "attention" or "ffn" is named but layer 0 is the only layer; UnsupportedModelError if the parts of the model's
-    blocks cannot be read separately.
+    `layers` are the layers to read. Raises UnknownNameError if a site does not exist; ConfigError if there is no site,
+    one is named twice, or "attention" or "ffn" is named but layer 0 is the only layer; UnsupportedModelError if the
+    parts of the model's blocks cannot be read separately.
     """
     check_known("probe", sites, get_args(Site), "site")
     if not sites or len(set(sites)) < len(sites):
@@ -203,7 +203,9 @@ def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site
 
 
 def check_task(name: str, task: Task, split: str) -> list[str]:
-    """Check that a task can be probed, and warn about its classes that no training row has.
+    """Check that a task can be probed.
+
+    Log a warning, and return names, if some of its classes occur in no training row.
 
     Raises ConfigError if the task's kind has no labels to probe for; DataError if the training rows have fewer than two
     classes; UnknownNameError if the split does not exist.
@@ -214,7 +216,8 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
         split: Name of the split that will be scored.
 
     Returns:
-        Names of the classes that no training row has. Word tags that do not occur in `split` either are left out.
+        Names of the classes that no training row has; [] if labels are numbers. Word tags that do not occur in `split`
+        either are left out.
     """
     kind = task.kind
     task.split(split)
@@ -236,7 +239,7 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
 
 
 def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
-    """Return, for each row of a split, the numbers of its classes: one, several (multi-label), or one per word."""
+    """Return the class numbers of each row of the split `part`: one, several (multi-label), or one per word."""
     labels = task.split(part).labels
     if task.problem_type == "multi_label":
         return [tuple(number for number, is_set in enumerate(row) if is_set) for row in labels]
@@ -244,11 +247,7 @@ def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
 
 
 def baseline_rows(task: Task, split: str) -> list[Row]:
-    """Train the baselines that read only the text of a task, and return table rows with their scores on a split.
-
-    Each baseline has a row of measure "score" (in the task's metric), and a row of measure "accuracy" if the task has
-    that metric too. Rows of measure "score" also have the scored predictions, under the key "guesses".
-    """
+    """Train a task's baselines, which read only its text, and return table rows with their scores on a split."""
     truths = list(task.split(split).labels)
     plain = plain_metric(task)
     rows: list[Row] = []
@@ -288,7 +287,11 @@ def _study(
 ) -> Study:
     """Return the study: the table with the comparisons ("ahead"), the charts and the conclusions.
 
-    `rows` are the table rows of all cells, and `missing` is task name -> names of classes that no training row has.
+    Args:
+        rows: Table rows of all cells.
+        tasks: Task name -> task.
+        settings: Settings of the study.
+        missing: Task name -> names of the classes that no training row has.
     """
     sentences: list[str] = []
     ahead: list[Row] = []
@@ -313,7 +316,7 @@ def _several_sites(table: pd.DataFrame) -> bool:
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> line chart over layers, for each measure in the table.
+    """Return chart name -> line chart over layers, for each measure in the study's table.
 
     Each colour is a kind of probe. With several sites in the table, each colour is a site, and each kind of probe has a
     chart.
@@ -369,14 +372,14 @@ class ScoredRow(TypedDict):
 
 @dataclass(frozen=True)
 class ProbeComparison:
-    """The probes of one task, compared with the best baseline and with the embeddings.
+    """The probes of one task, compared with the best baseline and with the embeddings. `compare_probes` makes it.
 
     Attributes:
         metric: Name of the task's metric.
         rows_scored: Number of rows that every probe and baseline was scored on.
-        scores: Probe -> its scores, one per seed.
+        scores: Probe -> its scores, one per seed. A probe is named by its `Place`.
         baseline: Name and score of the best baseline that reads the text alone. None: no baseline was scored.
-        ahead: Probe -> its score minus the score of that baseline.
+        ahead: Probe -> its score minus the score of that baseline; {} without a baseline.
         over_embeddings: Score of the best probe minus the score of the same kind of probe at layer 0. None: layer 0 has
             no such probe, or has the best probe.
     """
@@ -394,7 +397,7 @@ class ProbeComparison:
         return max(self.scores, key=lambda place: float(np.mean(self.scores[place])))
 
     def rows(self) -> Iterator[Row]:
-        """Yield one table row of measure "ahead" per probe, with the interval and the p value."""
+        """Yield one table row of measure "ahead" per probe, with interval and p value; these are NaN with one seed."""
         for place, difference in self.ahead.items():
             low, high = difference.low, difference.high
             p = difference.p if difference.holm is None else difference.holm
@@ -413,9 +416,12 @@ class ProbeComparison:
 
 
 def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:
-    """Compare the probes of one task with the best baseline and with the embeddings, on the same rows of a split.
+    """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
 
-    `rows` are the task's table rows; only those of measure "score" are used.
+    Args:
+        rows: The task's table rows; only those of measure "score" are used.
+        task: The task.
+        split: Name of the split that the rows were scored on.
     """
     truths: list[Label] = list(task.split(split).labels)
     scored = [row for row in rows if row["measure"] == "score"]
@@ -467,9 +473,9 @@ def _site_of(site: Site) -> str:
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return the conclusions about one task, the most important first; [] if there is no score.
+    """Return sentences about one task, the most important first, each of which begins with its name `task`.
 
-    Each is a sentence that begins with the task's name.
+    [] if there is no score.
     """
     if not comparison.scores:
         return []
@@ -489,7 +495,10 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 
 
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
-    """Return a clause that lists the probes that are conclusively better than the baseline; `baseline` is its name."""
+    """Return the rest of a sentence: which probes are conclusively better than the best baseline, if any are.
+
+    `baseline` is the phrase that names this baseline.
+    """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
     layers: dict[tuple[str, Site], list[int]] = {}

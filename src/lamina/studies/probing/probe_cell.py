@@ -48,9 +48,12 @@ Collected = TypeVar("Collected", bound="Results")
 
 
 class Place(NamedTuple):
-    """What a probe reads and is: a layer, a site ("output", "attention" or "ffn"), and a kind ("linear" or "mlp").
+    """The name of a probe: the layer and the site that it reads, and its kind. Its fields are table columns.
 
-    Its fields are table columns.
+    Attributes:
+        layer: Number of the layer.
+        site: "output" (the layer's state), "attention" or "ffn" (what that part of the block adds to it).
+        probe: Kind of probe: "linear" or "mlp".
     """
 
     layer: int
@@ -76,7 +79,7 @@ class ProbeSpec:
 
     @property
     def name(self) -> str:
-        """Name of the probe in the bank, such as "layer3-linear" or "ffn3-mlp-control"."""
+        """Name of the probe's reader in the bank, such as "layer3-linear" or "ffn3-mlp-control"."""
         site = "layer" if self.place.site == "output" else self.place.site
         ending = {"task": "", "control": "-control", "code": f"-code{self.step}"}[self.target]
         return f"{site}{self.place.layer}-{self.place.probe}{ending}"
@@ -84,7 +87,7 @@ class ProbeSpec:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """The settings that all cells of a probing study share."""
+    """The settings that all cells of a probing study share. A cell trains all probes of one task and seed."""
 
     layers: tuple[int, ...]  # layers to read
     stack: str  # name of the stack that the layers belong to
@@ -131,7 +134,7 @@ class ProbeLayer(FusionConfig):
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probe reads inside a block. If so, stored states of layers are not enough for it."""
+        """Whether the probe reads inside a block, so that stored states of layers are not enough for it."""
         return self.site != "output"
 
     def selector(self) -> int:
@@ -140,7 +143,7 @@ class ProbeLayer(FusionConfig):
 
 
 class _ProbeStream(Stream):
-    """Computes the features of several probes of the same layer and site in one pass.
+    """Computes the features of several probes that read the same layer and site, in one pass.
 
     The probes share the normed (and pooled) state; one matrix product computes the hidden layers of all MLPs.
     """
@@ -150,7 +153,10 @@ class _ProbeStream(Stream):
         self._state: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:  # noqa: ARG002
-        """Store the layer's normed states `[batch, tokens, width]`; if pooled, their mean `[batch, 1, width]`."""
+        """Store the layer's normed states `[batch, tokens, width]`; if pooled, their mean `[batch, 1, width]`.
+
+        `index` is not used, because the probes read one layer.
+        """
         state = view.normed.float()
         if self._config.pooled:
             weights = view.mask.to(state.dtype) / view.mask.sum(1, keepdim=True)
@@ -182,7 +188,7 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
             self.inner = nn.Linear(width, config.hidden)
 
     def group(self) -> Hashable:
-        """Return a key: one `_ProbeStream` computes all probes with equal keys."""
+        """Return a key; probes with equal keys share one `_ProbeStream`."""
         return (super().group(), self.config.pooled, self.config.hidden, self.config.site)
 
 
@@ -247,8 +253,13 @@ def probe_bank(
 class TrainedProbes:
     """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    `tasks` is reader name -> the task that it learns, and `split` will be scored later. The probes keep the weights of
-    their last epoch; no score selects an epoch.
+    The probes keep the weights of their last epoch; no score selects an epoch.
+
+    Args:
+        bank: Bank with one reader per probe.
+        tasks: Reader name -> the task that it learns.
+        options: Training options.
+        split: Name of the split that will be scored later.
     """
 
     def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
@@ -259,9 +270,12 @@ class TrainedProbes:
     def run(
         self, tasks: Mapping[str, Task], part: str, new_results: Callable[[str, Group], Collected]
     ) -> dict[str, Collected]:
-        """Run probes over the split `part` of their tasks, if any; return reader name -> its collected outputs.
+        """Run probes over the split `part` of their tasks, and return reader name -> its collected outputs.
 
-        `new_results` is called with a reader's name and its group of tasks, and returns an empty collection.
+        {} without tasks.
+
+        `new_results` is called with a reader's name and its group (the readers that share encoded rows). It returns an
+        empty collection, to which the outputs are added.
         """
         results: dict[str, Collected] = {}
         if tasks:
@@ -275,10 +289,7 @@ class TrainedProbes:
 
 @lru_cache(maxsize=1)
 def _loaded(source: str) -> PreTrainedModel:
-    """Load a model from a hub id or folder.
-
-    The last model is kept in memory, so that a worker that runs several cells loads it once.
-    """
+    """Load a model from a hub id or folder; the last one stays in memory, for the next cells of the same worker."""
     return load(source)[0]
 
 
@@ -288,7 +299,7 @@ def probe_rows(
     """Train all probes of one task with one seed, and score them.
 
     Args:
-        model: A model, or the name or folder to load it from.
+        model: A model, or the hub id or folder to load it from.
         processor: Tokenizer, image processor or feature extractor of the model.
         task: The task to probe for.
         settings: Settings of the study.
@@ -332,15 +343,12 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether an online code can be measured for a task: whether its labels are classes.
-
-    There must be at least two classes, and one class per label.
-    """
+    """Return whether an online code of a task's labels can be measured: each label is one of at least two classes."""
     return task.problem_type == "classification" and len(task.labels) > 1
 
 
 def results_of(name: str, group: Group) -> Results:
-    """Return an empty collection for the outputs of one reader, named `name`, over the examples of its group."""
+    """Return an empty collection for the outputs of the reader `name` over the encoded rows of its group."""
     task = group.tasks[name]
     return task.kind.results(task, task.split(group.part), group.inputs)
 
@@ -353,8 +361,8 @@ def plain_metric(task: Task) -> str:
 def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
     """Return the table rows of one probe, from its outputs and its control's outputs (None: there is no control).
 
-    The first row is of measure "score". "accuracy" follows if the task's metric is not accuracy. With a control,
-    "control" and "selectivity" follow; selectivity is the accuracy minus the control's accuracy.
+    The first row is of measure "score". "accuracy" follows if the task has it and its own metric is another. With a
+    control, "control" and "selectivity" follow: the probe's score minus the control's, in the metric of `plain_metric`.
     """
     plain = plain_metric(task)
     scores = results.scores(tuple({task.metric: 0, plain: 0}))
@@ -369,7 +377,7 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with a validation split of one row, taken from `split`.
+    """Return the tasks with a validation split of a single row, taken from `split`.
 
     Training requires a validation split, but no epoch of a probe is selected by its score.
     """
@@ -390,8 +398,12 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 class _OnlineCode:
     """The tasks on which the probes of an online code are trained, and on which they send labels.
 
-    The argument `portions` has the row numbers of each portion. In step i a probe learns the labels of portions 0 to i.
-    Then the labels of portion i + 1 are sent with the probabilities that it predicts. Without portions nothing is sent.
+    In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
+    probabilities that it predicts.
+
+    Args:
+        task: The task whose training labels are sent.
+        portions: Row numbers of each portion; [] if nothing is sent.
 
     Attributes:
         train_tasks: One task per step, with labels only in portions 0 to i of the training rows.
@@ -414,7 +426,7 @@ class _OnlineCode:
         return replace(self._task, splits=splits, label_all_tokens=False)
 
     def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
-        """Return the table rows "code_length" and "compression" of one probe; `bits` are the bits sent in each step."""
+        """Return a probe's table rows "code_length" and "compression"; `bits` are the bits sent in each step."""
         total, compression = code_length(bits, self._task, self._portions)
         return [
             {"measure": "code_length", "metric": "bits", "score": total},

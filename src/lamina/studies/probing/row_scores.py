@@ -34,7 +34,7 @@ class _RowMetric:
 def row_counts(
     task: KindedTask, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
 ) -> tuple[Array, Metric]:
-    """Return counts per row for a metric, and a function that computes the metric from sums of these counts.
+    """Return a metric's counts for each row, and the function that computes the metric from sums of these counts.
 
     A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises
     UnknownNameError if the metric does not exist for this task, or cannot be computed from sums over rows.
@@ -46,7 +46,7 @@ def row_counts(
         truths: The true label of each row.
 
     Returns:
-        The numbers `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
+        The counts `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
     """
     if task.kind.tags_words:
         known = _WORD_METRICS
@@ -64,7 +64,7 @@ def row_counts(
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return `[rows, 2]`: 1 if the prediction equals the label, else 0; and the number of labels, always 1."""
+    """Return `[rows, 2]`: 1 if the prediction equals the true label, else 0; and 1, which counts the row."""
     pairs = zip(predictions, truths, strict=True)
     return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
@@ -83,7 +83,7 @@ def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Se
 
 
 def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `[texts, tags * tags]`: each word of a text adds 1 at `true tag * tags + predicted tag`."""
+    """Return flattened confusion matrices `[texts, tags * tags]`: word counts at `true tag * tags + predicted tag`."""
     size = len(labels)
     pairs = zip(predictions, truths, strict=True)
     cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
@@ -110,17 +110,17 @@ def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
     """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the truth.
 
-    Their sums over some rows give Pearson's correlation over these rows. x and y are centred by their means over all
-    rows.
+    The sums of these values over some rows give Pearson's correlation over the same rows. x and y are centred by their
+    means over all rows.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return what `_moments` returns for the ranks of `predictions` and `truths`.
+    """Return what `_moments` returns, for the ranks of `predictions` and `truths`; it gives Spearman's correlation.
 
-    Their sums give Spearman's correlation. `labels` is unused.
+    `labels` is not used.
     """
     from scipy.stats import rankdata
 
@@ -128,17 +128,17 @@ def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels:
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """Divide elementwise, with 0 where `bottom` is 0."""
+    """Return `top / bottom` elementwise, and 0 where `bottom` is 0."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 
 def _share(totals: Array) -> Array:
-    """Return the accuracy `[...]` from sums `[..., 2]`: the number of right items, and the number of items."""
+    """Return the accuracy `[...]` from sums `[..., 2]`: the number of right items (rows or words), and of all items."""
     return _ratio(totals[..., 0], totals[..., 1])
 
 
 def _f1(totals: Array) -> Array:
-    """Return the F1 score `[...]` from summed numbers of right, predicted and true items, `[..., 3]`."""
+    """Return the F1 score `[...]` from sums `[..., 3]`: the numbers of right, predicted and true spans or labels."""
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 

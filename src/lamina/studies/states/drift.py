@@ -62,7 +62,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """The distances between one role's weights in a block and the base's. `drift` defines the three measures."""
+    """How far the weights of one role in a block lie from the base's, by the three measures that `drift` defines."""
 
     l2: float
     relative: float
@@ -146,7 +146,10 @@ def drift(
 
 
 def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
-    """Yield the table rows that compare the base with the checkpoint `name`: one per block, role and measure."""
+    """Yield the table rows that compare the base with the checkpoint `name`: one per block, role and measure.
+
+    `base` and `other` hold the weights of the two.
+    """
     for layer in base.layers:
         for role, weights in base.maps[layer].items():
             for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
@@ -161,7 +164,10 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_Dri
 
 
 def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
-    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles."""
+    """Yield one sentence per compared checkpoint: which blocks moved most and least.
+
+    `rows` are the study's table rows. Blocks are compared by the mean relative distance over roles.
+    """
     # a distance from weights that are all 0 has no relative size
     relative = [row for row in rows if row["measure"] == "relative" and math.isfinite(row["score"])]
     for run in dict.fromkeys(row["run"] for row in relative):
@@ -177,17 +183,25 @@ def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
 
 
 class _BlockWeights:
-    """The linear weights of selected blocks (from 1) of a model, grouped by role; `roles` are names of roles, or "all".
+    """The linear weights of some blocks of a model, grouped by role.
 
-    Raises ConfigError if layer 0 is selected, or the model carries adapters; UnknownNameError if a role or the stack
-    does not exist; LayerIndexError if a layer does not exist; UnsupportedModelError if the model has no module per
-    block, or its blocks have no linear maps.
+    Args:
+        model: The model.
+        layers: Blocks to choose, from 1.
+        stack: Name of the stack. None: the only one, or the encoder.
+        roles: Names of roles, or "all".
 
     Attributes:
-        layers: Numbers of the selected blocks.
+        layers: Numbers of the chosen blocks.
         maps: Layer -> role -> name of a weight -> the weight.
-        roles: Names of the selected roles.
-        largest: The largest length of a matrix's shorter side.
+        roles: Names of the chosen roles.
+        largest: Of all matrices, the greatest length of the shorter side.
+
+    Raises:
+        ConfigError: If layer 0 is selected, or the model carries adapters.
+        UnknownNameError: If a role or the stack does not exist.
+        LayerIndexError: If a layer does not exist.
+        UnsupportedModelError: If the model has no module per block, or its blocks have no linear maps.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Selector, stack: str | None, roles: str | Sequence[str]) -> None:
@@ -212,13 +226,13 @@ class _BlockWeights:
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError for a model whose weights cannot be compared, with the reason."""
+    """Return the error for a model whose weights cannot be compared; `reason` says why."""
     hint = "Compare models whose weights are plain linear maps."
     return UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return a checkpoint as a model: load a name or folder; unwrap a model from `torch.compile` and the like."""
+    """Return the model of a checkpoint: load a name or folder, or unwrap a model from `torch.compile` and the like."""
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 
 
@@ -239,9 +253,9 @@ def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint])
 
 
 def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
-    """Check that two models have the same family, depth, width, and shapes of weights.
+    """Raise ConfigError unless two models have the same family, depth, width, and shapes of weights.
 
-    Raises ConfigError if they do not; the message calls the other model `name` and lists up to three differences.
+    The message calls the other model `name` and lists up to three differences.
     """
     facts: dict[str, tuple[object, object]] = {
         "family": (family_of(base.model), family_of(other.model)),
@@ -273,7 +287,7 @@ def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Dist
     """Return the three distances between the weights of one role in the base and in another checkpoint.
 
     Both mappings are weight name -> weight, with the same names and shapes. Sums are computed in float64. The relative
-    distance is infinite if all weights of the base are 0 and the others are not.
+    distance is infinite if all weights of the base are 0 and some of the others are not.
     """
     squares = norm = spectral = 0.0
     for key, weight in base.items():
@@ -308,7 +322,11 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
 def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield pairs for block `layer` (from 1): a role, such as "query", and its linear weights by name in the block."""
+    """Yield (role, weights) for each role, such as "query", in block `layer` (from 1) of a stack.
+
+    The weights are name -> linear weight. Raises UnsupportedModelError, whose message begins with `op`, if a module
+    that the table of roles names is missing.
+    """
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}
     for role, role_paths in paths.items():
@@ -323,7 +341,7 @@ def weights_by_role(
 
 
 def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
-    """Return role -> paths of its modules within the block, from the family's row in the table `ROLES`.
+    """Return role -> paths of its modules within a block, from the family's row in the table `ROLES`.
 
     Roles of an attention (self or cross) that the block does not have are left out.
     """
@@ -338,7 +356,7 @@ def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
 
 
 def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return name -> weight for all linear maps in a module and for the module itself; each name begins with `name`.
+    """Return the weights of all linear maps in a module, itself included: name -> weight. Each name begins with `name`.
 
     These are all two-dimensional weights except embeddings, and all three-dimensional ones, which are maps of experts.
     """

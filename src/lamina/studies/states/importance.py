@@ -30,7 +30,7 @@ _STANDS_OUT = 1.25  # a layer stands out if its share is this many times the mea
 
 @dataclass(frozen=True)
 class _ReaderShares:
-    """One reader's shares of importance: how much it uses each of its layers."""
+    """One reader's share of importance per layer: how much the reader uses each layer. `_reader_shares` makes it."""
 
     run: str  # name of the reader's bank
     reader: str  # name of the reader
@@ -122,8 +122,8 @@ def importance(
 def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
     """Yield one sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
 
-    Readers that differ only in their seed are averaged. Readers of different banks are not, because banks may have been
-    trained on different tasks.
+    A series is the readers that differ only in their seed; their shares are averaged. Readers of different banks are
+    not, because banks may have been trained on different tasks.
     """
     several_runs = len({reader.run for reader in readers}) > 1
     series: dict[str, list[_ReaderShares]] = {}
@@ -145,9 +145,9 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 
 
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
-    """Run texts through a bank in eval mode, for fusions whose layer weights depend on the token.
+    """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
-    Weights from earlier texts are reset first. The bank stays in eval mode.
+    The shares from earlier texts are reset first. The bank stays in eval mode.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
@@ -163,8 +163,13 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
 def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
     """Return one reader's shares of importance; they are empty if its fusion has no weights per layer.
 
-    `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts. Raises
-    ConfigError if the fusion's weights depend on the token, and no texts were read.
+    Raises ConfigError if the fusion's weights depend on the token, and no texts were read.
+
+    Args:
+        reader: The reader.
+        name: Name of the reader in its bank.
+        run: Name of the bank.
+        was_read: Whether the bank has just read texts.
     """
     if isinstance(reader.fusion, InputWeighted) and not was_read:
         reason = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"

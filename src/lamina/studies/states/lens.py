@@ -49,8 +49,7 @@ class OutputHead:
     The model runs on one placeholder token. A hook replaces the output of its last block by the states, and the model
     applies its own final norm and head to them. (A few models must run on as many tokens as there are states.) When an
     instance is made, it checks on a small input that this gives the model's own logits. The model must be in eval mode
-    when logits are computed. Raises ConfigError if the model has no output over a vocabulary, and UnsupportedModelError
-    if the model has two stacks, has no module per block, or mixes tokens after its last block.
+    when logits are computed.
 
     Args:
         model: A causal or masked language model.
@@ -59,6 +58,11 @@ class OutputHead:
     Attributes:
         causal: Whether the logits of a token do not depend on the tokens after it.
         classes: Size of the vocabulary.
+
+    Raises:
+        ConfigError: If the model has no output over a vocabulary.
+        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
+            block.
     """
 
     def __init__(self, model: PreTrainedModel, *, op: str) -> None:
@@ -91,15 +95,18 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
-        """Return the UnsupportedModelError for a model whose output head cannot be applied to other states."""
+        """Return the error for a model whose output head cannot be applied to the states of other layers.
+
+        `reason` says why.
+        """
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
     def _try(self, states: Tensor) -> Tensor:
-        """Compute the logits of states with one placeholder token. If that fails, use as many tokens as states.
+        """Return the logits of states. If the model fails on one placeholder token, run it on as many tokens as states.
 
-        The result is remembered. GPT reshapes the output of its last block to the shape of its input, which raises
-        RuntimeError with one token.
+        Later calls of `logits` do the same. GPT needs this: it reshapes the output of its last block to the shape of
+        its input, which raises RuntimeError with one token.
         """
         try:
             return self.logits(states)
@@ -108,7 +115,7 @@ class OutputHead:
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[rows, classes]` of `states` `[rows, width]` put in place of the last block's output."""
+        """Return the logits `[rows, classes]` that the model gives if `states`, `[rows, width]`, leave its last block."""
 
         def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
@@ -123,7 +130,7 @@ class OutputHead:
         """Record the output of the last block, before a final norm, in this thread's passes inside the `with` block.
 
         Yields:
-            A list; each pass appends the state `[batch, tokens, width]` to it.
+            A list, to which each pass appends the state `[batch, tokens, width]`.
         """
         last: list[Tensor] = []
 
@@ -143,7 +150,7 @@ class OutputHead:
     def _after_last_block(self, act: Callable[[BlockOutput], BlockOutput | None]) -> Generator[None]:
         """Call `act` with the output of the last block, in forward passes of this thread inside the `with` block.
 
-        If `act` returns something, it replaces the output.
+        If `act` returns something other than None, it replaces the output.
         """
         thread, calls = get_ident(), 0
 
@@ -163,7 +170,7 @@ class OutputHead:
 
 
 def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
-    """Run a model on one batch; yield each layer's states at some tokens, for `OutputHead.logits`.
+    """Run a model on one batch; return an iterator over the layers' states at some tokens, for `OutputHead.logits`.
 
     Args:
         reader: Reads the layers' states.
@@ -185,12 +192,15 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Split a tensor along its first axis into parts so small that their logits fit into memory."""
+    """Return a tensor in chunks along its first axis, so small that the logits of each chunk fit into memory.
+
+    `head` tells the size of the vocabulary.
+    """
     return values.split(max(1, _LOGITS // head.classes))
 
 
 def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    """Yield the logits `[rows, classes]` of states `[rows, width]`, for a few rows at a time."""
+    """Yield the logits `[rows, classes]` of states `[rows, width]`, for a few rows at a time; see `in_parts`."""
     return (head.logits(part) for part in in_parts(states, head) if len(part))
 
 
@@ -319,16 +329,21 @@ def perplexity(
     """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
-    masked tokens, a causal model all next tokens.
+    masked tokens, a causal model all next tokens. Raises the errors of `lens`.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
     return math.exp(min(700.0, table.loc["loss", "score"]))  # exp(710) overflows
 
 
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
-    """Yield one sentence that names the lowest layer with at least 90 % of the model's own accuracy.
+    """Yield a sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
-    `accuracy` is layer -> accuracy, in ascending order. Nothing is yielded if the last layer, `depth`, is not in it.
+    Nothing is yielded if the last layer, `depth`, is not in `accuracy`, or no prediction was right.
+
+    Args:
+        accuracy: Layer -> accuracy, in ascending order of the layers.
+        tokens: Number of predicted tokens.
+        depth: Number of the last layer.
     """
     if depth not in accuracy:
         return
@@ -344,7 +359,7 @@ def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iter
 
 
 def _mask_token(processor: Processor) -> int:
-    """Return the id of a tokenizer's mask token. Raises ConfigError if the tokenizer has no mask token."""
+    """Return the id of a tokenizer's mask token; raise ConfigError if it has none."""
     token = tokenizer_of(processor).mask_token_id
     if token is None:
         raise ConfigError(f"{_OP}: the model is not causal, and its tokenizer has no mask token to hide tokens behind.")
@@ -370,8 +385,14 @@ def _predictions_to_make(
 ) -> _Asked:
     """Choose the tokens of a batch that a model must predict, and mask them if the model is not causal.
 
-    `mask_token` is None for a causal model, which predicts every next token. Otherwise `share` is the fraction of each
-    text's tokens to mask, at least one, chosen with the text's seed. Special tokens are not predicted.
+    Special tokens and padding are not predicted.
+
+    Args:
+        batch: Keyword arguments of the model.
+        processor: The tokenizer.
+        mask_token: Id of the mask token. None: the model is causal, and predicts every next token.
+        share: Fraction of each text's tokens to mask, at least one.
+        seeds: One seed per text, which decides the masked tokens.
     """
     ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
     in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()
@@ -389,7 +410,10 @@ def _predictions_to_make(
 
 
 def _scores(logits: Tensor, true: Tensor) -> Tensor:
-    """Return each measure's sum over predictions, `[measures]`, from logits `[rows, classes]` and true token ids."""
+    """Return the sum of each measure over predictions, `[measures]`, in the order of `_MEASURES`.
+
+    `logits` are `[rows, classes]`, one row per prediction, and `true` holds the id of the true token of each.
+    """
     chances = logits.float().log_softmax(-1)
     true_chance = chances.gather(1, true.unsqueeze(1))
     rank = 1 + (chances > true_chance).sum(1)

@@ -35,7 +35,7 @@ class LayerMeasure(ABC):
     def on_state(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> None:
-        """Add one layer's state in one batch to the sums.
+        """Add a layer's values on one batch to the sums.
 
         Args:
             index: Index of the layer among those that are read, from 0; ascending within a batch.
@@ -50,7 +50,7 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """Return a layer's values in a batch, `[measures, tokens or texts]`; they are averaged later.
+        """Return a layer's values in a batch, `[measures, tokens or texts]`, over which the means are taken.
 
         The parameters are those of `on_state`, with `state` in float32.
         """
@@ -77,10 +77,10 @@ class BlockDistance(LayerMeasure):
     _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return each token's angular distance and block influence between the layer that was read before and this one.
+        """Return how far each token moved since the layer that was read before: angular distance and block influence.
 
-        The result is `[2, tokens]`. Padding and tokens with an all-zero state are left out. The lowest layer gives `[2,
-        0]`, because no layer was read before it. Call this once per layer, in ascending order.
+        The result is `[2, tokens]`. Padding, and tokens with an all-zero state, are left out. The lowest layer gives
+        `[2, 0]`, because no layer was read before it. Call this once per layer, in ascending order of `index`.
         """
         unit = F.normalize(state[real], dim=-1)
         previous, self._previous = self._previous, unit
@@ -133,7 +133,7 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text that has an angle, `[1, texts]`.
+        """Return the mean angle of every text that has three consecutive tokens whose states differ, `[1, texts]`.
 
         Padding, where `real` is False, is left out. `index` is unused.
         """
@@ -202,7 +202,8 @@ class MinibatchCKA:
         """Return the CKA of all pairs of layers, `[layers, layers]`: 1 on the diagonal, near 0 if independent.
 
         A value may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same
-        in all rows are NaN. Raises ConfigError if no minibatch was added, or every layer has one state in all rows.
+        in all rows are NaN. Raises ConfigError if no minibatch was added, or if every layer has the same states in all
+        rows.
         """
         if self._total is None:
             raise ConfigError("similarity: no minibatch was added; at least one is needed.")
@@ -216,7 +217,7 @@ class MinibatchCKA:
 
 
 def u_centred_kernel(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
-    """Return the U-centred matrix of inner products of rows in float64.
+    """Return the U-centred matrix of the inner products of all pairs of rows, in float64.
 
     It is 0 on the diagonal, and `k_ij - r_i - r_j + m` elsewhere. `r_i` is the sum of row i divided by n - 2, and `m`
     the sum of all entries divided by (n - 1)(n - 2); both leave out the diagonal. On devices without float64 (MPS) the
@@ -252,7 +253,7 @@ class NeighbourSample:
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
         """Store each layer's vectors `[rows, width]` in float32 on the CPU.
 
-        Once `self.most` rows are stored, over all calls, further rows are ignored.
+        Once `most` rows are stored, over all calls, further rows are ignored.
         """
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
@@ -260,12 +261,12 @@ class NeighbourSample:
             self.rows += count
 
     def dimensions(self) -> list[float]:
-        """Return the intrinsic dimension of each layer's stored vectors, estimated by `two_nn`."""
+        """Return the intrinsic dimension of each layer's stored vectors, by `two_nn`; [] if none are stored."""
         return [two_nn(torch.cat(layer)) for layer in zip(*self._parts, strict=True)]
 
 
 def two_nn(vectors: Float[Tensor, "rows width"]) -> float:
-    """Return the intrinsic dimension of a set of points: `(N - 1) / sum_i log(r2_i / r1_i)`.
+    """Return the intrinsic dimension of a set of vectors, taken as points: `(N - 1) / sum_i log(r2_i / r1_i)`.
 
     r1 and r2 are a point's distances to its nearest and second nearest point. Only one of several equal points is used.
 

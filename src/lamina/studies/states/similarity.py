@@ -187,11 +187,16 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 def _read(
     sides: Sequence[RowVectors], groups: Iterable[Sequence[Group]], minibatch: int, seed: int
 ) -> tuple[MinibatchCKA, NeighbourSample]:
-    """Run one or two models (`sides`) over all groups; return the CKA, and the sample for the intrinsic dimension.
+    """Run one or two models over all groups of batches; return the CKA, and the sample for the intrinsic dimension.
 
-    Both cover the layers of all models, in order. `minibatch` is the number of rows per minibatch of CKA, and `seed`
-    decides the order of the rows within a group. Raises ConfigError if the models have different numbers of tokens for
-    the same rows, or a minibatch is too small.
+    Both cover the layers of all models, in order. Raises ConfigError if the models have different numbers of tokens for
+    the same rows, or a minibatch has fewer than 4 rows.
+
+    Args:
+        sides: One object per model, which runs it.
+        groups: For each group of rows, the batches of each model.
+        minibatch: Rows per minibatch of CKA.
+        seed: Decides the order of the rows within a group.
     """
     cka, sample = MinibatchCKA(), NeighbourSample(_SAMPLE)
     for number, group in enumerate(groups):
@@ -217,8 +222,11 @@ def _rows(
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
-    `sides` is model name -> its reader with the accumulated measures. `places` has the model and layer to which row and
-    column i of `cka`, and entry i of `sample`, belong.
+    Args:
+        sides: Model name -> the object that ran the model, with its measures.
+        places: Model and layer to which row and column i of `cka`, and entry i of `sample`, belong.
+        cka: The CKA of all pairs of layers. None: it was not asked for.
+        sample: The stored vectors, for the intrinsic dimension.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
@@ -251,7 +259,10 @@ def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
-    """Return chart name -> chart for the chosen measures; `sides` are the names of the models."""
+    """Return chart name -> chart for the chosen measures.
+
+    `sides` holds the names of the models: "model", and "other" if there are two.
+    """
     figures: dict[str, Figure] = {}
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
@@ -282,7 +293,10 @@ def _block_name(row: _LayerRow) -> str:
 
 
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
-    """Yield one sentence per model: which blocks change the tokens' states least and most."""
+    """Yield one sentence per model: which blocks change the tokens' states least and most.
+
+    A model without rows of measure "block_influence" has none.
+    """
     influences = [row for row in rows if row["measure"] == "block_influence" and math.isfinite(row["score"])]
     for model in dict.fromkeys(row["model"] for row in influences):
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])

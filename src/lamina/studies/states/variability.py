@@ -35,7 +35,7 @@ _GROUP = 256  # rows that are batched together by length
 
 
 class _NuRow(TypedDict):
-    """A row of measure "nu" in the study's table: the variability within classes at one layer, as `score`."""
+    """A table row of measure "nu": `score` is nu, the variability within classes, of one layer."""
 
     task: str
     layer: int
@@ -46,7 +46,7 @@ class _NuRow(TypedDict):
 
 
 class _ComparisonRow(TypedDict):
-    """A row of the study's table that compares nu, the variability within classes, with the scores of probes.
+    """A table row that compares nu, the variability within classes, with the scores of probes.
 
     With `measure` "probe": nu of one layer, and in `score` the score of the layer's probe. With `measure`
     "rank_correlation": in `score` the rank correlation of the two over `n` layers, and its p-value in `p`.
@@ -201,7 +201,7 @@ def _compare(
 ) -> tuple[list[_ComparisonRow], RankCorrelation]:
     """Compare nu, the variability within classes, with the scores of probes, over the layers that have both.
 
-    Both mappings are layer -> number. Returns a table row of measure "probe" per layer, and the rank correlation.
+    `nus` and `scores` are layer -> number. Returns a table row of measure "probe" per layer, and the rank correlation.
     """
     both = [layer for layer in nus if layer in scores]
     points: list[_ComparisonRow] = [
@@ -234,7 +234,7 @@ def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
 
 
 def _classes(task: Task, name: str, split: str) -> list[int]:
-    """Return the class of each row of a split. `name` is the task's name in error messages.
+    """Return the class number of each row of a split. Messages call the task `name`.
 
     Raises UnknownNameError if the split does not exist; ConfigError if the task does not have one class per row;
     DataError if the rows have fewer than two classes.
@@ -259,9 +259,15 @@ def _read(
     *,
     progress: bool,
 ) -> list[ClassScatter]:
-    """Run the model over all rows of a task, and return each layer's accumulated class sums.
+    """Run the model over all rows of a task, and return the accumulated class sums of each layer.
 
-    `labels` are the classes of the rows. The processor tells which tokens are special; images need none.
+    Args:
+        reader: Reads the layers' states.
+        inputs: The encoded rows.
+        labels: Class number of each row.
+        processor: Tells which tokens are special; images need none.
+        batch_size: Rows per pass.
+        progress: Show a progress bar.
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
@@ -298,7 +304,8 @@ def _read(
 class ClassScatter:
     """Accumulates the vectors of one layer class by class, so that nu can be computed without storing them.
 
-    `counts` is class -> its number of rows.
+    Args:
+        counts: Class number -> number of rows that will be added.
     """
 
     def __init__(self, counts: Mapping[int, int]) -> None:
@@ -308,7 +315,7 @@ class ClassScatter:
         self._sums = self._squares = torch.empty(0)
 
     def add(self, vectors: Float[Tensor, "rows width"], classes: Tensor) -> None:
-        """Add the vectors of some rows; `classes` `[rows]` are their classes."""
+        """Add the vectors of some rows; `classes`, `[rows]`, are their class numbers."""
         exact = vectors.double().cpu()
         if self._shift is None:
             # all vectors are shifted by about their mean, because squares of large numbers would lose digits when the

@@ -29,8 +29,8 @@ class RowVectors:
     Args:
         reader: Reads the layers' states.
         measures: Measures that receive every state.
-        per: What a row is: "text", the mean over a text's tokens without padding; or "token", one of at most 16 tokens
-            of each text, drawn at random.
+        per: What a row is. "text": a text, as the mean over its tokens without padding. "token": one of at most 16
+            tokens of each text, drawn at random.
         seed: Seed of the draw; together with a text's number it decides which tokens are drawn.
 
     Attributes:
@@ -45,10 +45,7 @@ class RowVectors:
         self.tokens = 0
 
     def read(self, group: Group) -> list[Tensor]:
-        """Run the model over batches, with the numbers of their texts; return the vectors `[rows, width]` per layer.
-
-        Texts are in the order of their numbers; the order of tokens is arbitrary, but the same for all layers.
-        """
+        """Run the model over a group's batches, and return the vectors `[rows, width]` of its rows, layer by layer."""
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []
         for numbers, batch in group:
@@ -78,19 +75,19 @@ class RowVectors:
 def mean_state(
     state: Float[Tensor, "batch tokens width"], counted: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch width"]:
-    """Return the mean state of each text in float32, over the tokens where the mask `counted` is True.
+    """Return the mean state of each text, over the tokens where `counted` is True, in float32.
 
-    Each text must have such a token.
+    A text without such a token becomes NaN.
     """
     weights = counted.float() / counted.sum(1, keepdim=True)
     return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
 
 
 def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
-    """Draw at most `MOST_TOKENS` tokens of each text; return row and position of each, as two index tensors `[drawn]`.
+    """Draw at most `MOST_TOKENS` tokens of each text; return (rows, positions), two index tensors `[drawn]`.
 
-    `real` is True at tokens that are not padding. The draw depends on the seed and a text's number alone, not on the
-    other texts of the batch.
+    `real` is True at tokens that are not padding. The draw depends on the seed and a text's number (in `numbers`)
+    alone, not on the other texts of the batch.
     """
     rows: list[int] = []
     positions: list[int] = []
@@ -103,9 +100,9 @@ def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed
 
 
 def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
-    """Return a mask `[batch, tokens]` that is False at special token ids, such as padding, and else True.
+    """Return a mask in the shape of the token `ids`, False at special tokens such as padding, and else True.
 
-    Tokens for an unknown or a masked word are not special here.
+    The tokens for an unknown and for a masked word do not count as special here.
     """
     tokenizer = tokenizer_of(processor)
     in_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
