@@ -43,7 +43,7 @@ _MORE_KEYS = {
 
 
 def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
-    """Build a model's config from a recipe's `architecture`: the family's name ("model_type") and its settings.
+    """Return the model config that a recipe's `architecture` describes: the family ("model_type") and its settings.
 
     Raises ConfigError if "model_type" is missing or is not a family of transformers, or a value is not allowed;
     UnknownNameError if the family has no such setting.
@@ -80,7 +80,10 @@ _CHECKED = {"Selector": check_selector, "Parts": lambda value: None if value is 
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of an edit that a recipe may set; raise UnknownNameError if the edit does not exist."""
+    """Return name -> parameter for those parameters of an edit that a recipe may set.
+
+    Raises UnknownNameError if the edit does not exist.
+    """
     check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
@@ -110,14 +113,14 @@ def check_edit(edit: str, arguments: Arguments) -> None:
 
 
 def is_random(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit draws random weights, which a seed determines."""
+    """Return whether an edit with these arguments draws random weights, which a seed determines."""
     return edit == "reinit" or (edit == "insert" and arguments.get("init") in RANDOM)
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit is applied: not if the argument that names its layers is None.
+    """Return whether an edit changes anything: not if the argument that names its layers is None.
 
-    Raises ConfigError if a required argument is missing.
+    Raises ConfigError if a required argument is missing, and UnknownNameError if the edit does not exist.
     """
     for name, parameter in _parameters(edit).items():
         if parameter.default is parameter.empty and name not in arguments:
@@ -126,9 +129,9 @@ def is_applied(edit: str, arguments: Arguments) -> bool:
 
 
 def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], *, seed: int, where: str) -> None:
-    """Apply edits, each a name with its arguments, to a model, in place and in order.
+    """Apply edits to a model, in place and in order. Each edit is a name with its arguments.
 
-    The seed decides random weights; each edit has its own random numbers. `where` is the source of the edits for
+    `seed` decides random weights; each edit has its own random numbers. `where` is the source of the edits for
     messages, such as "recipe, methods.new". Raises LaminaError if an edit cannot be applied to the model. Earlier edits
     stay applied.
     """

@@ -60,7 +60,7 @@ def estimate(
     memory_bytes: int | None = None,
     **options: object,
 ) -> Estimate:
-    """Estimate the runs, steps, operations and memory of a recipe, without training or writing anything.
+    """Return an estimate of the runs, steps, operations and memory of a recipe, without training or writing anything.
 
     Args:
         recipe: The recipe, from `load_recipe`.
@@ -115,10 +115,10 @@ def estimate(
 
 
 def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """Return a config and its origin: OWN (from the recipe's model) or GIVEN (from the recipe itself).
+    """Return a model's config and its origin: OWN (found with the recipe's model) or GIVEN (written in the recipe).
 
-    If the model is not found (the hub cannot be reached, for example), the recipe's `architecture` is the config.
-    Raises ModelNotFoundError if the model is not found and the recipe has no `architecture`.
+    The recipe's `architecture` is used only if the model is not found (the hub cannot be reached, for example). Raises
+    ModelNotFoundError if the model is not found and the recipe has no `architecture`.
     """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN
@@ -130,7 +130,10 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
-    """Return the rows of `Estimate.runs`: one per task, method and setting, with its runs, sizes and operations."""
+    """Return the rows of `Estimate.runs`: one per task, method and setting, with its runs, sizes and operations.
+
+    `planned` are all runs of the recipe.
+    """
     rows: dict[str, TableRow] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
@@ -164,7 +167,7 @@ def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> 
 
 
 def readable(count: float) -> str:
-    """Return a number with three digits and a unit prefix, such as "1.23 G"."""
+    """Return a number as text with three digits and a unit prefix, such as "1.23 G"."""
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
     power += power < 8 and count / 1000**power >= 999.5  # would be rounded to 1000 of the smaller unit
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()

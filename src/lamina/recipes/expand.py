@@ -89,7 +89,7 @@ def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
     """Raise ConfigError if an option has no effect in any run.
 
     One run with an effect is enough: a grid can switch an option off, and tasks may be of several kinds. `idle` has a
-    dict for each run: option without effect -> the reason.
+    dict for each run: option that has no effect there -> the reason.
     """
     for option, reason in idle[0].items() if idle else ():
         if all(option in others for others in idle):
@@ -100,7 +100,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
     """Yield a run for each setting, seed and repeat of a method.
 
     `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    run's own seed is seed x number of repeats + repeat, so that each repeat of each seed has its own.
+    seed of a run is seed x number of repeats + repeat, so that no two runs of a method share one.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
@@ -120,9 +120,10 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
 
 
 def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a reader's grid, with name, task and default options from `template`.
+    """Yield a run for each setting of a reader's grid; `template` has its name, its task and default options.
 
-    The reader's epochs and learning rate replace the template's, and the grid's values replace both.
+    The reader's epochs and learning rate replace the template's, and the grid's values replace both. Raises ConfigError
+    or UnknownNameError if a setting is not allowed.
     """
     for spec in expand(body.template(task), body.grid, name=template.name):
         changes = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
@@ -131,7 +132,7 @@ def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> It
 
 
 def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a method's grid, with name, task and default options from `template`.
+    """Yield a run for each setting of a method's grid; `template` has its name, its task and default options.
 
     The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
     set an argument of one of the method's edits.
@@ -151,15 +152,16 @@ def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
 
 
 def grid_of(spec: RunSpec) -> dict[str, object]:
-    """Return a run's settings that come from a grid; these are all but "method", "seed" and "repeat"."""
+    """Return those settings of a run that come from a grid: all but "method", "seed" and "repeat"."""
     return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
-    """Return a copy of a recipe in which a sweep's values are in the grid of each reader or method that has the key.
+    """Return a copy of a recipe with the sweep's values in the grids of all readers and methods that have the key.
 
-    A key of `sweeps` may be short, such as "alpha" for "fusion.alpha". Raises UnknownNameError if no reader or method
-    has a key, and ConfigError if a value is not allowed.
+    A sweep is values for a key of a grid, given on the command line. A key of `sweeps` may be short, such as "alpha"
+    for "fusion.alpha". Raises UnknownNameError if no reader or method has a key, and ConfigError if a value is not
+    allowed.
     """
     fields: Fields = recipe.model_dump(exclude_unset=True)
     bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have
@@ -180,10 +182,14 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
 def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None = None) -> Recipe:
     """Return a copy of a recipe that runs only some of its runs.
 
-    `only` has patterns, as `read_only` returns them (empty: the recipe's); `seeds` is the number of seeds, from 0
-    (None: the recipe's). Runs keep the names that they have in the whole recipe, so that several parts can be run into
-    one output folder. Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches
-    all keys, or a grid of the recipe sets the seeds.
+    Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
+    Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches all keys, or `seeds`
+    is given and a grid of the recipe sets the seeds.
+
+    Args:
+        recipe: The recipe.
+        only: Patterns that runs must match, as `read_only` returns them. Empty: the recipe's.
+        seeds: Number of seeds, which are 0, 1 and so on. None: the recipe's.
     """
     changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
     if seeds is not None:
@@ -216,7 +222,7 @@ def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
 
 
 def _number(value: object) -> object:
-    """Return a string that spells a number as a float (YAML reads 1e-3 as a string); any other value unchanged."""
+    """Return a string that spells a number as a float (PyYAML reads 1e-3 as a string); any other value unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value

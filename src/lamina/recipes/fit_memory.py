@@ -39,7 +39,10 @@ LONGEST = 4  # the longest text of a task is taken to be so many times as long a
 
 @dataclass(frozen=True)
 class FittedBatch:
-    """The batch size of the runs of one task and method, before and after it was fitted to a GPU's memory."""
+    """The batch size of the runs of one task and method, before and after it was fitted to a GPU's memory.
+
+    `fit_batches` returns it.
+    """
 
     task: str
     method: str  # several methods whose readers share passes are joined by ", "
@@ -54,17 +57,22 @@ class FittedBatch:
 def fit_batches(
     recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]], memory_bytes: int
 ) -> list[FittedBatch]:
-    """Return the largest batches that fit a GPU. The rows per optimizer step stay as in the recipe.
+    """Return the largest batches that fit a GPU, for each task and method. Rows per optimizer step stay as they are.
 
-    `planned` are all runs, `tasks` has the copies of the tasks whose data was read, and each GPU has `memory_bytes`.
     Raises ConfigError if not even one row fits; the message says how much it needs.
+
+    Args:
+        recipe: The recipe.
+        planned: All runs of the recipe.
+        tasks: Task name -> copies of the task, one per repeat of its subsample; only tasks whose data was read.
+        memory_bytes: Memory of each GPU.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that get the same batch, and the parts of the memory that they need."""
+    """Runs that get the same batch, and the memory that they need."""
 
     runs: Sequence[SizedRun]
     tokens: int
@@ -75,7 +83,7 @@ class _Group:
 def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
     """Yield groups of runs: the runs of one task and method, or the runs whose readers share passes.
 
-    The memory of a group is that of its largest run.
+    The memory of a group is that of its largest run. `planned` and `tasks` are those of `fit_batches`.
     """
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):
@@ -94,7 +102,7 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
 
 
 def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -> _Group:
-    """Return the group of readers that share passes. If the base model is trained too, its own memory is included.
+    """Return the group of readers that share passes; it includes the base model's memory if that is trained too.
 
     `weight_bytes` is the memory of the weights of the whole bank, which also has the readers of other tasks.
     """
@@ -109,8 +117,8 @@ def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -
 def _longest(run: SizedRun) -> int:
     """Return the tokens of a run's longest row: the option `max_length` if it is set, otherwise an estimate.
 
-    The estimate is `LONGEST` times the average, as a power of two, but no more than the model reads. The sizes of
-    images and audio are known.
+    The estimate is `LONGEST` times the average, rounded up to a power of two, but no more than the model reads. Images
+    and audio have a known size, which is returned instead.
     """
     most = run.max_length
     if run.task.kind.processor != "tokenizer":
@@ -121,7 +129,7 @@ def _longest(run: SizedRun) -> int:
 
 
 def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
-    """Return the batch of a group that fits; ConfigError if none does."""
+    """Return the batch of a group that fits into a GPU's memory; raise ConfigError if not even one row fits."""
     first = group.runs[0]
     options, free = first.options, int(memory_bytes * USED) - group.weight_bytes
     methods = ", ".join(dict.fromkeys(str(run.spec.settings["method"]) for run in group.runs))
@@ -155,12 +163,18 @@ def fitted_batches(
     memory_bytes: int,
     folder: Path | None = None,
 ) -> dict[str, Batches]:
-    """Return run name -> batches that fit into `memory_bytes` of a GPU; the rows of an optimizer step stay the same.
+    """Return run name -> batch size and batches per step that fit a GPU; the rows of an optimizer step stay the same.
 
-    `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
-    batches that are saved in its output `folder`, because the free memory may have changed since it began. All
-    processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches of the output
-    folder are unreadable.
+    A resumed run gets the batches that are saved in its output folder, because the free memory may have changed since
+    it began. All processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches
+    of the output folder are unreadable.
+
+    Args:
+        recipe: The recipe.
+        specs: Run name -> run.
+        outlines: Task name -> its number of rows and tokens.
+        memory_bytes: Memory of each GPU.
+        folder: The output folder. None: there is none.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)
@@ -177,16 +191,17 @@ def fitted_batches(
 
 
 def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) -> None:
-    """Write the batches of runs into their output folder, for `fitted_batches` of a run that is resumed.
+    """Write the batches of runs into their output folder, where `fitted_batches` reads them when a run is resumed.
 
-    Without `resume`, batches of earlier runs in the folder are forgotten.
+    Without `resume`, batches of earlier runs in the folder are forgotten. Raises StoreError if the folder cannot be
+    written, or has a damaged file of batches.
     """
     known = _read_batches(folder) if resume else {}
     write_json(folder / BATCHES, {name: list(pair) for name, pair in {**known, **batches}.items()})
 
 
 def _read_batches(folder: Path) -> dict[str, Batches]:
-    """Return the batches that an earlier run saved in its output folder; none if there are none.
+    """Return run name -> batches that an earlier run saved in its output folder; {} if it saved none.
 
     Raises StoreError if the file is damaged.
     """
@@ -200,7 +215,7 @@ _ADAPTER: TypeAdapter[dict[str, Batches]] = TypeAdapter(dict[str, Batches])
 
 
 def free_memory() -> int:
-    """Return the bytes that one process of this run may use: those of its GPU or, without a GPU, its part of the RAM.
+    """Return the bytes that one process of this run may use: of its GPU's memory or, without a GPU, of the RAM.
 
     Under `torchrun` all processes must call this; all of them get the smallest number of any process.
     """

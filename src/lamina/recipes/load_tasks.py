@@ -56,7 +56,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
 
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
-    """Raise ConfigError if the recipe evaluates on a split that task `name` lacks; `parts` are the task's splits."""
+    """Raise ConfigError if the recipe evaluates on a split that is not in `parts`, the splits of the task `name`."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
@@ -104,13 +104,13 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 
 
 def _lacks_validation(recipe: TaskRecipe) -> bool:
-    """Return whether a task's data has no validation split, so that a tenth of its training rows must become one."""
+    """Return whether a task's own data has no validation split, so that training rows must be held out for it."""
     splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
     return "validation" not in splits
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return a list with the task. If its recipe has a subsample, return one subsample per repeat.
+    """Return the subsamples of a task that its recipe asks for, one per repeat; just the task if it asks for none.
 
     Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
     logged. Raises ConfigError if the size of the subsample does not fit the task, such as rows per class without

@@ -55,7 +55,7 @@ REACHED = 0.4  # share of the peak that training reaches with long texts and ful
 
 
 class EditSize(NamedTuple):
-    """How edits change the size of a model."""
+    """How the edits of a run change the size of a model. `ModelSize.edited` returns it."""
 
     added: int  # number of parameters by which the model grows; negative if it shrinks
     frozen: int  # number of parameters that are not trained
@@ -63,7 +63,7 @@ class EditSize(NamedTuple):
 
 
 class ReaderSize(NamedTuple):
-    """A reader's size, and the layers that it reads."""
+    """A reader's size, and the layers that it reads. `ModelSize.reader` returns it."""
 
     parameters: int  # number of parameters; all are trained
     stack: str  # name of the stack that it reads
@@ -74,7 +74,7 @@ class ReaderSize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelSize:
-    """A model on the meta device, and the sizes of its parts.
+    """A model on the meta device, and the sizes of its parts. `Sizes.model` makes it.
 
     Embeddings count only in `parameters`, the number of all parameters. Sizes of edits and readers are cached, because
     the many runs of a recipe have only a few different ones.
@@ -108,7 +108,7 @@ class ModelSize:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return the work of a pass over one row: the sum of parameters x tokens over all parts but embeddings.
+        """Return the work of a forward pass over one row: the sum of parameters x tokens over all parts but embeddings.
 
         The first stack reads `tokens` tokens, and all parts after it `target` tokens, those of the text to generate. If
         `target` is 0, all parts read `tokens` tokens.
@@ -117,7 +117,7 @@ class ModelSize:
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Return the number of parameters that are used per token to compute all layers that readers need.
+        """Return the number of parameters that compute all layers that readers need, without those of higher layers.
 
         `deepest` is stack name -> highest layer that is read. The last of these stacks counts up to that layer, and all
         stacks before it count whole.
@@ -173,7 +173,10 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
-        """Return the memory for the gradients of a batch of rows of `tokens` tokens, for readers that share passes."""
+        """Return the memory that a batch takes for the gradients of readers that share passes.
+
+        `tokens` is the number of tokens of each row.
+        """
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -181,7 +184,7 @@ class ModelSize:
         return self._kept[key]
 
     def activations(self, edits: Sequence[tuple[str, Arguments]], shape: RowShape) -> BatchBytes:
-        """Return the memory for the gradients of a batch, when the model with these edits is trained itself.
+        """Return the memory that a batch takes for the gradients of the model itself, with these edits applied.
 
         The result is an upper limit: what autograd saves in float32, if attention has no fused kernels. `shape` is the
         number of tokens, or the size of an image, of each row.
@@ -212,7 +215,7 @@ class Sizes:
         self.config, self._key = config, config.to_json_string(use_diff=False)
 
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-        """Return the sizes of the model with the head of an auto class of transformers, named by the class.
+        """Return the sizes of the model with the head of `auto_class`, the name of an auto class of transformers.
 
         `labels` are the class names of the head; empty: those in the config.
         """
@@ -246,8 +249,8 @@ class SizedRun:
         spec: The run.
         task: The run's task with its number of rows and tokens.
         options: The run's options of `lamina.fit`.
-        model: The model.
-        reader: The reader; None if the model itself is fine-tuned.
+        model: The model with the sizes of its parts.
+        reader: The reader's size; None if the model itself is fine-tuned.
         edits: How the run's edits change the model's size.
         rows: Split -> number of model inputs per epoch. A long text may become several inputs.
         tokens: Tokens of an average training input.
@@ -305,9 +308,9 @@ class SizedRun:
 
     @cached_property
     def flops(self) -> int:
-        """Operations of the run, without the passes of a base model that several readers share.
+        """Operations of the run; with a reader, without the passes of the base model, which readers share.
 
-        Each beam counts as one generated text.
+        Each beam of a search counts as one generated text.
         """
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
@@ -320,14 +323,21 @@ class SizedRun:
 def sized_runs(
     recipe: Recipe, specs: Mapping[str, RunSpec], outlines: Mapping[str, TaskOutline], sizes: Sizes
 ) -> list[SizedRun]:
-    """Return the runs of a recipe with their sizes; `outlines` is task name -> its number of rows and tokens."""
+    """Return the runs of a recipe with their sizes; raise LaminaError if a reader or an edit does not fit the model.
+
+    Args:
+        recipe: The recipe.
+        specs: Run name -> run.
+        outlines: Task name -> its number of rows and tokens.
+        sizes: Builds the models.
+    """
     heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
     base_class = next((head for head in heads if head != "AutoModel"), "AutoModel")  # of the model that readers share
     return [SizedRun(recipe, spec, outlines[spec.task], sizes, base_class) for spec in specs.values()]
 
 
 class SharedPass(NamedTuple):
-    """The forward passes of the base model over one split; several readers share its states."""
+    """The forward passes of the base model over one split in all epochs. Several readers share its states."""
 
     part: str  # the split: "train", "validation" or "test"
     task: str  # name of the first reader's task; the others have the same data
@@ -345,7 +355,10 @@ class ReaderMemory(NamedTuple):
 
 
 def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
-    """Return the memory for the gradients of one batch, for readers that share each pass of the model."""
+    """Return the memory that one batch takes for the gradients of readers that share each pass of the model.
+
+    `runs` are the runs of these readers.
+    """
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
@@ -353,7 +366,7 @@ def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
 
 
 def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
-    """Return the base model's computation on one split for several runs that share its passes.
+    """Return the passes of the base model over the split `part`, for several runs that share them.
 
     The base model is computed up to the highest layer that a reader of these runs needs. There are as many epochs as
     the longest run has; the test split is read once.
@@ -374,8 +387,8 @@ def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
 def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> list[SharedPass]:
     """Return all passes of the base model for a recipe, each with the runs of the readers that share it.
 
-    Runs share a pass if they read the same data: `tasks` has the tasks that were read, and others are compared by
-    their keys in the recipe.
+    Runs share a pass if they read the same data. `planned` are all runs. `tasks` has the tasks whose data was read;
+    others are compared by their keys in the recipe.
     """
     passes: dict[tuple[str, ...], list[SizedRun]] = {}
     named: dict[str, str] = {}
@@ -410,12 +423,15 @@ def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
 
 
 def training_weights(run: SizedRun) -> int:
-    """Return the bytes that the weights, gradients and optimizer moments of a whole model take in a run."""
+    """Return the bytes of weights, gradients and optimizer moments in a run that trains a whole model."""
     return WEIGHT_BYTES * (run.parameters + (1 + run.options.moments) * run.trained)
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches `REACHED` of its peak rate."""
+    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches `REACHED` of its peak rate.
+
+    `precision` is "float32", "bfloat16" or "float16".
+    """
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 

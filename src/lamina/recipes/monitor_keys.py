@@ -46,7 +46,7 @@ class MonitorRecipe(Strict):
 
     @model_validator(mode="after")
     def _is_fraction(self) -> Self:
-        """Raise ValidationError if a rate per reply is no fraction."""
+        """Raise ValidationError if a rate per reply is 1 or more."""
         with error_at("rate"):
             if self.per == "reply" and self.rate >= 1:
                 raise ConfigError(f"the rate is {self.rate:g}; a rate per reply is below 1")
@@ -54,10 +54,15 @@ class MonitorRecipe(Strict):
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
-    """Check that a monitor's task and reader exist, and that the readers are in one bank (`shared`).
+    """Check that a monitor's task and reader exist, and that there is a bank to store the monitor in.
 
-    `readers` is task name -> reader names. Raises ConfigError if the readers have no common bank, or no reader is named
-    where the task has several; ValidationError, which says where, if the task or the reader does not exist.
+    Raises ConfigError if there is no bank, or no reader is named where the task has several; ValidationError, which
+    says where, if the task or the reader does not exist.
+
+    Args:
+        monitor: The monitor's keys.
+        readers: Task name -> names of its readers.
+        shared: Whether the recipe's readers are in one bank.
     """
     if not shared:
         raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")
@@ -79,9 +84,17 @@ def add_monitors(
 ) -> list[TableRow]:
     """Calibrate a recipe's monitors on a trained bank, store them in it, and return a row of rates for each.
 
-    If a reader has several runs, the one with the best validation score in the rows of results is watched. Raises
-    ConfigError if a monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError if the
-    reader lacks a flagged label, or the task lacks the split.
+    A monitor whose reader was not trained (because of `only`) is left out with a warning. Raises ConfigError if a
+    monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError if the reader lacks a
+    flagged label, or the task lacks the split.
+
+    Args:
+        bank: The trained bank.
+        monitors: Name -> keys of the monitor.
+        specs: Run name -> run.
+        tasks: Task name -> task.
+        rows: Rows of results, one per run. If a reader has several runs, that with the best validation score is
+            watched.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():
@@ -119,7 +132,8 @@ def monitored_report(
     """Calibrate a recipe's monitors, save them with the bank, and return the report with their rates added.
 
     Without monitors or a bank, return `report` as it is. `folder` is the output folder, into which the first process
-    writes the bank and the report; None: nothing is written. For the other arguments see `add_monitors`.
+    writes the bank and the report; None: nothing is written. The other arguments and the errors are those of
+    `add_monitors`.
     """
     if not monitors or bank is None:
         return report
@@ -131,7 +145,7 @@ def monitored_report(
 
 
 def rates_text(row: TableRow) -> str:
-    """Return a monitor's rates as a sentence."""
+    """Return a monitor's false positive rate and recall, with their intervals, as a sentence."""
     (low, high), (least, most) = row["false_positive_interval"], row["recall_interval"]
     flags = f"flags {100 * row['false_positive_rate']:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the negatives"
     caught = f"catches {100 * row['recall']:.1f} % ({100 * least:.1f} to {100 * most:.1f}) of the positives"

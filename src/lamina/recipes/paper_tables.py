@@ -34,7 +34,7 @@ def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
 
 
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
-    """Raise ConfigError if a cell or point would mix scores of different metrics.
+    """Raise ConfigError if a cell or point of the recipe's tables and figures would mix scores of different metrics.
 
     It would if it shows several tasks with different metrics, and the table or figure names no metric. `metrics` is
     task name -> metric.
@@ -65,8 +65,11 @@ class _ScoreSummary(TypedDict):
 def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRow], order: Sequence[str]) -> Report:
     """Return the tables and figures of a recipe, filled with the scores of its runs.
 
-    `table` has one row per task, method and setting (see `summaries`), `history` one row per run ("reader") and epoch
-    with all validation scores, for curves over epochs, and `order` the runs' names in the recipe's order.
+    Args:
+        recipe: The recipe.
+        table: One row of results per task, method and setting; see `summaries`.
+        history: One row per run ("reader") and epoch, with all validation scores, for curves over epochs.
+        order: Names of the runs, in the recipe's order.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     rows = sorted(table, key=lambda row: ranks[row["runs"][0]["reader"]])
@@ -75,12 +78,12 @@ def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRo
 
 
 def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
-    """Return the coordinates (task, method and settings) of the runs that one row of results summarises."""
+    """Return the coordinates (task, method and settings) of the runs that one row of results, `row`, summarises."""
     return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
-    """Return a table of a recipe, filled from `rows` of results. The rows must be in the recipe's order."""
+    """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order."""
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], list[SummaryRow]] = {}
@@ -101,7 +104,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
 
 
 def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> JSONObject:
-    """Return a paper's own numbers for the given rows and columns, as fields of `PivotTable`."""
+    """Return the numbers that a paper prints for these rows and columns of a table, as fields of `PivotTable`."""
     values, others = (
         {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}
         for numbers in ({row: line for row, line in paper.values.items() if row in rows}, paper.others)
@@ -113,7 +116,10 @@ def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> J
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure of a recipe, filled from `rows` of results. If its x axis is epochs, `history` fills it."""
+    """Return a figure of a recipe, laid out by `layout` and filled from `rows` of results.
+
+    If its x axis is epochs, `history` (see `pivot`) fills it.
+    """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
@@ -146,8 +152,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        Per task, the row with the best mean validation score. For a single task also the settings of that row that
-        differ among `rows` and are not displayed by an axis.
+        Per task, the row with the best mean validation score. And, if there is a single task, the settings of that row
+        that differ among `rows` and that none of `axes` displays; else {}.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:
@@ -162,7 +168,10 @@ def _best(
 
 
 def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
-    """Return the scores of a row's runs on a split. For the metric "parameters", return a list with that one number."""
+    """Return the scores of a row's runs in a metric, on the split `part`.
+
+    For the metric "parameters", return a list with the number of trained parameters alone.
+    """
     if metric == PARAMETERS:
         return [float(row["parameters"])]
     key = "score" if part == "validation" else "test"
@@ -174,7 +183,7 @@ def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
 def _epoch_summaries(
     best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
 ) -> dict[int, _ScoreSummary]:
-    """Return epoch -> summary of the validation scores, times `scale`, over all runs of the `best` rows."""
+    """Return epoch -> summary of the validation scores in a metric, times `scale`, over all runs of the `best` rows."""
     names = {run["reader"] for row in best for run in row["runs"]}
     scores: dict[int, list[float]] = {}
     for row in history:
@@ -189,7 +198,7 @@ def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: fl
 
 
 def _summarise(values: Sequence[float]) -> _ScoreSummary:
-    """Return the mean, sample standard deviation, half-width of the 95 % interval, and count of one or more scores.
+    """Return mean, sample standard deviation, half-width of the 95 % interval, and count of one or more scores.
 
     For a single score, the standard deviation is 0 and the half-width None.
     """

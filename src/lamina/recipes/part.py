@@ -17,7 +17,10 @@ Only: TypeAlias = "dict[str, list[str]]"
 
 
 def to_patterns(value: object) -> object:
-    """Return a recipe's patterns as lists of strings. A single value becomes a list; other forms stay unchanged."""
+    """Return a recipe's key `only` with a list of strings for each of its keys; a single value becomes a list of one.
+
+    A value that is no mapping is returned unchanged.
+    """
     if not isinstance(value, dict):
         return value
     listed = {key: item if isinstance(item, list) else [item] for key, item in value.items()}
@@ -39,9 +42,9 @@ def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> boo
 
 
 def read_only(texts: Sequence[str]) -> Only:
-    """Return key -> patterns from the command line's texts, such as "method=baseline,unit*".
+    """Return key -> patterns from the option --only of the command line, such as "method=baseline,unit*".
 
-    Patterns of a key that occurs several times are joined. A name with a comma is put in double quotes. Raises
+    If a key occurs several times, its patterns are joined. A name with a comma is put in double quotes. Raises
     ConfigError if a text has another form.
     """
     only: Only = {}

@@ -44,8 +44,8 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
     """Check that the runs of a recipe can write to the output folder (None: no output) and use the cache.
 
     Nothing in the folder is changed. Raises StoreError if the output folder cannot be written, or holds something that
-    would be overwritten; CacheError if `cache` is "on" and states cannot be cached: the model is trained too, or the
-    cache folder cannot be read.
+    would be overwritten. Raises CacheError if `cache` is "on" and states cannot be cached, because the model is trained
+    too, or the cache folder cannot be read.
     """
     is_separate = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if is_separate else claimed_output(dict(specs), folder):
@@ -67,7 +67,7 @@ def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
 
 
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
-    """Apply the edits of every run to a model without weights, to check that they can be applied.
+    """Check that the edits of every run can be applied, by applying them to a model without weights.
 
     The first copy of a task gives the labels of the model's head. Nothing is checked if the recipe's model was edited
     before it was saved, because such a model cannot be built from its config alone. Raises LaminaError if an edit
@@ -85,7 +85,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
 
 class _EncodingRunner(NamedTuple):
-    """A runner that can only encode examples: it has the model and its processor, and no training."""
+    """A stand-in for a runner that can only encode examples: it has the model and its processor, and trains nothing."""
 
     base: PreTrainedModel
     processor: Processor
@@ -99,9 +99,9 @@ def check_model(
 ) -> None:
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    `models` is run name -> the run's model, without weights. Per run, the parameter names in its options are looked up
-    in the model, and the first rows of its task are encoded, if `tasks` has it. Raises LaminaError if weights or the
-    processor are missing, or an option or row does not fit. A note of the error names the run.
+    `models` is run name -> the run's model, without weights. For each run, the parameter names in its options are
+    looked up in the model, and the first rows of its task are encoded, if `tasks` has the task. Raises LaminaError if
+    weights or the processor are missing, or an option or row does not fit. A note of the error names the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)
@@ -142,7 +142,10 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
 
 def _published(recipe: TaskRecipe) -> TaskOutline:
-    """Return the `TaskOutline` of a preset's task from published sizes, with the recipe's limits and held-out rows."""
+    """Return the `TaskOutline` of a preset's task with the numbers of its rows, computed from published sizes.
+
+    The recipe's limits, held-out rows and subsample are taken into account.
+    """
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()
     whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
@@ -166,7 +169,10 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
 
 
 def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
-    """Return split name -> number of rows: its examples up to the split's limit, times `texts` (rows per example)."""
+    """Return split name -> number of rows, with at most `limits` examples per split (None: no limit).
+
+    `rows` is split name -> number of rows before, and `texts` the number of rows per example.
+    """
     most = {part: texts * limit for part, limit in limits.items() if limit is not None}
     return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 

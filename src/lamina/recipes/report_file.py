@@ -30,7 +30,7 @@ TableRow: TypeAlias = JSONObject
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the mean score of the runs with the best setting, times the table's scale."""
+    """A cell of a `PivotTable`: the mean score of the runs with the best setting, times the table's scale."""
 
     row: str
     column: str
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve, with the score fields of `Cell`.
+    """A point of a curve in `Curves`, with the score fields of `Cell`.
 
     `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method lacks the
     setting on the x axis, and is drawn as a horizontal line.
@@ -104,7 +104,7 @@ class Report:
 
 
 def write_report_file(path: Path, report: Report) -> None:
-    """Write a report to `path` as JSON; if writing fails, an existing file stays as it was.
+    """Write a report to `path` as JSON; an existing file is replaced whole or, if writing fails, not at all.
 
     Raises StoreError if the file cannot be written.
     """
@@ -112,7 +112,7 @@ def write_report_file(path: Path, report: Report) -> None:
 
 
 def with_drawn_files(report: Report, folder: Path) -> Report:
-    """Return the report with the list of drawn files from the report in `folder`, if that exists and can be read.
+    """Return the report with the list of drawn files from the report in `folder`, if there is one that can be read.
 
     The next `lamina report` then replaces or removes these files.
     """
@@ -122,7 +122,7 @@ def with_drawn_files(report: Report, folder: Path) -> Report:
 
 
 def read_report_file(folder: Path) -> Report:
-    """Read `report.json` from the output folder of a recipe.
+    """Return the report in the output folder of a recipe, from its file `report.json`.
 
     Raises StoreError if the file is missing, damaged, or written in the format of another version of Lamina.
     """

@@ -102,7 +102,7 @@ def run_recipe(
     memory_bytes: int | None = None,
     **options: object,
 ) -> RecipeResult:
-    """Train the readers of a recipe, or fine-tune its models.
+    """Train the readers of a recipe, or fine-tune its models, and return tables of the scores.
 
     Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, every
     separate run failed, or a run to resume had other settings or data. Raises DataError if the data of a task cannot be
@@ -157,9 +157,9 @@ def _run(
     ray: str | None,
     memory_bytes: int | None,
 ) -> RecipeResult:
-    """Run a recipe with the arguments of `run_recipe`, and write its results to the output `folder`.
+    """Run a recipe with the arguments of `run_recipe`, and write its results to the output `folder` (None: nowhere).
 
-    If `folder` is None, nothing is written. The errors are those of `run_recipe`.
+    The errors are those of `run_recipe`.
     """
     is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
     if ray is not None and not is_separate:
@@ -194,7 +194,7 @@ def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
 
 
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
-    """Return file name -> function that writes this file of a recipe's results, for each name in `TABLES`.
+    """Return file name -> function that writes this file of a recipe's results to a path, for each name in `TABLES`.
 
     The new report also lists the drawn files of an earlier report in the output `folder`; see `with_drawn_files`.
     """
@@ -224,7 +224,7 @@ class _Places(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Session:
-    """State that all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
+    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `batches` is run name -> batches that
     fit the memory, and empty if they are as the recipe says. `encodings` is filled during training.
@@ -237,7 +237,7 @@ class _Session:
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
-        """Return name -> run for every run of the recipe. `options`, of `lamina.fit`, replace the recipe's own options.
+        """Return run name -> run for every run of the recipe. `options` replace those under `fit` of the recipe.
 
         Raises ConfigError if an option or a combination of settings is not allowed.
         """
@@ -309,7 +309,8 @@ class _Session:
     def _result(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> RecipeResult:
         """Return the results of one training as a `RecipeResult`. Each row names its task, method and settings.
 
-        `specs` is run name -> run. `bank` is the trained bank; None if a whole model was trained.
+        `specs` is run name -> run, and `result` the outcome of the training. `bank` is the trained bank; None if a
+        whole model was trained.
         """
         rows: list[TableRow] = []
         for row in result.table:
@@ -335,11 +336,11 @@ class _Session:
         )
 
     def _table(self, rows: list[TableRow], specs: dict[str, RunSpec]) -> list[SummaryRow]:
-        """Return a row of results per task, method and setting; see `summaries`."""
+        """Return a row of results per task, method and setting, from one row per run; see `summaries`."""
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:
-        """Return the `SeparateRuns` that manages the runs' files; None if there is no output folder."""
+        """Return the object that manages the files of the runs; None if there is no output folder."""
         return None if self.folder is None else SeparateRuns(self.recipe, self.folder, specs, self.tasks)
 
     def train_separately(
@@ -380,10 +381,12 @@ class _Session:
         return {key: getattr(run, key) for key in _SAVED_FIELDS}
 
     def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
-        """Return the results of the separate runs in `specs` as one. Failed runs are not in its tables.
+        """Return the results of separate runs as one `RecipeResult`. Its tables have only the runs that finished.
 
-        `states` are the results of `train_one` for each finished run, as read from JSON, and `failures` the failed
-        runs.
+        Args:
+            specs: Run name -> run.
+            states: What `train_one` returned for each finished run, as read from JSON.
+            failures: The failed runs.
         """
         joined = RecipeResult(failures=failures)
         for state in states:
@@ -401,14 +404,15 @@ class _Session:
     def _load(
         self, specs: dict[str, RunSpec], tasks: dict[str, Task]
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
-        """Load the recipe's model, and add the readers in `specs` to it.
-
-        If a method fine-tunes the model, `specs` has one run, and instead of adding readers the method's edits are
-        applied.
+        """Load the recipe's model, and add the readers of the runs to it, or apply the edits of the single run.
 
         Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
-        run's seed. `tasks` is run name -> task. Raises LaminaError if the model cannot be loaded, an edit cannot be
-        applied, or a reader does not fit the model.
+        run's seed. Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or a reader does not
+        fit the model.
+
+        Args:
+            specs: Run name -> run: several readers, or one run that fine-tunes the model.
+            tasks: Run name -> task.
         """
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: task.kind for name, task in tasks.items()}
@@ -443,7 +447,7 @@ def _train_in_worker(source: bytes, name: str) -> State:
 
 @lru_cache(maxsize=1)
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
-    """Open the session of a recipe in a worker process of Ray; return it with all runs, and the files of separate runs.
+    """Open the session of a recipe in a worker process of Ray. Return it with all runs, and the files of separate runs.
 
     `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory, and
     options of `lamina.fit`. The process changes to that working directory, so that relative paths stay valid. Without

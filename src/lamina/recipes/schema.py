@@ -78,7 +78,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_edit(edit: Edit) -> None:
-    """Raise ConfigError or ValidationError unless `edit` has one known name and arguments that it allows."""
+    """Raise ConfigError or ValidationError unless `edit` has one known name, with arguments that the edit allows."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
@@ -101,7 +101,7 @@ class ReaderRecipe(Strict):
     grid: Grid = Field(default_factory=dict)  # "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values
 
     def template(self, task: KindedTask) -> Reader:
-        """Return the reader's config for a task, before any value of its grid is set.
+        """Return the reader's config for a task, without the values of its grid.
 
         Raises ConfigError if a setting is not allowed, or the default reader gets settings; UnknownNameError if a
         fusion or setting does not exist.
@@ -122,12 +122,12 @@ class ReaderRecipe(Strict):
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: KindedTask) -> list[str]:
-        """Return every key, in full form, that the reader's grid may have for a task."""
+        """Return every key that the reader's grid may have for a task, in full form such as "fusion.alpha"."""
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
     def check(self, task: KindedTask) -> None:
-        """Build the reader's config for a task with every value of its grid, to check that all are allowed.
+        """Check the settings of a reader and every value of its grid, by building the reader's config for a task.
 
         Raises ValidationError, which names the key, if a setting or a value of the grid is not allowed.
         """
@@ -210,7 +210,7 @@ class MethodRecipe(Strict):
         return self
 
     def keys(self) -> list[str]:
-        """Return every key, in full form, that the grid of this method may have."""
+        """Return every key that the method's grid may have, in full form such as "insert.layers"."""
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
@@ -223,9 +223,9 @@ class MaskedLMRecipe(Strict):
 
 
 def _masked_lm(value: object) -> object:
-    """Return the options for a recipe's `masked_lm`: {} (defaults) for true, None for false, a mapping unchanged.
+    """Return the value of a recipe's key `masked_lm` in its long form: {} (defaults) for true, and None for false.
 
-    Raises ValueError if the value is neither a boolean, None nor a mapping.
+    None and a mapping are returned unchanged. Raises ValueError for any other value.
     """
     if isinstance(value, bool):
         return {} if value else None
@@ -272,10 +272,9 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_texts(self) -> TaskRecipe:
-        """Check the recipe's keys "pair_separator" and "label_all_tokens".
+        """Raise ValidationError if "pair_separator" or "label_all_tokens" is set for a task that has no use for it.
 
-        Raise ValidationError if "pair_separator" is set for a task without pairs of texts, or "label_all_tokens" for a
-        task that does not tag words.
+        "pair_separator" is for pairs of texts, and "label_all_tokens" for tagging words.
         """
         preset = self._preset
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
@@ -373,7 +372,11 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Recipe:
-        """Raise ValidationError if readers and methods are mixed or missing, or a table names unknown things."""
+        """Raise ValidationError if readers and methods are mixed or missing, or a key refers to something unknown.
+
+        These keys are those of tables, figures and monitors, and `only`. A context in `info` says that a sweep has
+        replaced values of grids.
+        """
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
@@ -399,7 +402,7 @@ class Recipe(Strict):
 
     @property
     def chosen_tasks(self) -> dict[str, TaskRecipe]:
-        """The tasks of which the key `only` chooses at least one run: name -> task."""
+        """Task name -> task, for the tasks with at least one run that the key `only` chooses."""
         names = {run["task"] for run in all_coordinates(self, ())} if self.only else self.tasks
         return {name: task for name, task in self.tasks.items() if name in names}
 
@@ -416,7 +419,7 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False) -> Recipe:
-    """Build a recipe from its fields, and check it.
+    """Return the recipe with these fields, after checking it.
 
     Raises ConfigError if a value is not allowed, and UnknownNameError if a key or name does not exist.
 
@@ -444,7 +447,7 @@ def slug(name: str) -> str:
 
 
 def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
-    """Return the grid of a method on a task, with full keys and without "seed"."""
+    """Return the grid of a method on a task (key -> values), with full keys and without "seed"."""
     if recipe.methods:
         body, known = recipe.methods[method], recipe.methods[method].keys()
     else:
@@ -455,7 +458,7 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates (settings) in which all runs of a recipe are equal; other recipes may differ in them."""
+    """Return the coordinates (settings) that all runs of a recipe have in common, but other recipes need not have."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 
@@ -482,7 +485,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
 
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Check the patterns of the key `only`, and return them with full keys.
+    """Return the patterns of the key `only` with full keys, after checking them.
 
     Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them.
     """
@@ -517,11 +520,10 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = Fa
 
 
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
-    """Check that everything that a recipe's tables and figures refer to exists in the recipe.
+    """Raise ValidationError, which says where, if a table or figure refers to something that the recipe does not have.
 
-    `whole` also checks the values that axes rename, and the rows and columns of published numbers; it is False if a
-    sweep has replaced values of the recipe. Raises ValidationError, which says where, if something does not exist, or
-    scores of several tasks would be mixed.
+    It is also raised if scores of several tasks would be mixed. With `whole`, the values that axes rename, and the rows
+    and columns of published numbers, are checked too; it is False if a sweep has replaced values of the recipe.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):
@@ -562,7 +564,7 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
-    """Raise ValidationError if a task lacks a metric or the split of a table or figure.
+    """Raise ValidationError if a task lacks one of the metrics, or the split `part`, of a table or figure.
 
     `key` is the recipe's key of the metrics, for the error. Test scores exist only if the recipe evaluates on test.
     """
@@ -575,7 +577,7 @@ def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | 
 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
-    """Raise ValidationError if published numbers have a row or column that the recipe's table does not have."""
+    """Raise ValidationError if the numbers of a paper have a row or column that the recipe's table does not have."""
     rows, columns = row_and_column_names(recipe, table, whole=True)
     with error_at("published"):
         check_known("recipe, published", published.values, rows, "row")

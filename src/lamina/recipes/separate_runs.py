@@ -61,7 +61,7 @@ class SeparateRuns:
 
     @cached_property
     def _base(self) -> tuple[str, int]:
-        """A fingerprint of the weights from which all runs start, and the size of the saved model in bytes."""
+        """A fingerprint of the weights from which all runs start, and the size in bytes of a model that a run saves."""
         model, _ = load(self.recipe.model, revision=self.recipe.revision)
         return starting_weights(model, list(model.parameters())), saved_bytes(model)
 
@@ -71,11 +71,11 @@ class SeparateRuns:
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the folder before the first run starts.
+        """Prepare the output folder before the first run starts, and return the results of runs that are finished.
 
-        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, unless they
-        belong to interrupted runs that will continue. Raises ConfigError if a run to resume had other settings or data,
-        and StoreError if a results file is damaged, or the disk has no room for the models that must still be saved.
+        With `resume`, these results are read. Checkpoints and temporary models are removed, unless they belong to
+        interrupted runs that will continue. Raises ConfigError if a run to resume had other settings or data, and
+        StoreError if a results file is damaged, or the disk has no room for the models that must still be saved.
 
         Args:
             cells: The cell of each run.
@@ -96,9 +96,10 @@ class SeparateRuns:
         return done
 
     def end(self, cell: Cell, state: State) -> None:
-        """Save a finished run's results, from `_Session.train_one`, and its model if it is kept; remove checkpoints.
+        """Save a finished run's results and, if it is kept, its model; then remove its checkpoints.
 
-        Raises StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
+        `state` holds the results, from `_Session.train_one`. Raises StoreError if the run's model is missing (its
+        worker wrote it elsewhere) or the folder is not writable.
         """
         self._note_score(cell.name, state)
         if rank() == 0:
@@ -121,17 +122,17 @@ class SeparateRuns:
         return {name: self._shelf.state(path) for name, path in paths.items() if path.exists()}
 
     def checkpoints(self, name: str) -> Path:
-        """Return the folder with the checkpoints of the run called `name`."""
+        """Return the folder of the checkpoints of the run `name`."""
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints of the run called `name`, and its temporary model."""
+        """Remove the checkpoints and the temporary model of the run `name`."""
         if rank() == 0:
             Checkpoints(self.checkpoints(name), "recipe").clear()
             discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
-        """Record the row of results of the run `name`: its task, metric and best score."""
+        """Record the row of results of the run `name`, which `state` holds, in `scores`."""
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
@@ -162,27 +163,27 @@ class SeparateRuns:
         return {name: number for number, name in enumerate(self.specs)}
 
     def _temporary_model(self, name: str) -> Path:
-        """Return the folder for the model of the run called `name`, until the model is moved to "models" or removed."""
+        """Return the folder that holds the model of the run `name` until it is moved to "models" or removed."""
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:
-        """Return the folder that the run called `name` writes its model to."""
+        """Return the folder to which the run `name` writes its model: the final one if all models are kept."""
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
         """Save the model of a run that was just trained, if all models are kept or this one may be the best.
 
-        `row` is the run's row of results, with "metric" and "score". This is called in every process that trained the
-        model, of which the first saves it. It may not know the scores of all other runs; `end` decides later.
+        `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
+        and the first one saves it. It may not know the scores of all other runs; `end` decides later.
         """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
             save(model, self._model(name), processor)
 
     def _keep_model(self, name: str) -> None:
-        """With `keep: best`, move the model of a finished run to the folder "models" if it is the best of its task.
+        """Keep the model of a finished run: with `keep: best`, move it to "models" if it is the best of its task.
 
-        Raises StoreError if the model is not where the process that trained the run should have written it.
+        Raises StoreError if a model to keep is not where the process that trained the run should have written it.
         """
         row, place = self.scores[name], self._model(name)
         wanted = self.recipe.keep == "all" or self._is_best(name, row["metric"], row["score"])

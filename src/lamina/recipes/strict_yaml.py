@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 20  # size of a recipe
 
 
 class YamlFile(NamedTuple):
-    """The contents of a YAML file, and its node tree, which knows the line of each key."""
+    """The contents of a YAML file, and its tree of nodes, which knows the line of each key. `read_yaml` returns it."""
 
     fields: Fields
     root: yaml.Node
@@ -39,8 +39,9 @@ class YamlFile(NamedTuple):
     def locate(self, path: Sequence[object]) -> tuple[int, list[object]]:
         """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
 
-        If a part of the path does not exist, the line is that of the last part that does, or 1. Lines count from 1.
-        Index 0 is skipped if the file has a single value in place of a list, because some keys of recipes allow both.
+        If only a part of the path exists, the line is that of its last entry; line 1 if none of it exists. Lines count
+        from 1. Index 0 is skipped if the file has a single value in place of a list, because some keys of recipes allow
+        both.
         """
         node, line, existing = self.root, self.root.start_mark.line, []
         for part in path:
@@ -76,7 +77,10 @@ class _Loader(yaml.SafeLoader):
         self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Read a node. Raises DataError for deep nesting, too many values, an alias within itself, or a foreign tag."""
+        """Return the next node of the file. Raises DataError if the node breaks a rule of this class.
+
+        The rules are those on deep nesting, too many values, aliases within themselves, and tags.
+        """
         line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -96,7 +100,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Read a mapping. Raises DataError if a key occurs twice or is not a name."""
+        """Return the next mapping of the file. Raises DataError if a key occurs twice or is not a name."""
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -197,7 +201,7 @@ class Strict(BaseModel):
 
 
 def fail(error: LaminaError, *place: str | int) -> NoReturn:
-    """Raise an error of Lamina inside a pydantic validator, wrapped in the ValidationError that pydantic expects there.
+    """Raise an error of Lamina inside a pydantic validator, as a ValidationError, which pydantic expects there.
 
     `raise_first` unwraps it. `place` has the keys and list indices that lead from the checked value to the wrong part.
     """
@@ -246,7 +250,7 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
 def to_lamina_error(details: ErrorDetails) -> LaminaError:
     """Return one entry of `ValidationError.errors()` as a Lamina error.
 
-    An error that `fail` wrapped is returned itself. A string that is not among the allowed literals becomes an
+    If `fail` wrapped an error, that error is returned. A string that is not among the allowed literals becomes an
     UnknownNameError; anything else becomes a ConfigError with pydantic's message and the wrong value.
     """
     context, value = details.get("ctx", {}), details["input"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MeanScore(TypedDict):
-    """The mean of several runs' scores, with its standard deviation and interval."""
+    """The mean of several runs' scores, with its standard deviation and interval. `_mean_score` returns it."""
 
     mean: float
     spread: float  # sample standard deviation; 0 for a single run
@@ -72,9 +72,12 @@ def summaries(
 
 
 def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) -> SummaryRow:
-    """Return one row for the results of all runs with the same task, method and setting; `spec` is one of the runs.
+    """Return the row of results for all runs with the same task, method and setting.
 
-    `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
+    Args:
+        rows: One row of results per run.
+        spec: One of the runs.
+        metrics: All metrics of the task. Metrics without a column in `rows` are left out.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]
@@ -102,13 +105,13 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
 
 
 def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
-    """Return mean, spread and interval of a column's numbers over rows."""
+    """Return the mean, standard deviation and interval of a column's numbers over all rows."""
     summary = summarise([row[column] for row in rows])
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
 
 def _cells(row: SummaryRow) -> dict[str, str]:
-    """Return a row as text, column -> cell. A mean is followed by "±" and half its interval."""
+    """Return a row of results as text, column -> cell. A mean is followed by "±" and half its interval."""
     cells = {"task": row["task"], word_of([row]): row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}
@@ -121,12 +124,12 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 
 
 def word_of(table: Sequence[SummaryRow]) -> str:
-    """Return the word for the rows of a recipe's results: "reader", or "method" for ways to fine-tune the model."""
+    """Return the word for the rows of a recipe's results: "reader", or "method" if whole models are fine-tuned."""
     return table[0].get("trains", "method") if table else "method"
 
 
 def notes(table: Sequence[SummaryRow]) -> list[str]:
-    """Return sentences that explain the empty cells of the table that `printed` returns."""
+    """Return sentences that explain why cells of a table of results are empty; [] if none need it."""
     columns = {row["task"]: {row["metric"], *row["scores"]} for row in table}
     unclear = [task for task, names in columns.items() if "mcc" in names and "f1" not in names]
     if not unclear or not any("f1" in names for names in columns.values()):
@@ -136,7 +139,7 @@ def notes(table: Sequence[SummaryRow]) -> list[str]:
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
-    """Return a table's column names, and its cells as text row by row, for printing on a terminal.
+    """Return the column names of a table of results, and its cells as text row by row, for printing on a terminal.
 
     Columns without any value are left out. A cell without a value is "".
     """

@@ -36,9 +36,9 @@ Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as 
 
 
 def _expand_axis(value: object) -> object:
-    """Return an axis in its long form {"key": ...}. Values in any other form stay unchanged.
+    """Return an axis of a recipe in its long form {"key": ...}. Values in any other form stay unchanged.
 
-    The short forms of recipes are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
+    The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
     """
     if isinstance(value, str):
         return {"key": value}
@@ -64,7 +64,7 @@ class AxisLayout(Strict):
     names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> shown instead; null: left out
 
     def shown_value(self, coordinates: Coordinates) -> object:
-        """Return what this axis displays for a run with the given coordinates.
+        """Return what this axis displays for a run with the given coordinates (its task, method and settings).
 
         Raises ConfigError if layers are counted, and the value is no layer selector or selects all layers up to the
         top.
@@ -134,7 +134,14 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
 
 def _published(name: str, recipe: Path, op: str, read: Callable[[Path], Fields]) -> object:
-    """Return the paper's numbers of that name; see `with_published`. `read` reads a file, and `op` begins errors."""
+    """Return the numbers of a paper that `name` refers to; see `with_published`, whose errors it raises.
+
+    Args:
+        name: Name under the key `published`.
+        recipe: Path of the recipe.
+        op: Beginning of error messages.
+        read: Returns the contents of a YAML file.
+    """
     paper, slash, entry = name.partition("/")
     papers = {file.stem: file for file in PAPERS.glob("*.yaml")} if slash else {}
     place, entry = (papers[paper], entry) if paper in papers else (recipe.parent / PUBLISHED, name)
@@ -194,11 +201,14 @@ def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
 
 
 def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | None:
-    """Return the name of a run's row or column: what each axis displays, joined; None if the run is left out."""
+    """Return the name of a run's row or column: what each axis displays, joined by ", ".
+
+    None if the run is left out of the table. `coordinates` are the run's task, method and settings.
+    """
     parts = [axis.shown_value(coordinates) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)
 
 
 def column_name(column: str, metric: str, table: TableRecipe) -> str:
-    """Return the name of a column; if the table has several metrics, the metric is added."""
+    """Return the name of a table's column; if the table has several metrics, the metric is added to `column`."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column

@@ -20,10 +20,10 @@ WIDE = 640  # width of a chart without panels, in pixels
 
 
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
-    """Check that a chart of the rows can be drawn into the file, and return `path` as a Path.
+    """Return `path` as a Path, after checking that a chart of the rows can be drawn into this file.
 
-    `op` is the operation, for messages. Every row must have the keys `keys`. Raises ConfigError if the path has another
-    suffix than `.png`, `.svg` and `.html`; DataError if there are no rows, or one lacks a key.
+    Raises ConfigError if the path has another suffix than `.png`, `.svg` and `.html`; DataError if there are no rows,
+    or one lacks one of the `keys`. Messages begin with `op`.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
@@ -39,15 +39,16 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def save_drawing(drawing: Drawing, path: Path, below: Sequence[str] = ()) -> Path:
-    """Write a chart to a file, with lines of text `below` its title, and return the path; see `save_chart`.
+    """Write a chart to a file in the format of its suffix, and return the path; an existing file is replaced.
 
-    Raises MissingExtraError if the packages of `lamina[report]` are not installed.
+    `below` are lines of small text below the title. Raises MissingExtraError if the packages of `lamina[report]` are
+    not installed, and StoreError if writing fails.
     """
     return save_chart(sized(spec_of(drawing), drawing), path, drawing.title, below)
 
 
 def sized(spec: Spec, drawing: Drawing) -> Spec:
-    """Return the specification of a drawing with the width that it has in a file."""
+    """Return `spec`, the specification of a drawing, with the width that the chart has in a file."""
     layout = layout_of(drawing)
     if layout["panels"]:
         return spec

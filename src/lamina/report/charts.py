@@ -42,7 +42,7 @@ _TEXT, _NUMBER, _CELL = 62, 30, 12  # least width in pixels of a heat map's cell
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """The contents of a chart on the page; `spec_of` turns them into a Vega-Lite specification."""
+    """The contents of a chart, before it becomes a Vega-Lite specification by `spec_of`."""
 
     kind: Literal["line", "heat", "bar", "scatter"]
     # the data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a heat
@@ -72,7 +72,7 @@ class Drawing:
 
     @property
     def has_line_labels(self) -> bool:
-        """Whether lines have their names written at their ends: all lines if they are few, otherwise the highest."""
+        """Whether lines have their names at their ends: all lines if they are few, otherwise the highest ones."""
         return self.kind == "line" and len(self.series) > 1 and _numeric(self.rows, "x")
 
     @property
@@ -83,7 +83,7 @@ class Drawing:
 
 
 def chart_package(op: str) -> ModuleType:
-    """Import altair, check that it can save charts, and return it; `op` is the operation, for messages.
+    """Return the module altair, after checking that charts can be saved; `op` begins the error message.
 
     Raises MissingExtraError if altair or vl-convert is not installed.
     """
@@ -96,7 +96,7 @@ def chart_package(op: str) -> ModuleType:
 
 
 def in_order(rows: Rows, key: str) -> list[Any]:
-    """Return the distinct values of a key, in the order of their first rows."""
+    """Return the distinct values that rows have under `key`, in the order of their first rows."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
@@ -109,7 +109,8 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
     Args:
         mean: Middle of the interval.
         half: Half the width of the interval.
-        metrics: Names of the metrics whose scores are averaged; the widest of their ranges is used.
+        metrics: Names of the metrics whose scores are averaged; the interval is cut off at the lowest and highest value
+            of any.
         scale: Factor by which the scores were multiplied, such as 100 for per cent.
     """
     ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
@@ -122,7 +123,9 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 def single_runs(mean: float, spread: float, runs: int) -> list[float]:
     """Return the scores of two runs, computed from their mean and sample standard deviation `spread`.
 
-    Two values a and b have the sample standard deviation |a - b| / sqrt(2). For another number of runs, return [].
+    [] for other `runs`.
+
+    Two values a and b have the sample standard deviation |a - b| / sqrt(2).
     """
     return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 
@@ -158,8 +161,8 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
 def layout_of(drawing: Drawing) -> dict[str, int]:
     """Return the numbers by which the page's script fits a chart into the page.
 
-    The keys are "panels" and "marks", with their numbers. A heat map also has the number of its "columns", the width of
-    a cell ("step") and the width of the labels at its left ("margin"), both in pixels.
+    "panels" and "marks" are the numbers of panels and of data rows. A heat map also has the number of its "columns",
+    the width of a cell ("step") and the width of the labels at its left ("margin"), both in pixels.
     """
     layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
@@ -182,7 +185,7 @@ def _height(drawing: Drawing) -> int:
 
 
 def _numeric(rows: Sequence[Mark], key: str) -> bool:
-    """Return whether the key's value is a number in every row that has the key."""
+    """Return whether `key` has a number in every row that has this key."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 
@@ -201,18 +204,21 @@ def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
 
 
 def _is_sideways(drawing: Drawing) -> bool:
-    """Return whether the chart has horizontal bars, with names down the left edge and values along the bottom."""
+    """Return whether the chart has horizontal bars: names down the left edge, and values along the bottom."""
     return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and highest value of the value axis: `domain`, or if that is None the data's."""
+    """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None."""
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 
 
 def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> alt.Scale:
-    """Return the scale of the value axis, which ends at `domain` (None: at the data). With `zero` it contains 0."""
+    """Return the scale of the value axis, from the lowest to the highest value in `domain` (None: in the data).
+
+    With `zero` the scale contains 0. If each panel has its own scale, `domain` is not used.
+    """
     if drawing.apart:
         return altair.Scale(zero=zero)
     low, high = _value_ends(drawing, domain)
@@ -222,9 +228,9 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 
 
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
-    """Return the channels that distinguish series: "color", and with `shape` also "shape"; {} for a single series.
+    """Return the channels that tell series apart: "color", and with `shape` also "shape"; {} for a single series.
 
-    Charts whose lines all have their names at their ends get no legend.
+    There is no legend if all lines have their names at their ends.
     """
     names = drawing.series
     if len(names) < 2:
@@ -239,10 +245,10 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
-    """Return the selection made by clicking on the legend, and a function opacity -> channel.
+    """Return the selection that a click on the legend makes, and a function from an opacity to the opacity channel.
 
-    With the channel, marks of the selected series have the given opacity and all other marks are faint. Without a
-    legend, the selection is None and the opacity is constant.
+    In this channel, marks of the selected series have the given opacity, and all others are faint. Without a legend,
+    the selection is None and the opacity is constant.
     """
     if not drawing.has_legend:
         return None, altair.value
@@ -269,20 +275,25 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return the chart `base` with only the rows that have this "mark"; None if there are no such rows."""
+    """Return the chart `base` of the rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return the chart `base` without rows that have a "mark", which are single seeds and reference values."""
+    """Return the chart `base` of the rows without a "mark", that is, without single seeds and reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 
 def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
-    """Return the chart layers for single seeds (small rings) and reference values (thin dashed lines across the panel).
+    """Return the chart layers for single seeds (small rings) and for reference values (thin dashed lines).
 
-    `base` already encodes the other axis; `value` is "x" or "y" -> the value channel, and `colour` the colour channel.
+    Args:
+        altair: The module altair.
+        base: A chart that already encodes the other axis.
+        drawing: The contents of the chart.
+        value: "x" or "y" -> the channel of the values.
+        colour: The colour channels of `_colour`.
     """
     layers = []
     if (dots := _only(base, drawing, DOT)) is not None:
@@ -303,7 +314,8 @@ def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Chann
 def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
     """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x.
 
-    If x is a name, no line connects the points, and the points of several series stand side by side.
+    If x is a name, no line connects the points, intervals are vertical rules, and the points of several series stand
+    side by side.
     """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
@@ -343,7 +355,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 
     "label_y" is the height at which the line's name is written, in units of the value axis. The names are in the order
     of the lines' ends, and moved apart so that they do not overlap. Beside a legend, only the `MOST_LABELS` lines with
-    the highest ends are named.
+    the highest ends are named. `domain` is that of `spec_of`.
     """
     rows = [dict(row) for row in drawing.rows]
     panels: dict[str, dict[str, Mark]] = {}  # name of a panel -> name of a line -> its last point
@@ -365,7 +377,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 
 
 def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move ascending values apart until neighbours differ by at least `gap`, and return them.
+    """Return ascending values, moved apart until neighbours differ by at least `gap`.
 
     The values stay between `low` and `high` if there is room for all of them; otherwise some exceed `high`.
     """
@@ -421,7 +433,7 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
 
 
 def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
-    """Return a heat map's colour scale, and a Vega expression that is true for cells on which text must be dark.
+    """Return a heat map's colour scale from `low` to `high`, and a Vega expression for the cells that need dark text.
 
     If values lie on both sides of 0, the scale has two colours with white at 0.
     """
@@ -433,7 +445,7 @@ def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale,
 
 
 def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a heat map.
+    """Return a heat map: a rectangle per row, coloured by its value; with few columns, or labels, it has text in it.
 
     If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
     """

@@ -18,10 +18,10 @@ LETTERS = 84  # characters of a line below the title
 
 
 def curve_rows(figure: Curves) -> list[Mark]:
-    """Return the rows of the chart of a figure: one per point, with its interval if it averages enough runs.
+    """Return the data of a figure's chart: one row per point, with its interval if the point averages enough runs.
 
-    A point without an x has a row with "across" at both ends of its panel's x axis, or at each name on that axis, and
-    so becomes a line across the panel. A point that averages two runs also has a row with the score of each run.
+    A point without an x becomes a line across its panel: a row with "across" at both ends of the x axis, or at each
+    name on it. A point that averages two runs also has a row with the score of each run.
     """
     several = len({point.metric for point in figure.points}) > 1
     places: dict[str, list[float | str]] = {}  # panel -> the x of its points
@@ -44,7 +44,10 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
 
 def _ends(along: Sequence[float | str]) -> list[float | str]:
-    """Return the lowest and the highest number on an x axis, or all names on it; [0] if it is empty."""
+    """Return the lowest and the highest number in `along`, the x of points; all names, if not all are numbers.
+
+    [0] if empty.
+    """
     numbers = [x for x in along if isinstance(x, int | float)]
     if len(numbers) < len(along):
         return list(dict.fromkeys(along))
@@ -52,7 +55,7 @@ def _ends(along: Sequence[float | str]) -> list[float | str]:
 
 
 def curves_drawing(figure: Curves, word: str = "method") -> Drawing:
-    """Return the chart of a figure; `word` says what its lines are, such as "reader"."""
+    """Return the chart of a figure; `word` names what a line stands for, such as "reader"."""
     rows = curve_rows(figure)
     metrics = list(dict.fromkeys(point.metric for point in figure.points))
     metric = metrics[0] if len(metrics) == 1 else "score"
@@ -74,7 +77,7 @@ def times(scale: float) -> str:
 
 
 def runs_remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: how many runs each point averages, and whether intervals are drawn."""
+    """Return the remark below a chart: how many runs its points average, and whether intervals are drawn."""
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
         return "One run per point, so there is no interval"
@@ -89,7 +92,8 @@ def draw_curves(figure: Curves, path: Path | str) -> Path:
 
     Each point is drawn with its 95 % interval or, if it averages two runs, with both scores. A method without a value
     on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix; DataError if
-    there are no points; MissingExtraError if the packages of `lamina[report]` are not installed.
+    there are no points; MissingExtraError if the packages of `lamina[report]` are not installed; StoreError if writing
+    fails.
     """
     path = checked_path("figure", path, curve_rows(figure), ("x", "value"))
     drawing = curves_drawing(figure)

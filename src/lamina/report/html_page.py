@@ -50,7 +50,7 @@ class Page:
 
     Attributes:
         path: The HTML file.
-        files: Charts and tables that were written beside it.
+        files: Charts and tables that were written beside it; [] without `as_files`.
         runs: Names of the runs on the page.
         charts: Number of charts on the page.
     """
@@ -122,7 +122,7 @@ def _check_packages() -> None:
 
 
 def _section(folder: Path, label: str) -> Section:
-    """Return the section for the study or the training run in a folder; `label` is its name on the page.
+    """Return the section of the page about the study or the training run in a folder; `label` is its name on the page.
 
     Raises StoreError if the folder is missing, damaged, or holds neither a study nor a finished training run; DataError
     if the table of the study is empty.
@@ -149,7 +149,7 @@ def _section(folder: Path, label: str) -> Section:
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page."""
+    """A chart on the page, with the section (one study or training run) that it belongs to. `_charts` makes it."""
 
     section: Section  # the section that the chart belongs to
     name: str  # name of the chart. Charts with equal names, from several runs, are comparable
@@ -174,7 +174,7 @@ class _Chart:
 
 
 def _charts(sections: Sequence[Section]) -> list[_Chart]:
-    """Return all charts in the order of the page.
+    """Return the charts of all sections in the order of the page.
 
     Charts of equal name from sections of the same kind stand next to each other and share the scale of their values.
     """
@@ -194,10 +194,10 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts shown beside the verdicts.
+    """Return the charts shown beside the verdicts, at the top of the page.
 
-    These are the page's first chart, and the charts of the same name from sections of the same kind. If they are more
-    than `MOST_LEADING`, return only the first chart.
+    These are the page's first chart, and the charts of the same name from sections of the same kind; or the first chart
+    alone, if there would be more than `MOST_LEADING`.
     """
     first = charts[0]
     group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]
@@ -205,7 +205,7 @@ def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
 
 
 def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
-    """Return the lowest and the highest value over several charts, including the ends of intervals."""
+    """Return the lowest and highest value over several charts, interval ends included, as their shared scale."""
     values = [
         row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
     ]
@@ -251,7 +251,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
 
 
 def _digest(text: str) -> str:
-    """Return the SHA-256 of a script in base64. The page's security policy allows scripts by this hash."""
+    """Return the SHA-256 of a script in base64, by which the page's security policy allows the script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -262,16 +262,16 @@ def _embedded(data: Mapping[str, object]) -> str:
 
 
 def _file_name(number: int, *parts: str) -> str:
-    """Return a file name made of a number (0 is left out) and texts: lower-case letters, digits and hyphens."""
+    """Return a file name without suffix: lower-case letters, digits and hyphens from a number (0: none) and texts."""
     words = "-".join(filter(None, (_NOT_IN_NAMES.sub("-", part.lower()).strip("-")[:60] for part in parts)))
     return f"{number:02d}-{words}" if number else words or "run"
 
 
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
-    """Write every chart and table into a folder beside the page, all files or none, and return their paths.
+    """Write every chart and table into the folder beside the page, all files or none, and return their paths.
 
     Files that an earlier page with this name wrote are replaced. Raises StoreError if the folder cannot be written, or
-    has other files of the same names.
+    has files of the same names from elsewhere.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
@@ -282,7 +282,7 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
-    """Write each chart as SVG and PNG into a folder, and return the names of the files."""
+    """Write each chart as SVG and PNG into `folder`, and return the names of the files."""
     import vl_convert
 
     names = [f"{chart.file}.{kind}" for chart in charts for kind in ("svg", "png")]
@@ -296,7 +296,7 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
 
 
 def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
-    """Write each table as Markdown and LaTeX into a folder, and return the names of the files."""
+    """Write each table of the sections as Markdown and LaTeX into `folder`, and return the names of the files."""
     names = []
     tables = [(section, table) for section in sections for table in section.tables]
     for number, (section, table) in enumerate(tables, start=1):

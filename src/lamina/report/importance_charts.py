@@ -29,7 +29,7 @@ class DrawnRun(TypedDict):
 
 
 def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each reader uses") -> Path:
-    """Draw the importance of each layer for each reader and return the path of the file.
+    """Draw the importance of each layer for each reader, and return the path of the file.
 
     Up to four readers get a bar chart each, on one scale and with a line at equal shares (1/n for n layers). For more
     readers the chart is a heat map.
@@ -50,7 +50,7 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
 
 
 def _shares(rows: Rows, title: str) -> Drawing:
-    """Return the chart of `importance`."""
+    """Return the chart of `importance`: bars for few readers, or else a heat map."""
     readers, titles = in_order(rows, "reader"), {"x": LAYER, "value": SHARE}
     shares = "The shares of a reader sum to 1."
     if len(readers) > MOST_BARS:
@@ -69,7 +69,7 @@ def _shares(rows: Rows, title: str) -> Drawing:
 
 
 def _mark(row: Mapping[str, object], **keys: str) -> Mark:
-    """Return a row of importances as a row of a chart, with `keys` as new key -> old key. Numbers become Python's."""
+    """Return a row of importances as a row of a chart, with Python's numbers; each of `keys` is new key = old key."""
     keys = {**keys, "value": "importance", **{key: key for key in ("low", "high") if key in row}}
     return {new: plain(row[old]) for new, old in keys.items()}
 
@@ -119,10 +119,10 @@ def draw_importances(
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return the rows of importances to draw over training, and the rows of each run's best epoch.
+    """Return the rows of importances to draw over training, and the rows of each run's best epoch among them.
 
-    Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
-    panel, and "run" is the name of the reader.
+    The arguments are those of `importance_drawings`. Runs whose setting is not the best of a grid are left out. In the
+    returned rows, "reader" is the title of the run's panel, and "run" is the name of the reader.
     """
     known = {row["reader"] for row in importances}
     runs = {reader: run for reader, run in _runs(table).items() if reader in known}
@@ -151,7 +151,7 @@ def _over_training(rows: Rows, title: str) -> Drawing:
 def _runs(table: Rows) -> dict[str, DrawnRun]:
     """Return reader -> title of its panel and its best epoch, from the table of a recipe's run.
 
-    For each task and method, only the first setting in the table is included, which is the best one of a grid.
+    Readers of all but the first setting of a task and method are left out; the first is the best one of a grid.
     """
     runs: dict[str, DrawnRun] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
@@ -190,7 +190,7 @@ def importance_over_training(
 
 
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
-    """Return the mean "importance" of each group of rows that have equal values of `keys`, one row per group.
+    """Return one row per group of rows with equal values of `keys`: these values, and the mean "importance".
 
     A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval within 0 to 1.
     """

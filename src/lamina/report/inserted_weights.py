@@ -34,7 +34,7 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weights of an inserted layer before and after training, on the CPU.
+    """The weights of an inserted layer before and after training, on the CPU. `inserted_weights` returns them.
 
     If the layer follows a convolution, the weight is the matrix in the middle of the kernel. Layers after feed-forward
     projections have a single head.
@@ -82,7 +82,7 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
-    """Return a dict: path of a block -> (stack name, number from 1). Convolutional blocks are included."""
+    """Return path of a block -> (stack name, number of the block from 1). Convolutional blocks are included."""
     blocks: dict[torch.nn.Module, tuple[str, int]] = {}
     with suppress(UnsupportedModelError):
         for name, stack in stacks(model).items():
@@ -97,7 +97,7 @@ def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
 def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads width width"]:
     """Return an inserted layer's weight as float32 matrices on the CPU: one per head, or a single one.
 
-    If the weight is a convolution's kernel, only the matrix in its middle is returned.
+    If `weight` is a convolution's kernel, only the matrix in its middle is returned.
     """
     weight = weight.detach().float().cpu()
     if layer.axes:
@@ -106,16 +106,16 @@ def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads widt
 
 
 def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | float]]:
-    """Return the mean of inserted weights on the diagonal, and their mean off the diagonal.
+    """Return the mean of inserted weights on the diagonal, and their mean off the diagonal, for each projection.
 
     Args:
         weights: The weights, from `inserted_weights`.
 
     Returns:
-        Rows with "stack", "projection", "layers" (number of blocks that are averaged), and the means
-        "start_diagonal", "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest". "start"
-        is before training, "trained" after it, and "change" the absolute value of the difference; "rest" are the
-        entries off the diagonal.
+        Rows with "stack", "projection", "layers" (number of blocks that are averaged), and the means "start_diagonal",
+        "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest". "start" is before
+        training, "trained" after it, and "change" the absolute value of the difference; "rest" are the entries off the
+        diagonal.
     """
     groups: dict[tuple[str, str], list[InsertedWeight]] = {}
     for weight in weights:
@@ -157,7 +157,7 @@ def chosen_weight(
 
 
 def _fits(value: object, wanted: object) -> bool:
-    """Return whether a field equals `wanted`, or is a path with dots whose end is `wanted`."""
+    """Return whether `value`, a field of an `InsertedWeight`, is `wanted`, or a dotted path that ends with it."""
     return value == wanted or str(value).endswith(f".{wanted}")
 
 
@@ -226,9 +226,9 @@ def weight_maps(
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
-    """Return the entries to draw: the first `most` rows and columns of a head of each matrix in `weight.states()`.
+    """Return the numbers to draw: the first `most` rows and columns of one head, for each of `InsertedWeight.states`.
 
-    Raises ConfigError if the weight has no such head.
+    `name` is the name of the model in the chart. Raises ConfigError if the weight has no such head.
     """
     if not 0 <= head < len(weight.trained):
         problem = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"
@@ -242,7 +242,7 @@ def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[En
 
 
 def _panel(altair: ModuleType, cells: list[Entry], limit: float) -> alt.Chart | alt.LayerChart:
-    """Return a heat map of one weight; up to 7 x 7 entries, it shows the numbers too.
+    """Return a heat map of the entries of one matrix; up to 7 x 7 entries, it shows the numbers too.
 
     The absolute value `limit` gets the darkest colour, and 0 is white.
     """

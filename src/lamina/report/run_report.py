@@ -99,14 +99,14 @@ def _sentences(notes: Sequence[str]) -> list[str]:
 
 
 def _image(figure: Curves, name: str) -> str:
-    """Return a figure as Markdown: the image in the file `name`, and its source and notes below."""
+    """Return a figure as Markdown: the image in the file `name`, with the figure's source and notes below."""
     about = [*([f"{figure.source}."] if figure.source else []), *_sentences(figure.notes)]
     below = [markdown_text(" ".join(about)), ""] if about else []
     return "\n".join([f"![{markdown_text(figure.title)}]({name})", "", *below])
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """Return the settings that a search chose, as lines of text, in the order of the table's rows.
+    """Return the settings that a search over a grid chose, as lines of text, in the order of the table's rows.
 
     If several columns of a row chose the same settings, they share a line, for example "AdaLayers (CoLA; SST-2):
     alpha=64". The list is empty if nothing was searched.
@@ -180,7 +180,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
         formats: Formats of the figures: "png", "svg" and "html". Empty: no figures are drawn.
-        beside: Output folders of other runs. Their n-th figure is drawn into the n-th figure of this run.
+        beside: Output folders of other runs. The curves of their n-th figure are added to the n-th figure of this run.
 
     Returns:
         The tables and figures; its `files` are the names of the written files.
@@ -188,7 +188,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     Raises:
         UnknownNameError: If there is no such format.
         ConfigError: If a folder is given twice.
-        StoreError: If the folder has no `report.json`, if that file is damaged, or if the folder cannot be written.
+        StoreError: If a folder has no `report.json`, if a file in it is damaged, or if the folder cannot be written.
         MissingExtraError: If there are figures, and the packages of `lamina[report]` are not installed.
     """
     folder = Path(folder)
@@ -248,10 +248,15 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure with the points of other runs' figures added, from their figure `number` (from 0).
+    """Return a figure with the points of the same figure of other runs added.
 
-    `name` is the name of the figure's folder, and `others` is folder name -> figures of that folder. If two folders
-    have a series of the same name, the folder's name is added to the names of the series.
+    If two runs have a series (a line) of the same name, the run's name is added to the names of the series.
+
+    Args:
+        number: Number of the figure in each run, from 0. Runs with fewer figures add nothing.
+        figure: The figure.
+        name: Name of the figure's run.
+        others: Name of each other run -> its figures.
     """
     by_folder = {name: figure.points}
     by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}

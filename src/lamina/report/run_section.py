@@ -31,7 +31,7 @@ TABLE = "table.json"
 
 
 def run_section(folder: Path, label: str) -> Section:
-    """Return the section about the training run in a folder; `label` is its name on the page.
+    """Return the section of the page about the training run in a folder; `label` is its name on the page.
 
     Raises StoreError if the folder has no `report.json`, or one of its files is damaged.
     """
@@ -66,7 +66,7 @@ def _table(folder: Path) -> list[SummaryRow]:
 
 
 def _settings(folder: Path) -> dict[str, JSON]:
-    """Return the settings that the report page shows for the training run in `folder`.
+    """Return the settings that the page shows for the training run in `folder`.
 
     They are "base", "info" and "lamina" (the version), from the manifest of the bank if there is one. For each part of
     the training that failed, "failed: NAME" has the error. Raises StoreError if a file is damaged.
@@ -81,7 +81,7 @@ def _settings(folder: Path) -> dict[str, JSON]:
 
 
 def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
-    """Return one sentence per task: the best method, and whether it is certainly better than the second best."""
+    """Return one sentence per task: the best method, and whether it is shown to be better than the second best."""
     conclusions = []
     for task in dict.fromkeys(row["task"] for row in table):
         rows = [row for row in table if row["task"] == task]
@@ -93,9 +93,10 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
 
 
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
-    """Return a sentence that compares the two best methods of a task; `ranked` holds each method's best setting.
+    """Return a sentence that compares the two best methods of a task, or, if there is only one, says what it reaches.
 
-    It is based on the 95 % interval of the score difference between runs of the two methods with equal seeds.
+    It is based on the 95 % interval of the score difference between runs of the two methods with equal seeds. `ranked`
+    holds the row of each method's best setting, best method first.
     """
     first = ranked[0]
     if len(ranked) == 1:
@@ -136,7 +137,7 @@ def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
 def _bars(table: PivotTable, word: str) -> Drawing:
     """Return the measured cells of a recipe's table as a bar chart for the page, with one panel per column.
 
-    `word` says what the rows are, see `word_of`.
+    `word` names what the rows stand for, such as "reader".
     """
     rows: list[Mark] = []
     metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
@@ -181,5 +182,5 @@ def _monitors_table(rows: Sequence[TableRow]) -> DataTable:
 
 
 def _cell(value: object) -> str | float | None:
-    """Return a value as a cell of a table: numbers, strings and None unchanged, all other values as strings."""
+    """Return a value as a cell of a table on the page: numbers, strings and None unchanged, all others as strings."""
     return value if isinstance(value, str | int | float | None) else str(value)

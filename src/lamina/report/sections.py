@@ -36,7 +36,7 @@ class Example:
 @final
 @dataclass(frozen=True)
 class Section:
-    """One study or training run on the page."""
+    """A section of the page: one study or training run. `study_section` and `run_section` make it."""
 
     label: str  # name of the section, unique on the page
     kind: str  # "training run", or the name of the study
@@ -67,7 +67,7 @@ class Section:
 
     @property
     def details(self) -> list[str]:
-        """The conclusions that `verdicts` does not contain."""
+        """The conclusions that are not among `verdicts`."""
         shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
         return [sentence for sentence in self.conclusions if sentence not in shown]
 
@@ -83,20 +83,23 @@ class DataTable:
     note: str = ""  # a remark below the table
 
     def compact(self) -> dict[str, object]:
-        """Return the table as JSON-ready values, column by column; repeated strings are stored once."""
+        """Return the table as JSON for the page's script, column by column; repeated strings are stored once."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
         columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
         return {"title": self.title, "note": self.note, "columns": columns}
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
+        """Return the table as Markdown, with its title as a heading and its note below."""
         head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in self._lines())
         ruled = "|" + "".join("---:|" if self._is_numeric(at) else "---|" for at in range(len(self.columns)))
         note = ["", markdown_text(self.note)] if self.note else []
         return "\n".join([f"## {markdown_text(self.title)}", "", head, ruled, *body, *note, ""])
 
     def latex(self) -> str:
-        """Return the table as LaTeX for the packages booktabs and longtable, so that it may span several pages."""
+        """Return the table as LaTeX, with title and note as the caption.
+
+        It needs the packages booktabs and longtable, and may span several pages.
+        """
         head, *body = (" & ".join(map(escaped, line)) + r" \\" for line in self._lines())
         aligned = "".join("r" if self._is_numeric(at) else "l" for at in range(len(self.columns)))
         caption = rf"\caption{{{escaped(' '.join(filter(None, (f'{self.title}.', self.note))))}}} \\"

@@ -41,7 +41,7 @@ class Span(TypedDict):
 
 
 def study_section(study: Study, label: str) -> Section:
-    """Return the section about a study; `label` is its name on the page.
+    """Return the section of the page about a study; `label` is its name on the page.
 
     Raises UnknownNameError if a figure names a column that the table does not have, and DataError if a figure's values
     are not numbers.
@@ -111,7 +111,7 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
 
 
 def _seeds(study: Study) -> list[int]:
-    """Return the seeds in a study's table. If the table has none, return the seed in the study's settings."""
+    """Return the seeds in a study's table. If the table has none, return the seed in the settings; [] without any."""
     if "seed" in study.table:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")
@@ -124,7 +124,7 @@ def _wrong_answers(study: Study) -> Frame:
 
 
 def _examples(wrong: Frame) -> list[Example]:
-    """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
+    """Return at most `MOST_EXAMPLES` of the wrong predictions as examples, in the order of the rows.
 
     They are chosen in rounds: the first row of each pair of task and layer, then the second row of each pair, and so
     on. If there are more pairs than `MOST_EXAMPLES`, one row each is taken from evenly spaced pairs.
@@ -138,7 +138,7 @@ def _examples(wrong: Frame) -> list[Example]:
 
 
 def _example(row: Row) -> Example:
-    """Return a row of a table of errors as an example for the page, with the spans in its text marked."""
+    """Return a row that lists a wrong prediction as an example for the page, with spans marked in its text."""
     true, predicted, text = (_parsed(row[key]) for key in ("true", "predicted", "text"))
     text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
     where = f"{row['task']} · layer {row['layer']} · row {row['row']}"
@@ -152,7 +152,7 @@ def _example(row: Row) -> Example:
 
 
 def _parsed(cell: object) -> JSON:
-    """Return the value that a cell had before the table was saved. Parquet returns lists as arrays or JSON."""
+    """Return the value that a cell had before the table was saved as Parquet, which returns lists as arrays or JSON."""
     cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:
@@ -168,9 +168,9 @@ def _plain_python(cell: object) -> object:
 
 
 def marked_parts(text: str, spans: Sequence[Span]) -> Spans:
-    """Cut a text at its spans, and return the parts in order, as (text, label, error).
+    """Cut a text at its spans, and return the pieces in order, as (text, label, error).
 
-    `label` and `error` are "" for text between spans. If spans overlap, only the first is marked. No span is empty.
+    `label` and `error` are "" for text between spans. If spans overlap, only the first is marked. No piece is empty.
     """
     parts: Spans = []
     end = 0
@@ -229,8 +229,14 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
     """Return the rows that can be drawn, and remarks that count the other rows.
 
     A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
-    chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table, and
-    `name` is the figure's name, for messages. Raises DataError if the values are not numbers.
+    chart. Raises DataError if the values are not numbers.
+
+    Args:
+        rows: The rows of the study's table that the figure shows.
+        figure: The description of the chart.
+        columns: What a column of the table becomes in the chart ("x", "y", "colour", "facet" and so on) -> the column's
+            name.
+        name: Name of the figure, for messages.
     """
     try:
         values = rows[figure.value].astype("float64")
@@ -251,10 +257,12 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
 
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
-    """Return a list with the remark that rows are left out ("2 rows without a task are left out"), or [].
+    """Return a remark, in a list, that rows are left out ("2 rows without a task are left out"); [] if none are.
 
-    `missing` is True for each row that is left out. In the remark, `noun` names the counted things, and `reason`
-    follows; "{are}" in `reason` becomes "is" or "are".
+    Args:
+        missing: True for each row that is left out.
+        noun: What is counted: "row" or "value".
+        reason: The words after it; "{are}" becomes "is" or "are".
     """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
@@ -279,7 +287,7 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 
 
 def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
-    """Return the mean of the column `value` for every combination of the keys and the seed."""
+    """Return the mean of the column `value` for every combination of the keys and, if there is one, the seed."""
     seeded = [*keys, "seed"] if "seed" in rows and "seed" not in keys else list(keys)
     numbers = rows.assign(**{value: rows[value].astype("float64")})
     return numbers.groupby(seeded, dropna=False, sort=False, observed=True)[value].mean().reset_index()
@@ -289,7 +297,7 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
     A mean of three seeds or more gets an interval. If every mean has fewer seeds, each seed becomes a dot, except in
-    heat maps. `columns` is the argument of `_drawable`.
+    heat maps. The arguments are those of `_drawable`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -316,7 +324,10 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
 def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
     """Return a remark that says what a point of a chart averages.
 
-    `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all.
+    Args:
+        counts: The different numbers of seeds per point, sorted.
+        has_seeds: Whether the table has seeds at all.
+        has_dots: Whether each seed is drawn as a dot.
     """
     if not has_seeds:
         return "one measurement per point, so there is no interval"
@@ -347,7 +358,10 @@ def _across(points: list[Mark]) -> list[Mark]:
 
 
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
-    """Return a list with a remark that names the columns that were averaged over; [] if nothing was averaged."""
+    """Return a remark, in a list, that names the columns averaged over besides the seed; [] if nothing was averaged.
+
+    `keys` are the columns that tell the points of the chart apart, and `value` is the column with the numbers.
+    """
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
         return []
@@ -360,7 +374,7 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
     """Return the points of a scatter plot, one per row, and remarks that count them.
 
     From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure has no column of
-    labels, the label of a point lists all columns that are not drawn. `columns` is the argument of `_drawable`.
+    labels, the label of a point lists all columns that are not drawn. The arguments are those of `_drawable`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
@@ -392,7 +406,12 @@ def plain(cell: object) -> Cell:
 
 
 def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
-    """Return a list with a remark on how many rows, tokens or texts were measured ("n = 872 rows"), or []."""
+    """Return a remark, in a list, on how many rows, tokens or texts were measured ("n = 872 rows").
+
+    [] if it is not known.
+
+    The number is in the rows or, if not there, in the study's settings.
+    """
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:

@@ -388,7 +388,7 @@ class _States:
 
     @cached_property
     def means(self) -> dict[str, Matrix]:
-        """"train" and "test" -> the states of each row, averaged over its tokens, `[rows, layers, width]`."""
+        """Split ("train" or "test") -> the states of each row, averaged over its tokens, `[rows, layers, width]`."""
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 

@@ -115,7 +115,7 @@ class OutputHead:
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[rows, classes]` that the model gives if `states`, `[rows, width]`, leave its last block."""
+        """Return the logits `[rows, classes]` that the model gives if `states` `[rows, width]` leave its last block."""
 
         def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
