@@ -261,7 +261,7 @@ def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
 
     Args:
         missing: True for each row that is left out.
-        noun: What is counted: "row" or "value".
+        noun: Word for the things that are counted: "row" or "value".
         reason: The words after it; "{are}" becomes "is" or "are".
     """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"

@@ -366,10 +366,7 @@ def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int]
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:
-    """Return the numbers of the `count` blocks with the lowest costs, ascending.
-
-    Of equal costs, the higher block counts.
-    """
+    """Return the numbers of the `count` blocks with the lowest costs, ascending; ties go to the higher block."""
     return sorted(sorted(costs, key=lambda layer: (costs[layer], -layer))[:count])
 
 

@@ -195,7 +195,7 @@ class _BlockWeights:
         layers: Numbers of the chosen blocks.
         maps: Layer -> role -> name of a weight -> the weight.
         roles: Names of the chosen roles.
-        largest: Of all matrices, the greatest length of the shorter side.
+        largest: Greatest length of the shorter side of any matrix.
 
     Raises:
         ConfigError: If layer 0 is selected, or the model carries adapters.
