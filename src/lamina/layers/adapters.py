@@ -72,14 +72,14 @@ def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
 
 
 def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
-    """Yield all modules with adapters of a PEFT layer, active adapters or not."""
+    """Yield all modules inside a PEFT layer that belong to its adapters, active or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):
         if isinstance(attribute := getattr(layer, name, None), nn.Module):
             yield from attribute.modules()
 
 
 def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for the weights, modules and settings of the active adapters of a PEFT layer."""
+    """Yield (name, value) for the weights and settings of the active adapters of a PEFT layer."""
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
             mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
@@ -93,7 +93,7 @@ def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
 
 
 def check_no_adapters(model: nn.Module, op: str) -> None:
-    """Raise ConfigError if a model has PEFT adapters."""
+    """Raise ConfigError, about the operation `op`, if a model has PEFT adapters."""
     if hasattr(model, "peft_config") or adapted_layers(model):
         raise ConfigError(
             f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. Call merge_and_unload() "

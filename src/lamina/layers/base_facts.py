@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """Facts that change a stack's hidden states, beside its weights; see `config_facts` and `module_facts`."""
+    """The settings, beside weights, on which a stack's states depend: see `config_facts` and `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]
@@ -63,8 +63,8 @@ class StackSettings:
 def config_facts(model: nn.Module, stack: LayerStack) -> JSONObject:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
 
-    They come from the innermost model around the stack. So they are the same for an encoder alone, inside a model with
-    a head, and inside a PEFT wrapper.
+    The config is that of the innermost model around the stack, so the settings are the same for an encoder alone,
+    inside a model with a head, and inside a PEFT wrapper.
     """
     return settings_of(cast("PreTrainedModel", around(model, stack)).config)
 
@@ -75,7 +75,7 @@ def settings_of(config: PretrainedConfig) -> JSONObject:
 
 
 def _related(settings: Mapping[str, object]) -> JSONObject:
-    """Return the settings of a config and its nested configs that may change hidden states."""
+    """Return `settings` without those that cannot change hidden states; nested configs are treated in the same way."""
     return {
         name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -89,8 +89,8 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     Adapters do not count here, because the fingerprint tells which adapters are active.
 
     Returns:
-        Path of the modules, with `*` in place of the number of a block, such as "encoder.layer.*.output.dense" -> the
-        name of their class and a digest of the attributes of all of them, in order.
+        Path -> class name and digest. Modules whose paths differ only in a block's number share an entry, with `*` in
+        place of the number ("encoder.layer.*.output.dense"); its digest covers all of them, in order.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}
@@ -104,7 +104,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module with a config around a stack that is a model or contains the whole stack.
+    """Return the innermost module around a stack that has a config, and is a model or holds the whole stack.
 
     The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
     """
@@ -116,11 +116,11 @@ def around(model: nn.Module, stack: LayerStack) -> nn.Module:
 
 
 def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield (path, module) for the modules of a stack, with or without weights.
+    """Yield (path, module) for `module` and the modules in it that a stack computes with, with or without weights.
 
     `run` has the stack's modules with weights; `path` is the path of `module`, "" at the top. Modules without weights
-    (activations) count if they are beside modules of the stack. Adapters, and parts of the model with other weights,
-    such as a pooler, are left out.
+    (activations) are included if they are beside modules of the stack. Adapters, and parts of the model with other
+    weights, such as a pooler, are left out.
     """
     module = without_adapters(module)
     yield path, module
@@ -131,7 +131,7 @@ def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> It
 
 
 def _attributes(module: nn.Module) -> str:
-    """Return the scalar attributes of a module as text: numbers, strings, functions, and tuples and lists of these.
+    """Return a module's scalar attributes as text: numbers, strings, functions, and tuples and lists of these.
 
     Functions that replace methods of nn.Module, other than `forward`, do not count: accelerate replaces `to`.
     """
@@ -154,6 +154,6 @@ def is_setting(name: str) -> bool:
 
 
 def is_value(value: object) -> bool:
-    """Return whether a value is a number, text or data type, or a tuple or list of these."""
+    """Return whether a value is a number, a string or a dtype, or a tuple or list of these."""
     parts = cast("tuple[object, ...]", value) if isinstance(value, (tuple, list)) else (value,)
     return all(isinstance(part, _SCALARS) for part in parts)

@@ -47,7 +47,7 @@ def order_of(edit: Move) -> list[int] | None:
 
 
 def name_then(made: Sequence[Move], number: int, name: str) -> str:
-    """Return the name that a parameter, now called `name`, had after edit `number` of the list `made`.
+    """Return the name that a parameter, now called `name`, had after edit `number` in `made`, the list of all edits.
 
     For a copy, it is the name of the parameter that was copied.
     """
@@ -61,7 +61,10 @@ def name_then(made: Sequence[Move], number: int, name: str) -> str:
 
 
 def moved(name: str, edit: Move) -> list[str]:
-    """Return a parameter's names after an edit that moves blocks. A copied one has several, a dropped one has []."""
+    """Return a parameter's names after an edit that moves blocks: several if it was copied, [] if it was dropped.
+
+    If the edit has no path of blocks, the name stays.
+    """
     path = edit.settings["path"]
     return [name] if path is None else names_after(name, path, edit.settings["order"], edit.settings.get("first", ()))
 
@@ -69,8 +72,8 @@ def moved(name: str, edit: Move) -> list[str]:
 def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str] = ()) -> list[str]:
     """Return the new names of a parameter after the blocks at `path` were put in the order `order`.
 
-    There are several if its block was copied, and none if its block was dropped. `first` are paths, relative to a
-    block, of parts that always belong to the first block.
+    `order` has the blocks' old numbers, from 1. There are several names if the parameter's block was copied, and none
+    if the block was dropped. `first` are paths, relative to a block, of parts that always belong to the first block.
     """
     if not name.startswith(f"{path}."):
         return [name]

@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(eq=False)
 class Event:
-    """A tensor of two to four axes that was an argument or a result of a module's call."""
+    """A floating-point tensor that was an argument or a result of a module's call in a traced run."""
 
     call: Call
     side: Side
@@ -62,9 +62,10 @@ class Trace:
     copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Find a state in the run: return event -> True if its tensor is this very object, unchanged.
+        """Find a state in the run: return event -> True if the event's tensor is this very object, unchanged.
 
-        False means another tensor with equal values. On the meta device, without values, only the same tensor counts.
+        False means another tensor with an equal key (see `key_of`). On the meta device, which has no values, only the
+        same tensor counts.
         """
         key = key_of(state)
         equal = [event for event in self.events if event.key == key]
@@ -81,7 +82,7 @@ def trace_calls(
     Args:
         model: The model.
         keep: Copy every value, so that `Event.tensor` still returns it afterwards. False: events hold weak references.
-        axes: Numbers of axes; only tensors with one of these are recorded.
+        axes: The numbers of axes that a recorded tensor may have.
         tokens: Numbers of tokens in the inputs. A tensor with more tokens may have been padded inside the model, so it
             is also recorded without the additional tokens.
     """
@@ -123,13 +124,16 @@ def trace_calls(
 
 
 def _mask(named: Mapping[str, object]) -> Tensor | None:
-    """Return the `attention_mask` among a module's arguments by name (`named`); None if it is not [batch, tokens]."""
+    """Return the `attention_mask` among a module's arguments by name (`named`); None if it is not `[batch, tokens]`."""
     mask = named.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
-    """Return pairs (position or key, value) for the output of a module; [(None, output)] for a single tensor."""
+    """Return pairs (position or key, value) for the output of a module; [(None, output)] for a single tensor.
+
+    Outputs that are no tensor, tuple, list, mapping or ModelOutput give no pairs.
+    """
     if isinstance(output, Tensor):
         return [(None, output)]
     to_tuple: Callable[[], tuple[object, ...]] | None = getattr(output, "to_tuple", None)
@@ -143,10 +147,10 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
 def _events(
     call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int]
 ) -> Iterator[Event]:
-    """Yield the events for one argument or result of a call: the value itself, and its other forms (see `Form`).
+    """Yield the events for one argument or result of a call: the value itself, and its other forms, cut or transposed.
 
-    `side` is "input" or "output", `index` the position or key of the value, and `time` the time of the event. `tokens`
-    are the numbers of tokens in the inputs.
+    Nothing is yielded for integers. `side` is "input" or "output", `index` the position or key of the value, and `time`
+    the time of the event. `tokens` are the numbers of tokens in the inputs.
     """
     if not value.is_floating_point():  # no state
         return
@@ -167,7 +171,7 @@ _SWAPS = ((1, 2), (0, 1))
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Return a hashable key of a tensor: shape, dtype and some of its values. Equal tensors have equal keys."""
+    """Return a hashable key of a tensor: shape, dtype and a sample of its values. Equal tensors have equal keys."""
     kind = (tuple(tensor.shape), tensor.dtype)
     if tensor.is_meta:
         return kind

@@ -35,7 +35,10 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
-    """Run the model on two inputs with equal first tokens; return whether the states of these tokens are equal."""
+    """Run the model on two inputs with equal first tokens; return whether the states of these tokens are equal.
+
+    Return False if the stack does not read token ids.
+    """
     try:
         inputs, other = (probe_input(model, _TOKENS, seed).inputs for seed in (1, 2))
     except NoInputError:
@@ -51,7 +54,7 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model, and return layer -> states of the first tokens, equal in both inputs of `_compare_passes`."""
+    """Run the model; return layer -> states of the first tokens, which are equal in the inputs of `_compare_passes`."""
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def main_device(model: nn.Module) -> torch.device:
-    """Return the device for a model's inputs: the device of its first parameter.
+    """Return the device for a model's inputs: the device of its first parameter, or the CPU if it has none.
 
     For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
     without weights it is "meta", even if an old constructor gave some parameters values.

@@ -182,7 +182,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
-    """Return the stack with every module replaced by `move(module)`; also used to turn paths into modules."""
+    """Return the stack with every module replaced by `move(module)`; used to turn modules into paths and back."""
     return replace(
         stack,
         blocks=tuple(map(move, stack.blocks)),
@@ -212,7 +212,7 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Return tower name ("text") -> stack, for the towers of a model whose layers can be found."""
+    """Return tower name ("text") -> stack, for each tower that has one stack whose layers can be found."""
     by_name: dict[str, LayerStack] = {}
     paths = {module: path for path, module in by_path(model).items()}
     for name, tower in towers_of(model).items():
@@ -226,7 +226,7 @@ def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Raised when layers cannot be found. This module turns it into an UnsupportedModelError with the same hint."""
+    """Raised when layers cannot be found. `stacks` turns it into an UnsupportedModelError with its reason and hint."""
 
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
@@ -273,7 +273,10 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return one or two pairs of inputs of different lengths; the second pair is for models that reject the first."""
+    """Return one or two pairs of inputs of different lengths; the second pair is for models that reject the first.
+
+    Raises NoInputError if no input can be made.
+    """
     plain, full = (
         (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
     )
@@ -283,7 +286,7 @@ def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
 
 
 class _Places(NamedTuple):
-    """The places in the model where the states of one stack's layers may be read, as found in the first run."""
+    """The places in the model where the states of one stack's layers may be read, as found in the first traced run."""
 
     state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
@@ -296,12 +299,14 @@ def _first_run(
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
     """Run the model on the first input in `pairs` that it accepts. If it accepts none, run its backbone.
 
+    `pairs` are pairs of inputs, of which the first is run here and the second in the check (`_verify`).
+
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
-        the pair.
+        the pair whose first input was accepted.
 
     Raises:
-        _UnreadableError: If the backbone accepts none either.
+        _UnreadableError: If neither the model nor the backbone accepts an input.
     """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
@@ -322,7 +327,10 @@ def _first_run(
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
-    """Return the output of a module for a probe input. An exception in the module becomes an _UnreadableError."""
+    """Return the output of a module for a probe input; `options` are further keyword arguments.
+
+    An exception in the module becomes an _UnreadableError.
+    """
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     try:
         return target(**probe.inputs, **options)
@@ -375,20 +383,23 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
 
 
 def _tokens_of(name: str, probe: Probe) -> int | None:
-    """Return the number of tokens that stack `name` gets from the input `probe`; None if the stack reads no text."""
+    """Return the number of tokens that stack `name` gets in the input `probe`; None if the stack reads no text."""
     ids = probe.inputs.get("decoder_input_ids" if name == "decoder" else "input_ids")
     return None if ids is None else ids.shape[1]
 
 
 def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int | None) -> tuple[Tensor, ...]:
-    """Return hidden states that the model returned in other forms (see `Form`) as states `[batch, tokens, width]`."""
+    """Convert each state by its form in `forms` to `[batch, tokens, width]`; with form None it is returned unchanged.
+
+    `tokens` is the number of tokens in the stack's input; None if it reads no text.
+    """
     return tuple(state_of(state, form, tokens) for state, form in zip(states, forms, strict=True))
 
 
 def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
-    """Raise _UnreadableError unless there are at least two states, all tensors of one shape `[rows, tokens, width]`.
+    """Raise _UnreadableError unless stack `name` has at least two states, all of one shape `[rows, tokens, width]`.
 
-    NaN in a state is an error too.
+    A state that is no tensor, or has NaN, is an error too.
     """
     if len(states) < 2:
         raise _UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
@@ -414,9 +425,9 @@ def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _Unre
 
 
 def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tuple[dict[str, list[Event]], States]:
-    """Run another input, and choose for each layer the best place that gives exactly the returned state.
+    """Run another input, and choose for each layer the best place at which exactly the returned state is read.
 
-    `target` is the module to call, `probe` the input, and `found` the places of each stack from the first run.
+    `target` is the module to call, `probe` the input, and `found` has the places of each stack from the first run.
 
     Returns:
         Stack name -> the chosen event of each layer; and the hidden states that this run returned.
@@ -481,7 +492,7 @@ def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, Lay
     """Run `target` without `output_hidden_states`, as users do; compare the states at the stacks' hooks with `states`.
 
     Raises:
-        _UnreadableError: If a layer is not reached by its hook, or its value differs from the one in `states`.
+        _UnreadableError: If a layer's hook is not called, or gets another value than that in `states`.
     """
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
-    """Return the SHA-256 hash, in hexadecimal, of all weights up to a stack's last layer; see `fingerprint_of`.
-
-    It is computed again on each call, because nothing records whether a weight has changed.
+    """Return the SHA-256 hash, in hexadecimal, of all weights up to the last layer of a stack; see `fingerprint_of`.
 
     Raises:
         ConfigError: If the model has no weights.
@@ -64,7 +62,10 @@ def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for a module's own part of the state dict, without integer counters."""
+    """Yield (name, value) for a module's own part of the state dict, without integer counters.
+
+    An inserted layer's settings (`fingerprint_facts`) are yielded too.
+    """
     if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings beside its weight
         yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
@@ -87,7 +88,8 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
     For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
 
     Args:
-        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. Each tensor is hashed once.
+        values: Pairs of a name and a tensor, a plain value, or a tuple or list of these. Each tensor object is hashed
+            once.
         tied_by_value: Whether matrices with equal content are hashed once too. Offloaded models need this, because
             their tied weights are copies.
 
@@ -115,9 +117,9 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the pair (name, value), or one pair for each inner tensor of a quantised weight or item of a tuple or list.
+    """Yield (name, value), or such a pair for each inner tensor of a quantised weight and each item of a tuple or list.
 
-    Other types of values are left out.
+    Values that are no tensor, number or string are left out.
     """
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:

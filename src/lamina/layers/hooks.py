@@ -119,7 +119,7 @@ def watch(
 
     Args:
         stack: The stack to watch.
-        layers: The layers, as non-negative or negative numbers; may be empty.
+        layers: Numbers of the layers; negative ones count from the top. May be empty.
         on_state: Called with a layer and its state `[batch, tokens, width]`, layers ascending within a pass. An
             exception that it raises ends the pass and propagates out of the model's call.
         on_start: Called when a pass over the stack begins, with the positional and keyword arguments of `stack.scope`.
@@ -163,7 +163,7 @@ def watch_selected(
 
 @dataclass
 class _Watch:
-    """A hook on the input or output of one module, which calls `on_state` for the layers that are read there."""
+    """A hook on the input or output of one module, which calls `on_state` for the layers with their state there."""
 
     on_state: OnState
     # thread id -> calls of the module since its pass over the stack began
@@ -174,7 +174,7 @@ class _Watch:
     wanted: dict[int, list[tuple[int, TapPoint]]] = field(default_factory=dict[int, list[tuple[int, TapPoint]]])
 
     def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:
-        """Act as a forward pre-hook or a forward hook of the module.
+        """Read the states from a call of the module; act as its forward pre-hook or forward hook.
 
         `rest` is the last argument of the hook: the keyword arguments in a pre-hook, the output in a forward hook.
         """
@@ -231,7 +231,7 @@ DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs
 
 
 def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, object]:
-    """Return the entries of a batch that a tower of a model accepts."""
+    """Return the entries of a batch that the `forward` of a tower accepts."""
     accepted = inspect.signature(tower.forward).parameters
     return {name: value for name, value in batch.items() if name in accepted}
 
@@ -271,7 +271,10 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
 
 
 def _decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return `decoder_input_ids` made from the encoder's tokens; empty if the batch has an input for the decoder."""
+    """Return `decoder_input_ids` made from the encoder's tokens, as {name: ids}.
+
+    The result is {} if the batch has an input for the decoder or no `input_ids`, or the config has no start token.
+    """
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     if not isinstance(ids, Tensor) or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
         return {}
@@ -288,7 +291,7 @@ def token_mask(
 
     Args:
         stack: The stack that is read.
-        batch: Keyword arguments of the whole model; {} if they are not known. A mask among them is used first.
+        batch: Keyword arguments of the whole model; {} if they are not known. If they contain a mask, it is used.
         args: Positional arguments of `stack.scope`, used if `batch` has no mask.
         kwargs: Keyword arguments of `stack.scope`, used if `batch` has no mask.
 
@@ -333,7 +336,8 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """Return the arguments of a module's call by name.
 
-    If `forward` is a wrapper with `*args` first, the names are those of the first submodule whose `forward` names them.
+    If its `forward` is a wrapper that begins with `*args`, the names are taken from the first submodule whose `forward`
+    has names for them; if there is none, positional arguments are left out.
     """
     for part in module.modules() if args else ():
         function = None if "forward" in vars(part) else getattr(part.forward, "__func__", None)

@@ -40,19 +40,21 @@ class _Edit(Protocol):
 
 @final
 class LayerGuard:
-    """Remembers the layers and weights of a model. Its methods tell within microseconds what has changed since then.
+    """Remembers the layers and weights of a model.
+
+    Its methods tell within microseconds whether they have changed since.
 
     Args:
         model: The model.
-        by_name: Its stacks, from `stacks(model)`.
+        by_name: The model's stacks, from `stacks(model)`.
 
     Attributes:
         attributes: `vars(module)` of all modules of the model.
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
         modules: Stack name -> guard of everything else that the stack computes with.
-        facts: Stack name -> facts other than weights on which its states depend. They are recorded before any pass,
-            because some models change their own modules when they run.
+        facts: Stack name -> settings, beside weights, on which the stack's states depend. They are recorded before any
+            pass, because some models change their own modules when they run.
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
@@ -93,15 +95,15 @@ class LayerGuard:
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return a model's edits since its layers were recorded; None if the edits before them are not the same now."""
+        """Return a model's edits since its layers were recorded; None if its record of earlier edits is another now."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
-        Edits that do not change the model's outputs (freezing, merging) are allowed, and the guard records the result.
-        `op` is the operation that the message begins with.
+        Edits that do not change the model's outputs (freezing, merging) are allowed, and the guard then records the
+        model as it is now. `op` is the operation that the message begins with.
         """
         same_modules = list(chain.from_iterable(map(_values, self._holders))) == self._modules
         same_owners = _marks(self._owners) == self._marks
@@ -130,7 +132,7 @@ class LayerGuard:
         return change
 
     def accept(self, model: nn.Module, stack: LayerStack, fingerprint: str) -> None:
-        """Record a stack as it is now, with the fingerprint of its weights; earlier changes then no longer count."""
+        """Record a stack as it is now, with the fingerprint of its weights. Earlier changes no longer count."""
         if not self.modules[stack.name].is_same() and self.changed_modules(model, stack.name) is not None:
             self.modules[stack.name] = ModuleGuard(model, stack)
             self.facts[stack.name] = StackSettings.of(model, stack)
@@ -161,7 +163,7 @@ class LayerGuard:
         return None
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the names of a model's active adapters. One layer is asked, because PEFT switches all together."""
+        """Return the names of a model's active adapters; () if none. One layer is asked: PEFT switches all together."""
         for owner in self._edits:
             if _ADAPTERS in vars(owner):
                 break
@@ -180,7 +182,10 @@ class LayerGuard:
 
 
 def _marks(owners: Sequence[dict[str, object]]) -> list[object]:
-    """Return the records of edits and of adapters in `owners`, the attributes of a model and its parts."""
+    """Return the edits and adapter configs recorded in `owners`, with None where there are none, to be compared later.
+
+    `owners` are `vars(module)` of the model and of parts that may hold such records.
+    """
     return [*map(_get, owners, repeat(EDITS)), *map(_get, owners, repeat(_ADAPTERS))]
 
 
@@ -189,9 +194,9 @@ class WeightGuard:
     """Remembers the weights of a stack. `change` tells within microseconds whether they have changed since then.
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
-    of all optimizers are observed too. A write through `weight.data` or NumPy is not counted. So each call also
-    compares one number of each weight on the CPU, at four places in turn. `is_rewritten` compares all numbers.
-    Offloaded weights are left out, because every pass moves them.
+    of all optimizers are observed too. A write through `weight.data` or NumPy is not counted. So each call of `change`
+    also compares one number of each weight on the CPU, at one of four places in turn. `is_rewritten` compares all
+    numbers. Offloaded weights are left out, because every pass moves them.
 
     Args:
         model: The model.
@@ -211,7 +216,7 @@ class WeightGuard:
         self._remember({path: _own_weights(model.get_submodule(path)) for path in self._paths})
 
     def _remember(self, owners: Mapping[str, _Weights]) -> None:
-        """Record the weights as they are now; `owners` maps a module's path to its weights."""
+        """Record the weights as they are now. `owners` is path of a module -> weight name -> weight."""
         self._owners = list(owners.values())
         self._ids: list[int] | None = list(map(id, chain.from_iterable(map(_values, self._owners))))
         named = {f"{path}.{name}": weight for path, own in owners.items() for name, weight in own.items()}
@@ -235,14 +240,14 @@ class WeightGuard:
     def change(self) -> str | None:
         """Return how the weights have changed since they were recorded, as a phrase; None if they have not.
 
-        Moving weights to another device does not count as a change.
+        A change that was found is returned until `accept` is called. Moving weights to another device is no change.
         """
         if self._reason is None and self._ids is not None and not self._is_same():
             self._reason = self._find_change()
         return self._reason
 
     def _is_same(self) -> bool:
-        """Return whether no change of the weights is seen. It must be fast, because every pass of a bank calls it."""
+        """Return whether no change of the weights is seen. This must be fast, because every pass of a bank calls it."""
         self._turn = turn = (self._turn + 1) % len(_PLACES)
         plain = self._plain.values()
         return (
@@ -283,11 +288,11 @@ class WeightGuard:
                 return
 
     def seal(self) -> None:
-        """Compute the checksum of the weights, for later calls of `is_rewritten`, unless there is one already."""
+        """Compute the checksum of the weights, to which `is_rewritten` compares them, unless there is one already."""
         self.checksum = self.checksum or _checksum(self._plain)
 
     def is_rewritten(self) -> bool:
-        """Read all weights, and return whether their checksum has changed; False if there is none."""
+        """Read all weights, and return whether their checksum has changed; False if no checksum was computed."""
         return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
 
     def accept(self, model: nn.Module, fingerprint: str) -> None:
@@ -304,7 +309,10 @@ class WeightGuard:
         self.fingerprint, self.checksum = fingerprint, _checksum(self._plain)
 
     def follow(self, model: nn.Module) -> None:
-        """Find the weights again, after modules were replaced or the guard was copied together with its model."""
+        """Look the weights up again in `model`, after modules were replaced or the guard was copied together with it.
+
+        Missing modules and other tensors count as a change.
+        """
         reason, known = self.change(), self._ids
         owners: dict[str, _Weights] = {}
         for path in self._paths:
@@ -323,7 +331,7 @@ class WeightGuard:
 
 
 def _own_weights(module: nn.Module) -> _Weights:
-    """Return a module's own parameters, in the dict that the module itself holds; empty if it is offloaded."""
+    """Return the dict in which a module holds its own parameters; {} if it has none, or they are offloaded."""
     own = cast("_Weights", vars(module)["_parameters"])
     present = [weight for weight in own.values() if weight is not None]
     return {} if not present or any(weight.is_meta for weight in present) else own
@@ -338,9 +346,10 @@ _value: Callable[[_Sample], int] = attrgetter("value")
 
 
 def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
-    """Return the address of one number of each weight that is on the CPU and contiguous, to be read as an integer.
+    """Return a reference to one number of each weight that is on the CPU and contiguous; `_read` reads these numbers.
 
-    `turn` is the index in `_PLACES` of the number's place in the weight.
+    `turn` is an index in `_PLACES`, which says where in each weight the number is. A reference is an address, not a
+    view, which would keep the memory of a weight that was moved to another device.
     """
     samples: list[_Sample] = []
     for weight in weights:
@@ -351,15 +360,12 @@ def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
 
 
 def _read(samples: Iterable[_Sample]) -> list[int]:
-    """Return the numbers at some addresses. The weights must still be at these addresses.
-
-    A sample is an address, not a view, which would keep the memory of a weight that was moved to another device.
-    """
+    """Return the numbers that `samples` refer to, as integers. The weights must still be at these addresses."""
     return list(map(_value, samples))
 
 
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:
-    """Return a checksum of all weights."""
+    """Return a checksum of all weights, in hexadecimal."""
     digest = xxhash.xxh3_128()
     for weight in weights.values():
         content: memoryview = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -48,7 +48,7 @@ def _blocks(stack: LayerStack) -> set[nn.Module]:
 
 
 def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """Return the modules outside of blocks that a stack's layers need; for a decoder, without the encoder."""
+    """Return the modules that a stack's layers need and that are in no block; for a decoder, without the encoder's."""
     others = _blocks(stack)
     if stack.name == "decoder":
         others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
@@ -56,7 +56,7 @@ def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 
 
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
-    """Run a tiny input, and return the modules in `around` that are not called before the first block."""
+    """Run a tiny input; return the modules in `around` whose first call comes after the first block has begun."""
     base = stack.tower or getattr(model, "base_model", model)
     probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []

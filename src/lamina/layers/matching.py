@@ -15,7 +15,7 @@ MAX_PLACES = 6  # how many places are tried for one layer; most layers have one 
 
 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
-    """Find the call of each block in a traced run: a module that receives state i - 1 and returns state i.
+    """Return the call of each block in a traced run: a module that receives state i - 1 and returns state i.
 
     In many models a norm follows the last block, so that no module returns the last state. The last block is then the
     module that stands next to the other blocks and receives the state before.
@@ -51,7 +51,7 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
 def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     """Return, for each layer, up to `MAX_PLACES` events at which its state can be read, best first.
 
-    Events with the very same tensor come before events with an equal value. The order in each of the two groups is:
+    Events with the very same tensor come before events with an equal one. The order within either group is:
 
     1. The output of the block itself (the input of the first block for layer 0).
     2. Outputs of other modules, the latest first, because in training the state is what comes after dropout.
@@ -94,7 +94,7 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
         trace: The traced run.
         first: The event at which the lowest layer's state was seen.
         last: The event at which the highest layer's state was seen.
-        state: A hidden state. The mask must have its batch and token axes.
+        state: A hidden state. A mask counts if it has the batch and token axes of this state.
         reads_tokens: Whether the call must receive as many tokens as the state has.
     """
     once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # reversed: inner calls first
@@ -105,11 +105,12 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
 
 
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
-    """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
+    """Return the modules inside `base` that have weights or adapters and that the last layer may depend on.
 
-    A module that is never called is included if it is part of a module that is called, because other modules may use
-    its weights (DeBERTa's relative positions, the projections of WavLM). The result is in the order of registration,
-    because the order of calls can depend on the input (mixtures of experts). `last` is the event of the highest layer.
+    These are modules first called before the event `last`, that of the highest layer. A module that is never called is
+    included if it is part of a module that is called, because other modules may use its weights (DeBERTa's relative
+    positions, the projections of WavLM). The result is in the order of registration, because the order of calls can
+    depend on the input (mixtures of experts).
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
@@ -120,8 +121,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
     """Yield `module` and the modules inside it that have weights of their own or adapters.
 
-    A module that was first called after time `end` is left out, with the modules inside it; a module that was never
-    called is not. `started` is module -> time of its first call.
+    Modules first called after time `end` are left out, with all modules inside them; modules that were never called are
+    not. `started` is module -> time of its first call.
     """
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
@@ -131,9 +132,9 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls, in order, that began after time `since` and have the state of `seen` as `side`.
+    """Return the calls after time `since` that received (`side` "input") or returned ("output") a state, in order.
 
-    `side` is "input" or "output".
+    `seen` has the events at which the state was seen.
     """
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)

@@ -29,7 +29,7 @@ _forward: Callable[[type], object] = attrgetter(_FORWARD)
 
 
 class _Name(str):
-    """The name of a function. In a copy of the guard it stands for the function, which is another object there."""
+    """The name of a function. Copied guards hold names, not functions, because a copied model has other functions."""
 
     __slots__ = ()
 
@@ -38,9 +38,9 @@ class _Name(str):
 class ModuleGuard:
     """Remembers the modules of a stack. `is_same` tells within microseconds whether they are unchanged.
 
-    Some models change themselves when they run. Two such changes are allowed: attributes, modules and buffers that a
-    pass of the model is known to change (`changed_by_passes`); and buffers outside the state dict that get a new
-    tensor, as a table of positions that grows.
+    Some models change themselves when they run. Two such changes are allowed. One is of attributes, modules and buffers
+    that a pass of the model is known to change (`changed_by_passes`). The other is a new tensor for a buffer outside
+    the state dict, such as a table of positions that grows.
 
     Args:
         model: The model.
@@ -121,15 +121,15 @@ class ModuleGuard:
             return False
 
     def _buffer_identities(self) -> list[int]:
-        """Return the identities of the buffers, then their addresses and versions."""
+        """Return the identities, addresses and versions of all buffers, which change if a buffer does."""
         tensors = cast("list[Tensor]", list(map(getitem, self._holders, self._buffers)))
         versions = map(_version, filterfalse(Tensor.is_inference, tensors))  # others have none
         return [*map(id, tensors), *map(Tensor.data_ptr, tensors), *versions]
 
     def _first_change(self) -> str | None:
-        """Return the first change that counts, as a phrase; None if none does.
+        """Return the first change that counts, as a phrase for a message; None if none does.
 
-        Modules that the model has replaced are looked up again.
+        Modules that passes of the model have replaced are looked up again.
         """
         for path, module in list(self._modules.items()):
             now = self._lookup(path)
@@ -154,20 +154,20 @@ class ModuleGuard:
         return next(filter(None, map(self._changed_setting, self._settings)), None) or self._changed_buffer()
 
     def _lookup(self, path: str) -> nn.Module | None:
-        """Return the module that is at a path now, without adapters and compilation; None if there is none."""
+        """Return the module that is at a path now, inside adapters and compilation; None if there is none."""
         try:
             return without_adapters(unwrapped(self._owner.get_submodule(path)))
         except AttributeError:
             return None
 
     def _may_change(self, path: str) -> bool:
-        """Return whether passes of the model replace the module at a path, or one that contains it."""
+        """Return whether passes of the model may replace the module at a path, or a module around it."""
         parts = path.split(".")
         parents = ((".".join(parts[:count]), part) for count, part in enumerate(parts))
         return any(name in self._ignored.get(parent, ()) for parent, name in parents)
 
     def _changed_setting(self, path: str) -> str | None:
-        """Return which attribute of a module has changed, as a phrase; None if none has."""
+        """Return which attribute of the module at a path has changed, as a phrase; None if none has."""
         known, now, kind = self._settings[path], self._settings_of(path), type(self._modules[path])
         where = f"'{path}'" if path else "the model"
         # a new attribute counts only if it hides an attribute of the class
@@ -191,7 +191,7 @@ class ModuleGuard:
         return None
 
     def _settings_of(self, path: str) -> dict[str, object]:
-        """Return the attributes of a module that decide what it computes: numbers, texts, lists of these, functions."""
+        """Return name -> value for attributes that decide what a module computes: scalars, lists and functions."""
         module, ignored = self._modules[path], self._ignored[path]
         settings: dict[str, object] = {}
         for name, value in vars(module).items():
@@ -206,7 +206,7 @@ class ModuleGuard:
         return settings
 
     def _tensors(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
-        """Yield ((path, name), buffer) for the buffers of all modules, without counters."""
+        """Yield ((path, name), buffer) for all buffers but counters and those that passes of the model change."""
         for path, module in self._modules.items():
             for name, buffer in buffers_of(module).items():
                 if buffer is None or buffer.is_meta or name in self._ignored[path]:

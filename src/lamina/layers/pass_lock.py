@@ -21,7 +21,8 @@ class PassLock:
 
     Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself holds it
     `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access has priority over threads that begin a pass later. Both are reentrant within a thread.
+    access has priority over threads that begin a pass later. A thread may enter either context again while it holds the
+    lock.
     """
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ _stance = list[AbstractContextManager[None]]()
 def evaluating(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode inside the `with` block.
 
-    Such `with` blocks may overlap, in one thread or several. Each module gets its mode back when the last of them ends.
+    Such blocks may overlap, in one thread or several. Each module gets its mode back when the last block ends.
     """
     every = list(chain.from_iterable(map(nn.Module.modules, modules)))
     is_training = attrgetter("training")
@@ -179,9 +179,9 @@ _open: list[nn.Module] = []  # one entry for each open block that has modes to r
 
 
 def _restore_buffer(module: nn.Module, name: str, buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a module's buffer, if the buffer was changed in place since it had version `version`.
+    """Write `value` back into a module's buffer `name` if the buffer was changed in place since version `version`.
 
-    The change is noted for `changed_by_passes`.
+    The change is then noted for `changed_by_passes`.
     """
     if buffer._version != version:
         _changed_by_passes[type(module)].add(name)
@@ -205,7 +205,7 @@ def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _is_other(before: object, now: object) -> bool:
-    """Return whether an attribute has changed from `before` to `now`: to another object, number or flag."""
+    """Return whether an attribute has changed from `before` to `now`: to another object, or another number or flag."""
     return now is not before and not (type(now) in _VALUES and now == before)
 
 

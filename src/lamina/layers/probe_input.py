@@ -19,7 +19,7 @@ PADDED = 3  # padding tokens in the second row, so that a model that removes pad
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input of a model: its keyword arguments, its batch size `rows`, and whether it is a full input.
+    """A tiny input of a model: the keyword arguments `inputs`, their batch size `rows`, and whether it is a full input.
 
     A full input has everything that the model can read, such as images beside a text.
     """
@@ -86,7 +86,10 @@ _preferring_full: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def _others(
     model: nn.Module, inputs: Mapping[str, Tensor], rows: int, tokens: int, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the further inputs that a full input has beside `inputs`; {} if there are none. `rng` draws the values."""
+    """Return the inputs that a full input has beside `inputs`, or in other shapes; {} if there are none.
+
+    `rows` and `tokens` are the sizes of the text, and `rng` draws the values.
+    """
     accepted = inspect.signature(model.forward).parameters
     others: dict[str, Tensor] = {}
     if "input_features" in inputs:
@@ -117,7 +120,10 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return setting `name` of the config, or of the first nested config with it, as a list of ints; [] if missing."""
+    """Return the config setting `name`, or that of the first nested config that has it, as a list of ints.
+
+    [] if missing.
+    """
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
@@ -139,8 +145,8 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
 
-    There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder. Raises NoInputError
-    if the config has no vocabulary size.
+    There are `rows` rows of `tokens` tokens, the second one padded. `prefix` is "decoder_" for the input of a decoder.
+    Raises NoInputError if the config has no vocabulary size.
     """
     outer: object = model.config
     config: object = getattr(outer, "decoder" if prefix else "encoder", None)
@@ -232,7 +238,7 @@ def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return two waveforms of `tokens` frames, the second padded; or a full spectrogram if the config has mel bins.
+    """Return two waveforms of `tokens` frames, the second padded; or one full spectrogram if the config has mel bins.
 
     Raises NoInputError if neither the config nor the model's Conv1d modules tell how long a frame is.
     """

@@ -25,7 +25,8 @@ class RecordedFacts:
         depth: Number of blocks of the stack.
         width: Size of a hidden state.
         layers: Layers that were recorded, ascending; 0 is the embeddings.
-        pooling: How the tokens of a row became one vector. None: there is a state of every token.
+        pooling: How the states of a text's tokens became one: "first", "last" or "mean". None: all tokens' states are
+            there.
         model: Hub id or folder of the model. None: unknown.
         model_type: The model's family, as in its config. None: unknown.
         fingerprint: Fingerprint of the stack's weights. None: unknown.

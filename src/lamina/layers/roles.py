@@ -27,7 +27,7 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class OwnPositions:
-    """Where a model has a separate query or key projection for position embeddings; only some models have one.
+    """A query or key projection for position embeddings only, which some models of a family have.
 
     Attributes:
         role: "query" or "key": what the projection computes.
@@ -135,20 +135,20 @@ for _entry in _TABLES["first_block"]:
 
 
 def roles_of(model: nn.Module, *, op: str) -> Roles:
-    """Return the row of projection roles for a model's family; raise UnsupportedModelError if there is none."""
+    """Return the row of projection roles for a model's family; without a row, UnsupportedModelError about `op`."""
     missing = "no row of projection roles says what its projections are for"
     return _row(model, op, ROLES, missing, " Readers, taps, freezing and truncating need no row.")
 
 
 def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
-    """Return the row that says where a model's convolutions are; raise UnsupportedModelError if there is none."""
+    """Return the row that says where a model's convolutions are; without a row, UnsupportedModelError about `op`."""
     return _row(model, op, CONVOLUTIONS, "no row says where its convolutions are")
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the family's entry in `rows`. If it has none, raise UnsupportedModelError.
+    """Return the entry of a model's family in `rows`. If it has none, raise UnsupportedModelError.
 
-    The message has the reason `missing`, and ends with the hint `more`. `op` is the operation.
+    The message is about the operation `op`, gives the reason `missing`, and ends with the hint `more`.
     """
     family = family_of(model)
     if family not in rows:
@@ -184,7 +184,7 @@ def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.
     """Return the modules in a block at a `path` from the row of `family`.
 
     Raises:
-        UnsupportedModelError: If a part of the path does not exist; the message names it.
+        UnsupportedModelError: If a part of the path does not exist; the message is about `op` and names the part.
     """
     modules = _follow([block], path)
     if isinstance(modules, str):
@@ -193,10 +193,10 @@ def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.
 
 
 def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
-    """Return the width of one head: the int attribute in a block at a `path` from the row of `family`.
+    """Return the width of one attention head: the int attribute in a block at a `path` from the row of `family`.
 
     Raises:
-        UnsupportedModelError: If there is no such attribute.
+        UnsupportedModelError: If there is no such attribute; the message is about `op`.
     """
     parent, _, name = path.rpartition(".")
     owner = modules_at(block, parent, family=family, op=op)[0]
@@ -214,7 +214,7 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """Return the module at `path` inside each of `modules`. If a part of the path is missing, return a message.
+    """Return the modules at `path` inside each of `modules`. If a part of the path is missing, return a message.
 
     An empty path returns `modules`.
     """
@@ -233,7 +233,7 @@ def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
-    """Return the weight of a linear map as `[out, in]`; None if the module is no linear map.
+    """Return the weight of a linear map as `[out, in]`; None if the module is no linear map, or is quantised.
 
     The Conv1D of GPT-2 stores `[in, out]`; the result is then a transposed view.
     """
@@ -248,7 +248,7 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 def convolution_weight(module: nn.Module) -> Tensor | None:
     """Return the weight of a Conv1d or Conv2d, `[out, in / groups, kernel...]`; None for other modules.
 
-    Also None if the weight is computed from other parameters (weight norm).
+    None, too, if the weight is computed from other parameters (weight norm).
     """
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     plain = type(module) in (nn.Conv1d, nn.Conv2d) and weight is not None and weight.is_floating_point()

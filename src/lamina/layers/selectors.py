@@ -24,7 +24,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
     Raises:
         LayerIndexError: If a layer does not exist.
-        ConfigError: If the selector has another form, selects no layer, or selects one twice.
+        ConfigError: If the selector has another form, selects no layer, or selects a layer twice.
     """
     if isinstance(selector, str):
         return _from_text(selector, layers, op)

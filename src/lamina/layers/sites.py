@@ -37,14 +37,14 @@ class _Added(NamedTuple):
 def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     """Return a copy of a stack in which layer i is read at another place in block i.
 
-    With `site="attention"` or "ffn", layer i is what block i's attention or feed-forward network adds to the state
-    (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not change.
-    With "output" the stack itself is returned.
+    With `site="attention"` or "ffn", layer i is the value that block i's attention or feed-forward network adds to the
+    state (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not
+    change. With "output" the stack itself is returned.
 
     The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every module output in a block
     is tried. It counts as an added value if state + output equals, bit for bit, a value that a later module receives or
-    returns. The first added value whose tokens depend on other tokens' states is attention's (a decoder's attention
-    over the encoder does not count). The last added value whose tokens do not is the feed-forward network's.
+    returns. The attention's is the first added value whose tokens depend on other tokens' states (a decoder's attention
+    over the encoder does not count). The feed-forward network's is the last one whose tokens do not.
 
     Args:
         model: The model that the stack belongs to.
@@ -71,7 +71,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[object, _Points]]] 
 
 
 def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
-    """Run the model, and return the places (tap points) of "attention" and "ffn"; for errors see `at_site`."""
+    """Run the model, and return site ("attention", "ffn") -> tap point of each block; for errors see `at_site`."""
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if stack.is_converted:
@@ -117,7 +117,7 @@ def _run(model: nn.Module, length: int) -> Trace:
 
 
 def _additions_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
-    """Run a model on a tiny input, and return the additions in each block, in order."""
+    """Run a model on a tiny input of `length` tokens, and return the additions in each block, in order."""
     trace = _run(model, length)
     return [list(_additions(trace, call)) for call in _block_calls(trace, stack)]
 
@@ -128,7 +128,10 @@ def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
 
 
 def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
-    """Yield the additions in a traced block, in order; `block` is the call of the block."""
+    """Yield the additions in a traced block, in order; `block` is the call of the block.
+
+    An addition is a module's output that, added to a state in the block, gives a value seen later in the block.
+    """
     inside = [event for event in trace.events if block.started <= event.time <= block.ended and event.swap is None]
     start = next(event for event in inside if event.call is block and event.side == "input")
     shape = _value(start).shape
@@ -153,7 +156,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return key -> output (see `key_of`), for the outputs of modules in a block that received the value with `key`.
+    """Return key -> output (see `key_of`) of the modules in a block that received the value with `key`.
 
     `inside` are the events of the block. In a post-norm block, the norm after an addition computes the state for the
     next addition.
@@ -183,8 +186,8 @@ def _value(event: Event) -> Tensor:
 def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
     """Return whether addition `number` in the first block lets tokens depend on other tokens' states.
 
-    The model is run twice. In the second run, the first token's state is changed before the module of the block reads
-    it. The values that are added to the other tokens in both runs are compared.
+    The model is run twice. In the second run, the first token's state is changed before a module in the block reads it.
+    The values that are added to the other tokens in both runs are compared.
     """
     trace = _run(model, _LENGTHS[0])
     block = _block_calls(trace, stack)[0]

@@ -74,7 +74,7 @@ class LayerStack:
 
 
 def by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> module for all modules of a model, each module once; the model itself is at ""."""
+    """Return path -> module for all modules of a model, each module once; the path of the model itself is ""."""
     return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
 
 
@@ -86,7 +86,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 def own_state(module: nn.Module) -> dict[str, object]:
     """Return the entries of the state dict that belong to a module itself, not to its submodules.
 
-    Unlike the parameters, they include packed (quantised) weights.
+    Unlike the parameters, these include packed (quantised) weights.
     """
     state: dict[str, object] = {}
     module._save_to_state_dict(state, "", True)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
@@ -94,7 +94,7 @@ def own_state(module: nn.Module) -> dict[str, object]:
 
 
 def swapped(state: Tensor, swap: Swap | None) -> Tensor:
-    """Return a view of the state with two axes exchanged; the state itself if `swap` is None."""
+    """Return a view of the state with the two axes in `swap` exchanged; the state itself if `swap` is None."""
     return state if swap is None else state.transpose(*swap)
 
 

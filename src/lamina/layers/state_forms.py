@@ -19,14 +19,14 @@ class Form:
     Attributes:
         kind: "streams": several residual streams, as in models with hyper-connections; the state is their mean.
             "patches": `[batch, rows, columns, width]`; the state is the sequence of patches, row by row. "channels":
-            `[batch, width, rows, columns]`; the same with another order of axes. "packed": `[patches, width]`, the
-            patches of all images in one sequence; the state has a batch of 1. "first": tokens that the model added
-            after the real ones are cut off. "last": tokens that the model added before the real ones are cut off.
-            "repeated": one state for several tokens in a row; the state of each of these tokens is that one.
+            `[batch, width, rows, columns]`, read in the same way. "packed": `[patches, width]`, the patches of all
+            images in one sequence; the state has a batch of 1. "first": tokens that the model added after the real ones
+            are cut off. "last": tokens that the model added before the real ones are cut off. "repeated": one state
+            stands for several tokens in a row, and is repeated for each of them.
         axis: For "streams", the axis of the streams.
         each: For "repeated", the number of tokens that share a state.
-        skip: For "repeated", the number of states before the first that stands for tokens. Tokens at the end that have
-            no state of their own share the last one.
+        skip: For "repeated", the number of states at the start that stand for no token. Tokens at the end without a
+            state get the last one.
     """
 
     kind: Literal["streams", "patches", "channels", "packed", "first", "last", "repeated"]
@@ -95,7 +95,7 @@ def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
 
 
 def _first_tensor(state: object) -> object:
-    """Return the first tensor of a tuple; anything else is returned unchanged."""
+    """Return the first item of a tuple of tensors; anything else is returned unchanged."""
     if not isinstance(state, tuple):
         return state
     parts = cast("tuple[object, ...]", state)
@@ -154,7 +154,7 @@ _AUDIO = frozenset({"input_features", "input_values"})
 def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
     """Return the form of a hidden state with two or four axes; None if it has three, or if its form is unknown.
 
-    The other arguments are those of `forms_of`.
+    `probe` and `tokens` are those of `forms_of`.
     """
     shape = tuple(state.shape)
     if len(shape) == 2 and probe.rows == 1:
@@ -176,9 +176,10 @@ def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
 
 
 def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
-    """Return the form of a sequence with more tokens than the text. Padding is on the side where all rows are equal.
+    """Return the form of a sequence that the model has padded to more than `tokens` tokens: "first" or "last".
 
-    None if they are equal on neither side, or if `state` has no values (meta device).
+    It is padded at the end ("first": keep the first tokens) or at the start, where all rows are equal. None if they are
+    equal on neither side, or if `state` has no values (meta device).
     """
     if state.is_meta:
         return None

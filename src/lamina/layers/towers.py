@@ -13,8 +13,8 @@ from lamina.layers.stack import LayerStack, children_of
 def towers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return tower name ("text", "vision") -> tower, for the parts of a model that are models with inputs of their own.
 
-    The result is {} unless there are at least two, with different inputs. Encoder and decoder of an encoder-decoder are
-    not towers.
+    The result is {} unless there are at least two parts, with different inputs. Encoder and decoder of an
+    encoder-decoder are not towers.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {}
@@ -26,7 +26,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack with a tower that reads one of `inputs` (names of the model's arguments).
+    """Return the name of the stack whose tower reads the first known name in `inputs` (names of the model's arguments).
 
     None if the model has no towers, or no tower reads any of `inputs`.
     """

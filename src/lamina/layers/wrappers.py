@@ -32,12 +32,12 @@ def unwrapped(model: M) -> M:
 def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
     """Return the model inside torch's wrappers, after checking that `got` can be a model.
 
-    If a class has the attribute `instead_of_model`, its instances hold a model or belong to a model; the attribute says
-    what to pass instead of them.
+    A class whose instances hold a model, or belong to one, has the attribute `instead_of_model`: it says what to pass
+    instead of an instance.
 
     Raises:
-        ConfigError: If `got` is no module of torch, or has such an attribute. The message begins with `op` and says
-            that it must be `wanted`.
+        ConfigError: If `got` is no module of torch, was compiled by torch.jit, or has such an attribute. The message
+            begins with `op` and says that it must be `wanted`.
     """
     model = unwrapped(got)
     hint = getattr(type(model), "instead_of_model", None)
