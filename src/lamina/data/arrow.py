@@ -41,7 +41,7 @@ def encodable(text: str) -> str:
 
 
 def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
-    """Join tables of one schema, at least one.
+    """Join tables of one schema; there must be at least one table.
 
     A result of at most 64 MiB is a table in memory. A larger one is a dataset, memory-mapped from a temporary file that
     is removed together with the dataset. While the context variable `spills` is False, every result is a table in
@@ -57,7 +57,7 @@ def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """Join tables of one schema, at least one, into a dataset: in memory, or in a temporary file if it is large.
+    """Join tables of one schema, at least one, into a dataset: in memory, or in a temporary file if it exceeds 64 MiB.
 
     Raises DataError if the temporary file cannot be written.
     """
@@ -71,9 +71,9 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
-    """Write tables to a temporary file, and return a dataset that is memory-mapped from it; may raise DataError.
+    """Write tables to a temporary file, and return a dataset that is memory-mapped from it.
 
-    The file is removed once no dataset refers to it any more.
+    The file is removed once no dataset refers to it any more. Raises DataError if it cannot be written.
     """
     import datasets
 
@@ -93,7 +93,7 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
 
 @final
 class _TemporaryFile:
-    """A temporary file that is removed when no dataset refers to this object any more.
+    """Holds a temporary file, at `path`, that is removed when no dataset refers to this object any more.
 
     Deep copies of a dataset share the object. Pickled datasets have None instead, so that no other process removes the
     file.
@@ -118,7 +118,7 @@ def _remove(folder: str, process: int) -> None:
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Keep the temporary file of `source` as long as `dataset` exists, and return `dataset`.
+    """Return `dataset`, after making it keep the temporary file of `source`, if there is one.
 
     `dataset` was derived from `source` and still reads from that file, which would otherwise be removed with `source`.
     """
@@ -136,7 +136,7 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
 
 @final
 class Column(Sequence[Cell]):
-    """Columns of a dataset as one sequence. Its items are read from the dataset on access.
+    """One column of a dataset as a sequence, or several as a sequence of tuples, read from the dataset on access.
 
     Args:
         rows: The dataset.
@@ -195,7 +195,7 @@ class Column(Sequence[Cell]):
 def columns_of(
     rows: datasets.Dataset, decoders: Mapping[str, Callable[[Cell], Cell] | None] | None = None
 ) -> dict[str, Column]:
-    """Return name -> column, for every column of a dataset without a format.
+    """Return name -> column, for every column of a dataset, which must have no format (`set_format`).
 
     `decoders` is column name -> function from a cell to an item; without one, items are cells. This takes time linear
     in the number of columns. `Dataset.select_columns` would copy the description of all columns for each column.
@@ -220,7 +220,7 @@ def _composed(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell],
 
 @final
 class Ragged:
-    """An Arrow column of lists of numbers; each row is an array that shares the memory, or memory map, of the column.
+    """An Arrow column of lists of numbers, whose rows are arrays that share its memory or memory map.
 
     The attribute `lengths` is an array with the number of entries in each row.
     """
@@ -243,7 +243,7 @@ class Ragged:
         return self._values[chunk][edges[at] : edges[at + 1]]
 
     def digest(self) -> bytes:
-        """Return a hash of all rows. It does not depend on how Arrow divides the column into chunks."""
+        """Return a hash of all rows, which does not depend on how Arrow divides the column into chunks."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
         for edges, values in zip(self._edges, self._values, strict=True):
             digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())

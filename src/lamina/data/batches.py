@@ -70,9 +70,9 @@ def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "
 def padding_of(processor: Processor) -> dict[str, int]:
     """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
 
-    Input ids are padded with the padding token, or with the end token if the tokenizer has no padding token (GPT-2), or
-    else with 0. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token has the
-    position, and therefore the hidden states, that it has in a batch by itself.
+    Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
+    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token
+    has the position, and therefore the hidden states, that it has in a batch by itself.
     """
     tokenizer = tokenizer_of(processor)
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -125,7 +125,7 @@ def length_batches(
 
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
-    """Return the row indices of batches for evaluation that fit a budget and have the lowest total cost.
+    """Return the row indices of batches for evaluation that fit `budget` and have the lowest total cost.
 
     The batches are in descending order of length. The arguments are those of `length_batches`.
     """
@@ -144,7 +144,7 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
     """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
     The cost of a group is `overhead` plus the number of its rows times the length of its longest row. `sizes` are the
-    distinct lengths in descending order. `ends[i]` is the number of rows longer than `sizes[i]`; a last entry is the
+    distinct lengths in descending order. `ends[i]` is the number of rows longer than `sizes[i]`; one more entry is the
     number of all rows.
     """
     # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
@@ -168,10 +168,10 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
 
 
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
+    """Yield the batches of `jobs` in order: argument of the model -> tensor, and "labels" if the inputs have labels.
 
-    They are prepared by `num_workers` processes; 0: this one. Raises LaminaError if an example cannot be read, for
-    example a damaged image.
+    A job has the inputs, the indices of the rows, and the epoch. The batches are prepared by `num_workers` processes;
+    0: by this one. Raises LaminaError if an example cannot be read, for example a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:

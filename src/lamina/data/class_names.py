@@ -19,14 +19,14 @@ _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not cla
 
 
 def declared_names(feature: Feature) -> tuple[str, ...] | None:
-    """Return the class names that a column's feature declares for class ids or lists of ids, or None."""
+    """Return the class names that a feature declares for class ids or lists of ids; None if it declares none."""
     feature = _item(feature) or feature
     names = getattr(feature, "names", None)
     return None if names is None else tuple(str(name) for name in names)
 
 
 def decoder(feature: Feature) -> Decoder | None:
-    """Return a function that replaces class ids in a cell, at any depth, by class names; None if none are declared.
+    """Return a function that replaces class ids in a cell, at any depth, by class names; None if no names are declared.
 
     The id -1, which stands for a missing label, becomes None. Other numbers without a name stay.
     """
@@ -42,14 +42,14 @@ def decoder(feature: Feature) -> Decoder | None:
 
 
 def _item(feature: Feature) -> Feature | None:
-    """Return the feature of a list's entries; None if the feature is no list."""
+    """Return the feature of a list's entries; None if `feature` is that of no list."""
     if isinstance(feature, list) and len(feature) == 1:
         return feature[0]
     return getattr(feature, "feature", None)
 
 
 def _name(names: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the name of a class id, and None for -1; other cells stay unchanged."""
+    """Return the class name of an id (an index into `names`), and None for -1; other cells stay unchanged."""
     if cell == -1:
         return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
@@ -61,16 +61,16 @@ def _each(decode: Decoder, cell: Cell) -> Cell:
 
 
 def _fields(fields: Mapping[str, Decoder], cell: Cell) -> Cell:
-    """Decode the fields in `fields` of a cell that is a mapping; return any other cell unchanged."""
+    """Return a cell that is a mapping with its fields decoded: `fields` is field name -> decoder. Other cells stay."""
     if not isinstance(cell, Mapping):
         return cell
     return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}
 
 
 def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
-    """Return column -> declared class names, for the columns whose feature declares some.
+    """Return column -> declared class names, for the columns whose feature declares class names.
 
-    If a column has objects, or lists of objects, the names of a field are under "column.field".
+    If a column has objects, or lists of objects, the names of an object's field are under "column.field".
     """
     found: dict[str, tuple[str, ...]] = {}
     for column, feature in (features or {}).items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatesForm:
-    """The form in which a program writes states."""
+    """The form in which a program writes states: axes, names of tensors, and how it numbers layers."""
 
     axes: tuple[StatesAxis, ...]  # axes of a tensor
     # name of the tensor. If each layer has its own tensor, "{layer}" in it stands for the number of the layer
@@ -74,19 +74,20 @@ def describe_states(  # noqa: PLR0913
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
-            None: as `axes` and `tensor` say.
-        axes: Name of each axis of the arrays: "rows", "tokens", "layers", "width".
+            It replaces `axes`, `tensor` and `mask`. None: these describe the files.
+        axes: Name of each axis of the arrays, in order: "rows", "tokens", "layers", "width".
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. "{layer}" in it stands for
             the number of a layer.
         mask: Name of the tensor, or of a `.npy` file, with the mask `[rows, tokens]`.
-        rows: Number of rows of a single file without an axis "rows". None: 1.
+        rows: Number of rows in each file, if the arrays have no axis "rows". None: 1.
         lengths: A `.npy` file with the number of tokens of each row.
-        pooling: How the tokens of a row became one state. None: there are states of all tokens.
+        pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: there are states of all
+            tokens.
         stack: Name of the stack.
         model: Hub id or folder of the model.
         fingerprint: `lamina.store.fingerprint` of the model, if it can be computed. If it is set, readers of these
             states can be attached to no other model.
-        max_length: Maximum tokens of a row when the states were computed.
+        max_length: Maximum number of tokens of a row when the states were computed.
         table: A file with the labels of the rows.
 
     Returns:
@@ -149,7 +150,8 @@ def sorted_files(folder: Path) -> list[str]:
 def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: int) -> list[StatesArray]:
     """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor.
 
-    Raises DataError if the form does not name every axis of a tensor.
+    `rows` is the number of rows of a tensor without an axis "rows". Raises DataError if the file or a tensor is
+    missing, or the form does not name every axis of a tensor.
     """
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []

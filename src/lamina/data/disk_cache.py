@@ -44,7 +44,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 
 
 def cache_folder(asked: str | Path | None = None) -> Path:
-    """Return the cache folder: `asked`, or if that is None $LAMINA_CACHE, or else "lamina" in the user's cache folder.
+    """Return the cache folder: `asked`, else $LAMINA_CACHE, else the folder "lamina" in the user's cache folder.
 
     The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The returned folder need not exist.
     """
@@ -115,8 +115,8 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
 def _read_index(path: Path) -> tuple[Facts, str | None]:
     """Return the contents of an entry's `index.json` without its checksum, and the problem with it (None: no problem).
 
-    If the index has another format, the contents are only that format. If its checksum is wrong, they are empty. Raises
-    ValueError if the file is not a JSON object, and OSError if it cannot be read.
+    If the index has another format, only the key "format" is returned; if its checksum is wrong, {}. Raises ValueError
+    if the file is not a JSON object, and OSError if it cannot be read.
     """
     facts = json.loads(no_pipe(path).read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
@@ -217,7 +217,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 
     Yields:
         A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
-        None if another process has written a usable entry in the meantime.
+        None if the entry exists by now and is usable, because another process has written it.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -242,7 +242,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 def publish(path: Path, facts: Mapping[str, object]) -> None:
     """Complete an entry: write its index, flush its files to disk, and rename its folder to the key.
 
-    An unusable older entry of the same key is removed.
+    An older entry of the same key is removed.
 
     Args:
         path: The private folder from `claim`, with the files of states.
@@ -273,7 +273,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path, key: str) -> FileLock:
-    """Return the lock for writing the entry of a key. All threads of a process share one lock object."""
+    """Return the lock that a process holds to write the entry of a key. Its threads share one lock object."""
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
 
 
@@ -284,7 +284,7 @@ def _is_entry(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete an entry, if it exists. Files that a process has open stay readable.
+    """Delete the entry at `path`, if it exists. Files that a process has open stay readable.
 
     The entry is renamed first, so that no process opens it while it is deleted.
     """

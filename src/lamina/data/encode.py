@@ -54,10 +54,11 @@ class TokenRange(NamedTuple):
 
 
 def window_table(columns: WindowColumns) -> pa.Table:
-    """Return windows as an Arrow table with one row per window.
+    """Return windows of tokens as an Arrow table with one row per window.
 
-    Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
-    text), "window" (index of the window within its text) and the fields of `TokenRange`.
+    The table has the columns of tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text"
+    (index of the text), "window" (index of the window within its text) and the fields of `TokenRange`. `columns` is
+    column -> values; missing columns are empty.
     """
     present = columns or ("input_ids",)
     tokens = {key: kind for key, kind in TOKEN_KEYS.items() if key in present}
@@ -132,7 +133,7 @@ class Encoded:
 
     @cached_property
     def token_ranges(self) -> list[TokenRange]:
-        """For each window, the range of its tokens that belong to the text."""
+        """For each window, the range of the window's tokens that belong to the text."""
         return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 
     @cached_property
@@ -148,7 +149,7 @@ class Encoded:
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
         """Return windows, by index, as a model's arguments: tensors (int64) `[batch, tokens]`, padded on the right.
 
-        `fill` is the padding value of each argument; an argument that is missing there is padded with 0.
+        `fill` is argument -> padding value; the default is 0.
         """
         return {key: pad(list(map(tokens.__getitem__, rows)), fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
@@ -167,7 +168,7 @@ class Windows:
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states for these rows cannot be cached, as text; None if they can be."""
+        """Why a model's states for these rows cannot be cached, as text; None, as here, if they can be."""
         return None
 
     @property
@@ -191,7 +192,7 @@ class CacheableWindows(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why states cannot be cached, as text: an argument of the model is missing or unknown. None if they can be."""
+        """Why states cannot be cached, as text: no attention mask, or further arguments. None if they can be."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None
@@ -205,8 +206,9 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
     Args:
         model: The model, whose position table or config may have a limit.
-        processor: Its tokenizer, which may have a lower limit.
-        asked: The length that the user asks for. None: the limit of model and tokenizer, or 512 if they have none.
+        processor: The model's tokenizer, which may have a lower limit.
+        asked: The length that the user asks for; it is returned. None: the limit of model and tokenizer, or 512 if they
+            have none.
     """
     allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
@@ -319,11 +321,11 @@ def encode(
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
-    """Return the further options with which a tokenizer cuts texts into overlapping windows, besides their length.
+    """Return the further options, besides the length, with which a tokenizer cuts texts into overlapping windows.
 
     `room` is the number of tokens of a window besides special tokens; in a pair, the second text gets at least half of
-    them. The default of `stride` is a quarter of `max_length`, or less if a window is too small. Raises ConfigError if
-    `stride` is negative, or not smaller than the text's part of a window.
+    them. `stride` is the number of tokens that windows share; None: a quarter of `max_length`, or less if a window is
+    too small. Raises ConfigError if `stride` is negative, or not smaller than the text's part of a window.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -335,7 +337,7 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
 
 
 def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[Text], int]:
-    """Return pairs with their first texts cut to `max_tokens` tokens, and the number of first texts that were cut."""
+    """Return pairs with first texts cut to at most `max_tokens` tokens, and the number of first texts that were cut."""
     options = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
     spans = _call(tokenizer, [str(first) for first, _ in pairs], options).get("offset_mapping", ())
     long = [row for row, tokens in enumerate(spans) if len(tokens) > max_tokens]
@@ -369,7 +371,7 @@ def _spaced(text: Text) -> Text:
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
     """Shift the offsets in a tokenizer's `output`, in place, so that they refer to the texts without the added space.
 
-    `spaced` are the texts with the space. `side` is the text of a pair to which the offsets belong, 0 or 1.
+    `texts` are without and `spaced` with the space. `side` is 0 or 1: the text of a pair to which the offsets belong.
     """
     pairs = zip(texts, spaced, strict=True)
     before_after = [[text if isinstance(text, str) else text[side] for text in pair] for pair in pairs]
@@ -460,7 +462,7 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Return how many texts, or pairs, have more than `max_length` tokens. `ids` are already cut to `max_length`.
+    """Return how many texts or pairs have more than `max_length` tokens; `ids` are their ids, cut to that length.
 
     Texts that fill a window are tokenised again, because truncated token ids do not show whether tokens are missing.
     """
@@ -469,7 +471,7 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 
 
 class _Window(NamedTuple):
-    """Facts about a window that are needed to find the next window of the same text."""
+    """A window's text, number and token range, from which those of the text's next window follow."""
 
     text: int  # index of the text
     number: int  # index of the window within its text
@@ -481,8 +483,8 @@ def _windows(
 ) -> WindowColumns:
     """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
-    `start` is the index of its first text among all texts, and `shared` the number of tokens that neighbouring windows
-    share. With `is_second`, offsets and token ranges belong to the second texts of pairs.
+    `start` is the index, among all texts, of the first text in `output`; `shared` is the number of tokens that
+    neighbouring windows share. With `is_second`, offsets and token ranges belong to the second texts of pairs.
     """
     columns: WindowColumns = defaultdict(list)
     before: _Window | None = None
@@ -517,7 +519,10 @@ def _windows(
 
 
 def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) -> range:
-    """Return the positions of start tokens between the two texts of a pair; Llama's tokenizer writes one there."""
+    """Return the positions of start tokens before the second text of a pair; empty if there are none.
+
+    Llama's tokenizer writes one there. `window` is the index of the window in `output`.
+    """
     sides, ids = output.sequence_ids(window), output["input_ids"][window]
     stop = sides.index(1) if 1 in sides else 0
     start = stop
@@ -527,9 +532,9 @@ def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) 
 
 
 def has_second_start(processor: Processor) -> bool:
-    """Return whether a tokenizer puts its start token before the second text of a pair too, as Llama's does.
+    """Return whether a fast tokenizer puts its start token before the second text of a pair too, as Llama's does.
 
-    Readers of tokens then read pairs without it, and other readers with it; see `_starts_between`.
+    Token readers then read pairs without this second start token, other readers with it; see `_starts_between`.
     """
     tokenizer = tokenizer_of(processor)
     is_fast = getattr(tokenizer, "is_fast", False)

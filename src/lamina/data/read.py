@@ -104,7 +104,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes, each cut after `MAX_BYTES` + 1 bytes."""
+    """Yield the lines of a file as bytes; of a longer line, yield only the first `MAX_BYTES` + 1 bytes."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
@@ -132,7 +132,7 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
-        """Yield lines to the csv module, and record them; if a line is a DataError, raise it."""
+        """Yield lines to the csv module, and append them to `used`. Raises the line's DataError, or csv.Error."""
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             used.append(item)
@@ -162,9 +162,9 @@ def _csv(path: Path, lines: Lines) -> CellRows:
 def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
     """Return the DataError for an invalid row of a CSV file.
 
-    `used` holds the row's lines as (line number, text). For a line that is too long or not UTF-8, a DataError is in the
-    place of the text. `error` is what the CSV reader or such a line raised. If `used` is empty, no line of the file
-    could be read, and `error` is raised.
+    `used` has the lines of the row as pairs (line number, text), or (line number, DataError) for a line that is too
+    long or not UTF-8. `error` is the exception that reading the row raised. It is raised if `used` is empty: then no
+    line of the file could be read.
     """
     if not used:
         raise error
@@ -226,7 +226,7 @@ _PARQUET_ROWS = 2**16  # number of rows of a Parquet file that become Python obj
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a file.
+    """The columns of a file, or of some of its rows.
 
     Attributes:
         path: Where the columns came from, for error messages.
@@ -236,7 +236,7 @@ class Table:
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
         whole: The table with all rows, if rows without a label were left out here but stay in the task; else None.
-        places: The index of each row in `whole`.
+        places: For each row, its index in `whole`; empty if `whole` is None.
     """
 
     path: str
@@ -251,7 +251,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Cell]:
-        """Return the cells of a column, none of which may be None; `name` is that of `cells`.
+        """Return the cells of a column that has a value in every row; `name` is that of `cells`.
 
         Raises DataError if there is no such column, or a row has no value in it.
         """
@@ -262,7 +262,7 @@ class Table:
         return cells
 
     def cells(self, name: str | int) -> Sequence[Cell]:
-        """Return the cells of a column, some of which may be None.
+        """Return the cells of a column; a cell is None if its row has no value.
 
         Raises DataError if there is no such column.
 
@@ -309,7 +309,7 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
 def read_chunks(
     path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, on_bad_row: OnBadRow = None
 ) -> Iterator[Table]:
-    """Read a file in chunks; memory does not grow with the file.
+    """Yield the rows of a file in chunks, as tables; memory does not grow with the file.
 
     Raises ConfigError if `rows` is below 1, and DataError if the file is missing, is empty, has an unknown extension or
     lacks a column, or a row cannot be read and `on_bad_row` is None.
@@ -371,11 +371,11 @@ def _tables(
     start: int = 0,
     on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    """Yield tables of `rows` records; the last may have fewer. The other arguments are those of `read_chunks`.
+    """Yield tables of `rows` records; the last may have fewer. `start` and `on_bad_row` are those of `read_chunks`.
 
     Raises:
         DataError: The first DataError among `records` that is not skipped, if `on_bad_row` is None. The good records
-        before it are yielded first.
+            before it are yielded first.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
@@ -406,9 +406,10 @@ def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two text files with corresponding lines as a table with the two `columns`; blank lines are rows too.
+    """Read two text files, whose lines belong together in order, as a table; blank lines are rows too.
 
-    Raises DataError if there are not two files, a file is missing, or they have different numbers of lines.
+    `columns` are the names of the two files' columns. Raises DataError if there are not two files, a file is missing,
+    or they have different numbers of lines.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
@@ -421,7 +422,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def _format_of(path: Path, other: str | None) -> str:
-    """Return a file's format by its extension. If that is unknown, return `other`, or raise DataError if it is None."""
+    """Return a file's format by its extension; for an unknown extension, return `other`, or raise DataError."""
     if file_format := _ENDINGS.get(path.suffix.lower(), other):
         return file_format
     known = ", ".join(_ENDINGS)
@@ -431,7 +432,7 @@ def _format_of(path: Path, other: str | None) -> str:
 def _select_columns(
     path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """Yield the rows of a file with some of its columns (None: all); a row that lacks one of the values is a DataError.
+    """Yield the rows of a file with some of its columns (None: all); a row with an empty cell in them is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
     if the file has no row or lacks a column.
@@ -450,9 +451,9 @@ def _select_columns(
 
 
 def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
-    """Return a record's cell in a column; None if the cell is missing. The name may be "outer.inner".
+    """Return a record's cell in column `name`, which may be "outer.inner"; None if the cell is missing.
 
-    Raises DataError if the file has no such column. In JSON Lines rows may have different columns, so that a missing
+    Raises DataError if the file has no such column. In JSON Lines, where rows may have different columns, a missing
     column is a missing cell.
     """
     outer, dot, inner = name.partition(".")
@@ -469,7 +470,7 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
 
 
 def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
-    """Yield the sentences of a CoNLL file, each with the number of its first line.
+    """Yield the sentences of a CoNLL file with the number of the first line: column number -> cells of all words.
 
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
     repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
@@ -523,7 +524,10 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
-    """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
+    """Return the number of columns of the first line of words, and the last cells of all lines of words.
+
+    Lines of words here are those that do not begin with `#`.
+    """
     rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (cells for cells in rows if "-DOCSTART-" not in cells)
     first = next(rows, [])
@@ -531,9 +535,9 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 
 
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
-    """Return whether a line that begins with `#` is a comment, and not the word "#".
+    """Return whether a line that begins with `#` is a comment, rather than the word "#" with its columns.
 
-    It is a comment if it has more or fewer columns than lines with words, or its last cell is no tag. `tags` are the
-    last cells of all lines that do not begin with `#`.
+    It is a comment if it does not have `columns` cells, or its last cell is no tag. `tags` are the last cells of all
+    lines that do not begin with `#`.
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

@@ -53,7 +53,7 @@ class RowStates(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a tensor's numbers are: the file, the first byte, the type and the shape."""
+    """The place of a tensor's numbers in a file: the first byte, the type and the shape."""
 
     path: Path
     start: int  # its first byte
@@ -68,11 +68,11 @@ class RecordedStates:
 
     Args:
         folder: The folder.
-        manifest: Its manifest.
+        manifest: The folder's manifest, the contents of `states.json`. The files are checked against it; see `open`.
 
     Attributes:
         folder: The folder.
-        manifest: Its manifest.
+        manifest: The manifest.
         lengths: Number of tokens of each row; 1 if states are pooled and the manifest does not have these numbers.
     """
 
@@ -125,7 +125,7 @@ class RecordedStates:
     def batch(
         self, rows: Sequence[int], layers: Sequence[int] | None = None, device: torch.device | str = "cpu"
     ) -> dict[str, dict[int, Tensor]]:
-        """Return the states of rows as float32: stack -> layer -> `[batch, tokens, width]`.
+        """Return rows' states as float32: stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right.
 
         Args:
             rows: Indices of the rows.
@@ -154,7 +154,10 @@ class RecordedStates:
         return {self.manifest.stack: dict(zip(wanted, moved.unbind(0), strict=True))}
 
     def _not_finite(self, states: Tensor, rows: Sequence[int], layers: Sequence[int]) -> DataError:
-        """Return the DataError for the first row with a state that is NaN or infinite."""
+        """Return the DataError for the first row with a state that is NaN or infinite.
+
+        `states` is `[layers, rows, tokens, width]`, for the `rows` and `layers` that were read.
+        """
         bad = (~torch.isfinite(states)).flatten(2).any(2)
         layer, at = (int(number) for number in bad.nonzero()[0])
         what = f"row {rows[at]} (from 0) has a state of layer {layers[layer]} that is NaN or infinite"
@@ -167,10 +170,10 @@ class RecordedStates:
         """Return the states `[tokens, layers, width]` of a row.
 
         Args:
-            number: Number of the array.
+            number: Index of the array in the manifest.
             local: The row's number in the array.
             row: The row's number among all rows.
-            layers: The layers, as their places in the array.
+            layers: The places, in the array, of the layers to read.
         """
         array, place = self.manifest.arrays[number], self._places[number]
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
@@ -202,7 +205,7 @@ class RecordedStates:
         return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
 
     def _let_go(self) -> None:
-        """Give memory pages that were read back to the system, if it allows that."""
+        """Give memory pages that were read back to the operating system, if it allows that."""
         for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -226,8 +229,8 @@ class RecordedStates:
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return where a tensor is in a `.npy`, `.safetensors` or `.parquet` file.
 
-        A `.parquet` file is unpacked to a temporary file; there, `tensor` is the name of a column, and `shape` its
-        shape (None: as its first cell shows). Raises DataError if the file is missing or damaged.
+        A `.parquet` file is unpacked to a temporary file; there, `tensor` is the name of a column, and `shape` the
+        shape of its numbers (None: as its first cell shows). Raises DataError if the file is missing or damaged.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
@@ -288,7 +291,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Check that the arrays in `numbers` agree on the lengths of rows, and return the lengths.
+        """Return the lengths of the rows in the arrays `numbers`, after checking that the arrays agree with `given`.
 
         `given` are the lengths in the manifest's file, or None. Raises DataError if they differ or are unknown.
         """
@@ -320,7 +323,7 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the DataError for an array that has `has` tokens (a text), although its rows should have `said`."""
+        """Return the DataError for an array whose rows should have `said` tokens together; `has` says what it has."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:
@@ -393,7 +396,7 @@ def _tensor_place(path: Path, tensor: str | None) -> Place:
 
 
 def _sized(place: Place) -> Place:
-    """Return a place, after a check that the file is long enough for it; raise ValueError if it is too short."""
+    """Return `place`; raise ValueError if the file is too short for it."""
     end = place.start + int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
     if (size := place.path.stat().st_size) < end:
         raise ValueError(f"it has {size} bytes and needs {end}, so it was cut off")
@@ -444,9 +447,10 @@ def column_shape(path: Path, column: str) -> tuple[int, ...]:
 
 
 def _numbers(path: Path, cells: pa.Array, first: int, shape: Sequence[int]) -> np.ndarray:
-    """Return the cells of a column as numbers; raise DataError, naming the row, if a cell has another shape.
+    """Return the cells of a column of nested lists as a flat array of numbers.
 
-    `first` is the number of the first row in `cells`.
+    `shape` has the lengths of the lists, outer ones first, and `first` is the number of the first row in `cells`.
+    Raises DataError, which names the row, if a cell has another shape.
     """
     values = cells
     for size in shape:

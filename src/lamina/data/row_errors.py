@@ -20,7 +20,7 @@ _SET_BY = {  # default name of a column -> the advice if a file has no such colu
 
 
 def existing(path: str | Path) -> Path:
-    """Return the path of a file; raise DataError unless it is an ordinary file that exists."""
+    """Return `path` as a Path; raise DataError unless an ordinary file is there."""
     if not is_file(path):
         exists = os.path.lexists(path)
         problem = "is a folder" if is_dir(path) else "is no ordinary file" if exists else "is not there"

@@ -76,13 +76,13 @@ class CacheableInputs(Protocol):
 
 @runtime_checkable
 class FramedInputs(Protocol):
-    """Encoded audio clips. Their states have one token per frame; states of padding frames are not cached.
+    """Encoded audio clips, whose states have one token per frame; states of padding frames are not cached.
 
-    It has no properties, since `isinstance` would compute them.
+    The protocol has methods only, since `isinstance` would compute properties.
     """
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
-        """Return the number of frames of each clip; None if it is not known for this model."""
+        """Return the number of frames of each clip in a model's states; None if it is not known for this model."""
         ...
 
     def content_digest(self) -> str:
@@ -93,7 +93,7 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states. They replace inputs that would only be needed to run the model."""
+    """The masks of cached states. They stand for the model's inputs in a run that reads the states, not the model."""
 
     lengths: Sequence[int]  # number of tokens of each row
     digest: str = ""  # the digest of the inputs
@@ -141,8 +141,8 @@ def open_states(
         inputs: The encoded examples.
         names: Names of the readers that will use the states.
         settings: How to use the cache.
-        fingerprints: Name of a stack -> fingerprint of its weights, for stacks whose fingerprint is known already. For
-            a cache on disk, others are computed and added.
+        fingerprints: Name of a stack -> fingerprint of its weights, where it is known already. For a cache on disk,
+            those that are missing are computed and added to this dict.
 
     Returns:
         The states. None if the model must run for every batch, because the mode is "off", or because the cache cannot
@@ -195,7 +195,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return stack name -> layers of the stack that the readers in `names` read, in ascending order."""
+    """Return stack name -> layers that the readers in `names` read of this stack, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
@@ -203,7 +203,7 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 
 
 def hash_processor(processor: Processor) -> str:
-    """Return a hash of a processor's class and contents, because the model's inputs depend on these.
+    """Return a hash of a processor's class and contents, on which the model's inputs depend.
 
     A tokenizer's settings of truncation and padding are left out: calls of the tokenizer change them.
     """
@@ -227,7 +227,10 @@ def _hash(facts: object) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Where the states of each row and layer lie in the arrays in memory, or in the files of a cache entry."""
+    """Where the states of each row and layer lie in the arrays in memory, or in the files of a cache entry.
+
+    The rows follow each other in the order of `order`, without padding.
+    """
 
     lengths: Sequence[int]  # number of tokens of each row
     layers: Mapping[str, Sequence[int]]  # name of each stack -> its layers in the files, in ascending order
@@ -304,7 +307,7 @@ class CachedStates:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """Return the states stored in the files of a folder. The other arguments are the arguments of the class."""
+        """Return the states stored in the files of a folder; `layout`, `dtype` and `device` are those of the class."""
         arrays = {
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
             for stack in layout.layers
@@ -323,7 +326,7 @@ class CachedStates:
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
 
-        Rows are padded with zeros on the right to the length of the longest.
+        Rows are padded with zeros on the right to the length of the longest. The tensors are copies.
         """
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}
@@ -347,7 +350,7 @@ class CachedStates:
 class _Filler:
     """Runs a bank's model over encoded examples, and returns their states, to be held in memory or written to files.
 
-    See `open_states` for the arguments.
+    See `open_states` for the arguments. `layout` is the layout of the states on disk.
     """
 
     def __init__(
@@ -394,7 +397,7 @@ class _Filler:
         return [order[at : at + size] for at in range(0, len(order), size)]
 
     def bar(self, what: str) -> Iterable[list[int]]:
-        """Return `batches` wrapped in a progress bar with the text `what`."""
+        """Return `batches`, shown in a progress bar with the text `what` if the settings ask for it."""
         return progress_bar(self.batches, show=self.settings.progress, desc=what, unit="batch")
 
     def compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
@@ -415,7 +418,7 @@ class _Filler:
     def _without_padding(
         self, rows: Sequence[int], stack: str, batch: Mapping[str, Tensor], states: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Return a stack's states without the frames that are padding in all rows.
+        """Return a stack's states by layer, `[batch, tokens, width]`, without frames that are padding in all `rows`.
 
         `batch` has the arguments of the model's call. Raises CacheError if the model reads other frames than expected.
         """
@@ -431,7 +434,7 @@ class _Filler:
 
 @final
 class _Entry:
-    """The entry on disk for encoded examples. It may not exist yet.
+    """The entry of the disk cache for encoded examples, which may not exist yet.
 
     Args:
         filler: Computes the states.
@@ -543,14 +546,14 @@ def _drop_page_cache(folder: Path) -> None:
 
 
 def _log_unused(reason: str) -> None:
-    """Log that the cache is not used; `reason` is a phrase that says why."""
+    """Log that the cache is not used; `reason` is a phrase that says why. Returns None, for callers to return."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
 
 
 def _in_all_processes(is_ready: bool, device: torch.device) -> bool:
-    """Return whether the states are ready in every process of the run. All processes must call this.
+    """Return whether `is_ready` is True in every process of the run. All processes must call this.
 
-    `is_ready` says whether they are in this process. `device` is the device for the exchange between processes.
+    `device` is the device on which the processes exchange their answers.
     """
     if world_size() == 1:
         return is_ready

@@ -17,12 +17,12 @@ IGNORED = -100  # label of a token that is left out of the loss
 
 
 def read_flags(encoded: Encoded) -> list[list[bool]]:
-    """Return for each window and token whether the token's answer is taken from this window.
+    """Return for each window and token whether the answer for the token is taken from this window.
 
     Neighbouring windows share tokens. The answer for each token of a text is taken from one window: the one with the
     most context on both sides of the token (with the largest minimum of the numbers of tokens to its left and right).
-    The start and the end of the text count as unlimited context. Answers for special tokens, and for the first texts of
-    pairs, are not used.
+    At the start and the end of the text, context counts as unlimited. Answers for special tokens, and for the first
+    texts of pairs, are not used.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -47,7 +47,7 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
 
 
 class WordToken(NamedTuple):
-    """A token that belongs to a word."""
+    """A token that belongs to a word: its place, the word, and whether it is the word's first token."""
 
     window: int  # index of the window
     position: int  # position of the token in the window
@@ -67,7 +67,7 @@ class _Overlap(NamedTuple):
 def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[_Overlap]:
     """Yield the tokens that share characters with words, window by window; see `word_tokens` for arguments and errors.
 
-    A token that windows share comes once (see `read_flags`). Words are counted through all texts.
+    A token that is in several windows comes once (see `read_flags`). Words are counted through all texts.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
@@ -93,7 +93,9 @@ def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> I
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
+    """Yield the tokens of all words, window by window.
+
+    A token that is in several windows comes once (see `read_flags`).
 
     `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
     token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if

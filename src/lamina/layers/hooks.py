@@ -163,7 +163,7 @@ def watch_selected(
 
 @dataclass
 class _Watch:
-    """A hook on the input or output of one module, which calls `on_state` for the layers with their state there."""
+    """A hook on the input or output of one module; it calls `on_state` for each layer whose state can be read there."""
 
     on_state: OnState
     # thread id -> calls of the module since its pass over the stack began
