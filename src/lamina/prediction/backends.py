@@ -41,7 +41,7 @@ _opening = Lock()  # an export is opened, or written, by one thread at a time
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """The engine chosen for a job, as `BankRunner.engine` expects it.
+    """An ONNX Runtime session that `engine_of` chose for a job; `BankRunner.engine` calls its `run` for each batch.
 
     Attributes:
         engine: The ONNX Runtime session.
@@ -52,11 +52,11 @@ class ChosenEngine:
     strict: bool
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits of a batch; None if PyTorch must answer it.
+        """Return reader name -> logits of a batch for the readers `names`; None if the session cannot answer the batch.
 
         Raises:
-            ConfigError: If PyTorch must answer the batch and `strict` is set, or the weights of a frozen model have
-                changed since the bank was made.
+            ConfigError: If the session cannot answer the batch and `strict` is set, or the weights of a frozen model
+                have changed since the bank was made.
         """
         answered = self.engine.run(bank, batch, names)
         if answered is None and self.strict:
@@ -77,20 +77,23 @@ def engine_of(
 ) -> ChosenEngine | None:
     """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
-    If ONNX Runtime is installed, "auto" chooses it on a CPU in two cases: a fitting export is in the folder from which
-    the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch differ from
-    PyTorch's is not used: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the bank's
-    folder; or only for this process, if the bank was not loaded from a writable folder.
+    On a CPU with ONNX Runtime, "auto" chooses it in two cases: the folder from which the bank was loaded has an export
+    of it, or the job is so long that an export pays. If the export's answers to a check batch differ from PyTorch's, or
+    it fails in another way, the reason is logged and PyTorch answers. "onnx" exports on first use into the bank's
+    folder; if there is no writable folder, the export lasts until the process ends.
 
     Args:
         bank: The bank.
         backend: "auto", "torch", "onnx" or "int8".
         names: Names of the readers that must answer. None: all.
-        tokens: Rough number of tokens of the job.
+        tokens: Rough number of tokens of the job, from which "auto" decides whether an export pays.
 
     Raises:
-        ConfigError: If "onnx" or "int8" cannot answer for the bank; the message has the reason.
-        MissingExtraError: If "onnx" or "int8" was asked for and its packages are not installed.
+        ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU, or its folder has no int8
+            export.
+        StoreError: If the backend is "int8" and the export does not fit the bank.
+        UnsupportedModelError: If the backend is "onnx" and the bank cannot be exported.
+        MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.
     """
     names = list(bank if names is None else names)
     if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank, tokens)):
@@ -110,7 +113,7 @@ def engine_of(
 
 @contextmanager
 def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Iterator[None]:
-    """Inside the `with` block, use `engine` whenever this bank answers with this backend."""
+    """Inside the `with` block, answer calls for this bank and backend with `engine`; afterwards as before."""
     before = dict(_engines.get(bank, {}))
     _engines[bank] = {**before, backend: engine}
     try:
@@ -120,7 +123,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
-    """Return whether "auto" should look for a bank's export, or write one, for a job of `tokens` tokens."""
+    """Return whether "auto" should look for a bank's export, or write one, for a job of `tokens` tokens on a CPU."""
     is_long, is_at_hand = tokens >= LONG_JOB_TOKENS, bank in _engines
     if bank.folder is None and not (is_long or is_at_hand):
         return False
@@ -147,13 +150,14 @@ def export_folder(bank: ReaderBank, backend: str) -> Path | None:
 
 
 def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
-    """Return the engine that answers for the readers `names`: one opened before, or that of the bank's export.
+    """Return the engine that answers for the readers `names`: an open one, or else the one in the bank's folder.
 
-    With `exports`, an export is written if there is none or if it does not fit. The engine is kept for later calls.
+    With `exports`, an export is written if there is none or if it does not fit. The engine stays open for later calls.
 
     Raises:
         ConfigError: If the bank is not on the CPU, or `backend` is "int8" and the bank's folder has no such export.
-        StoreError: If the export in the bank's folder does not fit, and no other one may be written.
+        StoreError: If the export in the bank's folder does not fit, and `exports` is False or `backend` is "int8".
+        UnsupportedModelError: If the bank cannot be exported.
     """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):
@@ -178,9 +182,9 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 
 
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
-    """Export all readers of a bank into a folder and open the export.
+    """Export all readers of a bank into a folder, open the export, and return its engine.
 
-    If the folder is None or cannot be written, the export lasts as long as this process.
+    If the folder is None or cannot be written, a temporary one is used; the engine then lasts until the process ends.
     """
     if folder is not None:
         try:

@@ -65,7 +65,7 @@ class FileResult:
     Attributes:
         output: The file that was written.
         rows: Number of rows in it.
-        skipped: Number of rows of the source that could not be read.
+        skipped: Number of rows of the source that were left out because they could not be read.
     """
 
     output: Path
@@ -101,7 +101,8 @@ def predict_file(  # noqa: PLR0913
 ) -> FileResult:
     """Predict from every row of a file, with constant memory.
 
-    The same call after a killed run continues that run; no row is lost or written twice.
+    Finished rows wait in hidden files beside `output` until all are done. If the run is killed, the same call continues
+    it; no row is lost or written twice.
 
     Args:
         bank_or_model: A bank, or a whole model.
@@ -144,12 +145,14 @@ def predict_file(  # noqa: PLR0913
     Raises:
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
-        ConfigError: If the output has an unknown extension or is the source, or an earlier run with other arguments was
-            stopped there.
-        UnknownNameError: If a reader does not exist.
+        ConfigError: If the output has an unknown extension or is the source, options contradict each other, or `output`
+            has the hidden files of an earlier run with other arguments.
+        UnknownNameError: If a reader or the backend does not exist.
         NotFiniteError: If a reader gives NaN or infinity for a row.
+        BaseMismatchError: If `processor` makes other inputs than the bank's own.
         StoreError: If the output cannot be written, for example to a full disk. Complete rows are kept.
-        MissingExtraError: If Ray is not installed.
+        UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
+        MissingExtraError: If the packages of Ray or of the backend are not installed.
     """
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
@@ -220,10 +223,11 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequenc
 def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     """Return the text column of a file for which the user names no column.
 
-    It is the only column, else the only one that is in `learnt`, else one with a usual name.
+    It is the only column; else the only one in `learnt`, the columns on which readers were trained; else the first name
+    of `USUAL_COLUMNS` that the file has.
 
     Raises:
-        DataError: If there are several columns and none of them fits.
+        DataError: If there are several columns and none of them fits, or the file cannot be read.
     """
     first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
@@ -247,14 +251,17 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[object], int]]:
-    """Yield chunks of a file: the examples' line numbers, the examples, and the number of rows that were parsed.
+    """Yield for each chunk of a file: its line numbers, its examples, and the number of rows that were parsed for it.
+
+    An example is a text, or a tuple of two texts if there are two columns.
 
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
         start: Number of valid rows to skip at the start.
-        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before it.
+        bad: Called with the DataError of each row that cannot be read; the row is left out. None: the error is raised,
+            after the rows before it were yielded.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -277,7 +284,7 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """A partial output in hidden files: the rows written so far, and a note that says how far the source was read."""
+    """The unfinished output of `predict_file`: a hidden file of rows, and a JSON note: how far the source was read."""
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
@@ -291,9 +298,10 @@ class Partial:
     @classmethod
     @contextmanager
     def open(cls, output: Path, same: JSONObject, *, resume: bool) -> Iterator[Partial]:
-        """Open and lock hidden files beside `output`, for the rows of a run whose arguments are `same`.
+        """Yield the unfinished output for the file `output`, locked inside the `with` block.
 
-        With `resume`, rows of an earlier run with the same arguments stay; otherwise they are removed.
+        With `resume`, rows of an earlier run whose arguments equal `same` stay; otherwise they are removed. At the end,
+        hidden files without a complete row are deleted.
 
         Raises:
             ConfigError: If the earlier run had other arguments.
@@ -322,7 +330,7 @@ class Partial:
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: JSONObject) -> None:
-        """Continue from the numbers in an earlier run's note, `state`; the errors are those of `open`."""
+        """Set the counters to those in `state`, an earlier run's note. Raises the errors of `open`."""
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(
@@ -345,7 +353,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and record in the note how much is complete."""
+        """Append output rows for the next `read` rows of the source, and note what is complete. May raise StoreError."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -377,7 +385,7 @@ class Partial:
             self.lines.unlink(missing_ok=True)
 
     def _flat_rows(self) -> Iterator[JSONObject]:
-        """Yield the finished rows as a table has them: one value per column."""
+        """Yield each finished row as a flat dict, column -> value, for CSV and Parquet."""
         with self.lines.open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
@@ -390,7 +398,7 @@ class Partial:
 
 
 def _cells(name: str, answer: object) -> Iterator[tuple[str, object]]:
-    """Yield (column, value) for every part of a reader's answer, for CSV and Parquet."""
+    """Yield (column, value) for each value in a reader's answer. Nested keys are joined by dots; lists become JSON."""
     if isinstance(answer, dict):
         for key, value in answer.items():
             yield from _cells(f"{name}.{key}", value)
@@ -442,7 +450,7 @@ class Answered:
 
 @final
 class Answering:
-    """A function that predicts the rows of a `Chunk`, as an object that can be pickled for another process."""
+    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
@@ -450,7 +458,7 @@ class Answering:
         self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
 
     def begin(self) -> None:
-        """Move the model to this process's GPU, if there is one. Called after the object was sent to a worker."""
+        """Move the model to this process's GPU, if there is one. Ray workers call this before their first chunk."""
         if torch.cuda.is_available():
             self._predictor.to("cuda")
 
@@ -471,7 +479,7 @@ class Answering:
                 yield self(*ready)
 
     def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
-        """Return the examples encoded for the model; or the error, if one of them cannot be encoded."""
+        """Return the examples encoded for the model, or the error. Paths are relative to the source's folder."""
         try:
             with _tokenizing:
                 if self._predictor.reads_files:
@@ -481,13 +489,13 @@ class Answering:
             return error
 
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
-        """Predict a chunk; an error is stored in the outcome, not raised.
+        """Return the outcome of a chunk. Errors are stored in it, not raised.
 
         If the examples cannot be encoded together, halves are tried, until the bad row is found.
 
         Args:
             chunk: The chunk.
-            prepared: Its examples from `_prepare`. None: they are not encoded yet.
+            prepared: What `_prepare` returned for the chunk's examples. None: they are not encoded yet.
         """
         answered = Answered(read=chunk.read, problems=list(chunk.problems))
         try:
@@ -512,7 +520,11 @@ class Answering:
         problems: list[DataError],
         prepared: Prepared | LaminaError | None = None,
     ) -> Iterator[JSONObject]:
-        """Yield the output row of each example; `problems` collects the errors of bad rows, if these are skipped."""
+        """Yield the output row of each example; `lines` are the examples' numbers in the source.
+
+        Errors of bad rows are appended to `problems` if bad rows are skipped; otherwise DataError is raised. Raises
+        NotFiniteError if an output is NaN or infinite.
+        """
         if not examples:
             return
         try:
@@ -540,7 +552,7 @@ class Answering:
 
 
 class _Job:
-    """Predicts a file: reads its rows, has chunks of them predicted, and writes the predictions to a `Partial`."""
+    """The work of `predict_file`: read a file's rows, have chunks of them predicted, and write these to a `Partial`."""
 
     def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
         self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
@@ -548,7 +560,8 @@ class _Job:
     def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
         """Predict and write all rows that are not written yet.
 
-        `answers` is a function that returns the outcomes of chunks, and `chunk_rows` the number of rows in a chunk.
+        `answers` turns an iterator of chunks into their outcomes; a chunk has `chunk_rows` rows. An outcome's error is
+        raised once its rows are written.
         """
         from tqdm.auto import tqdm
 
@@ -564,7 +577,7 @@ class _Job:
                     raise answered.failed
 
     def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield the remaining rows in chunks. A chunk has the errors of the bad rows among them."""
+        """Yield the remaining rows in chunks of `rows`. If bad rows are skipped, a chunk also has their errors."""
         problems: list[DataError] = []
         told = self._partial.bad  # a resumed run parses bad rows after the last good one again
 
@@ -582,7 +595,7 @@ class _Job:
             yield Chunk([], [], 0, tuple(problems))
 
     def _skip(self, problem: DataError) -> None:
-        """Count a row that cannot be read; the first few are logged."""
+        """Count a row that cannot be read; the first few are logged. `problem` is the row's error."""
         self._partial.skipped += 1
         if self._partial.skipped <= _SHOWN:
             logger.warning("%s", problem)

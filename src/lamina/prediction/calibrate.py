@@ -66,7 +66,8 @@ def calibrate(  # noqa: PLR0913
 
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
-    the first text is left out too. A text that is too long is scored in windows, and its highest score counts.
+    the first text is left out too. A text that is too long is scored in windows, and its highest score counts. A
+    warning is logged if the monitor does no better than chance.
 
     Args:
         bank: The bank with the monitor's readers, trained.
@@ -95,13 +96,16 @@ def calibrate(  # noqa: PLR0913
 
     Returns:
         The monitor with `threshold` and `calibration`: the false-positive rate and the recall that it reached, with
-        their confidence intervals; and with the sketch for `watch_drift`, unless it is a cascade.
+        their confidence intervals. Unless it is a cascade, it also has `sketch`, a summary of the scores for
+        `watch_drift`.
 
     Raises:
-        ConfigError: If `confidence` is out of range; if there are too few negative texts, or no positive ones; or if
-            the monitor does not fit the bank's readers, or reads the decoder of an encoder-decoder model.
+        ConfigError: If `confidence` is out of range, or an option is set that a given `threshold` makes useless; if
+            there are too few negative texts, or no positive ones; or if the monitor does not fit the bank's readers, or
+            reads the decoder of an encoder-decoder model.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
         NotFiniteError: If a score is NaN.
+        MissingExtraError: If scipy is not installed.
     """
     check_confidence(confidence)
     check_known("calibrate", [per], get_args(Unit), "unit")
@@ -187,7 +191,7 @@ class TextScores:
         return sum(int(np.isfinite(own).sum()) for own in self.running) / max(1, count)
 
     def sketch(self) -> DriftSketch | None:
-        """Return a sketch (summary) of the texts for a drift test; None if no text has a score."""
+        """Return a summary of these texts' scores and features for a drift test; None if no text has a score."""
         features = [None] * len(self.running) if self.features is None else self.features
         rows = zip(self.highest(), self.running, features, strict=True)
         facts = [ReplyFacts(score, len(own), part) for score, own, part in rows if math.isfinite(score)]
@@ -204,9 +208,10 @@ class TextScores:
         guarantee: bool,
         **facts: Unpack[Facts],
     ) -> Calibration:
-        """Measure the rates of `threshold`. If it is None, first choose a threshold for a `rate` of false alarms.
+        """Return the rates of `threshold` on these texts. If it is None, first choose one for a `rate` of false alarms.
 
-        Texts whose `positive` is None are left out. The other arguments are those of `Calibration.of`.
+        `positive` says which texts should be flagged; texts with None are left out. `per` is the unit of `rate`: texts,
+        or thousands of tokens. The other arguments are those of `Calibration.of`.
         """
         known = [at for at, flag in enumerate(positive) if flag is not None]
         flags, highest = [bool(positive[at]) for at in known], self.highest()
@@ -229,10 +234,11 @@ class TextScores:
         return self.counted(found, positive)
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return a copy of `rates` that also has false alarms per token, and the mean number of tokens to a flag.
+        """Return a copy of `rates` with false alarms per thousand tokens and the mean number of tokens until a flag.
 
-        Tokens of a text count up to its first flag. False alarms, per thousand tokens, are flags on texts whose
-        `positive` is False. The mean is over the flagged texts whose `positive` is True; None if there are none.
+        `positive` says which texts should be flagged; texts with None do not count. A text's tokens count up to its
+        first flag. A false alarm is a flag on a text that should not be flagged. The mean is over the texts that were
+        rightly flagged; None if there are none.
         """
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]
@@ -256,8 +262,9 @@ def score_texts(
 ) -> dict[str, TextScores]:
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
-    With `finished`, a model that reads in both directions is allowed: each score then depends on the whole text. With
-    `features`, the readers' features are computed too, for a sketch. Raises NotFiniteError if a score is NaN.
+    `group` has the task's encoded windows; `runner` has the bank. With `finished`, a model that reads in both
+    directions is allowed: each score then depends on the whole text. With `features`, the readers' features are
+    averaged too, for a sketch. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
@@ -309,9 +316,9 @@ def _running_scores(
 ) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor, dict[str, Tensor]]]:
     """Yield per batch: numbers of its windows, monitor name -> scores `[windows, tokens]`, mask, sums of features.
 
-    The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`; they are empty
-    without `features`. The mask is True at the tokens that count: not at special tokens, and not in the first text of a
-    pair if only the second has labels. `finished` is as in `score_texts`. Raises NotFiniteError if a score is NaN.
+    The mask is True at the tokens that count: not at special tokens, and not in the first text of a pair if only the
+    second has labels. With `features`, the last item is reader name -> sum of its features over the tokens in the mask,
+    `[windows, dim]`; otherwise it is empty. `finished` is as in `score_texts`. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))
@@ -345,7 +352,7 @@ def _running_scores(
 
 
 def special_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the ids of the special tokens, which do not count. The unknown token is part of the text."""
+    """Return the ids of the special tokens, except the unknown token, which stands for a piece of the text."""
     return torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
 
 
@@ -356,13 +363,13 @@ def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
 
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
-    """Return the labels that `positive` names; see `named_class` for the forms of a name and for errors."""
+    """Return the labels that `positive` names. For its forms and the errors, which begin with `op`, see `named_class`."""
     names = [positive] if isinstance(positive, str | int) else positive
     return [named_class(op, name, labels) for name in names]
 
 
 def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
-    """Return for each text whether it, or one of its words, has a label in `positive`.
+    """Return for each text of a split whether it, or one of its words, has a label in `positive`.
 
     None for a text if a missing label leaves this open.
     """

@@ -35,13 +35,13 @@ class CascadeChoice:
     """The cascade that `choose_cascade` chose, and the work that it saves.
 
     Attributes:
-        cascade: The cascade. Its `calibration` has the rates on rows that did not choose thresholds.
+        cascade: The cascade. Its `calibration` has the rates on the half of the rows that did not choose thresholds.
         recall: The recall that was asked for.
         saving: Fraction of the second reader's work that the cascade saves, less the work of the first reader. Work is
             the number of parameters that a reader multiplies per token.
         seconds: Seconds for a thousand tokens: of the cascade, and of the second reader alone. Measured on this
             machine, one token at a time as during generation, without the model's own pass.
-        alone: Rates of the second monitor alone, on the same rows.
+        alone: Rates of the second monitor alone, on the same half of the rows.
         considered: Number of cascades whose recall was tested.
     """
 
@@ -121,6 +121,8 @@ def choose_cascade(  # noqa: PLR0913
         ConfigError: If a rate is out of range, the first reader is not smaller than the second, there are too few
             texts, or no cascade has the recall.
         UnknownNameError: If a reader, label or split of the task does not exist.
+        NotFiniteError: If a score is NaN.
+        MissingExtraError: If scipy is not installed.
 
     Source:
         Fixed-sequence testing as in Angelopoulos et al. 2021, "Learn then Test", arXiv:2110.01052.
@@ -184,7 +186,7 @@ def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of the labelled rows in two random halves, each with half of the positives.
+    """Divide the labelled rows at random into two halves with equally many positives; return the row numbers of both.
 
     `labels` has a label for each row, or None. `seed` decides the division.
     """
@@ -209,7 +211,7 @@ def _fitted(
     rate: float,
     facts: JSONObject,
 ) -> Calibration:
-    """Choose a threshold on the first half of the rows, and measure its error rates on the second half.
+    """Choose a threshold on the first half of the rows, and return its rates on the second half.
 
     `scored` and `labels` are the scores and labels of all rows, and `halves` the row numbers of both halves. `rate` is
     the false positive rate that the threshold must have on the first half. `facts` are further fields of the result.
@@ -226,8 +228,8 @@ def _candidates(
 ) -> list[Cascade]:
     """Return cascades, the safest first; each further one lets the first monitor miss more positives, and is cheaper.
 
-    `scored` and `labels` are the scores and labels of all rows; the rows in `rows` decide the thresholds. Raises
-    ConfigError if no positive row has a token with a score.
+    `scored` are the first monitor's scores of all rows, `labels` the rows' labels. The rows in `rows` decide the
+    thresholds. Raises ConfigError if no positive row has a token with a score.
     """
     own, positive = _part(scored, labels, rows)
     highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])
@@ -246,7 +248,7 @@ def _candidates(
 
 
 def _least_recall(rates: Calibration) -> float:
-    """Return the one-sided lower confidence bound (Clopper-Pearson) of the recall."""
+    """Return the one-sided lower confidence bound (Clopper-Pearson) of a recall, at the confidence level of `rates`."""
     from scipy.stats import beta
 
     hits = round(rates.recall * rates.positives)

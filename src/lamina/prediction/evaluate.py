@@ -130,11 +130,13 @@ def evaluate(  # noqa: PLR0913
         Reader name (or the given name) -> metric -> value.
 
     Raises:
-        UnknownNameError: If a reader, the split or an option does not exist.
+        UnknownNameError: If a reader, the split, the backend or an option does not exist.
         ConfigError: If a task does not fit its reader or the model, or `errors` is set for a kind of task whose
             predictions are not right or wrong.
+        DataError: If a file cannot be read, or a column is missing.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
+        MissingExtraError: If the packages of a metric, the backend or the baseline are not installed.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
     check_range("evaluate", "errors", errors, 0)
@@ -177,13 +179,13 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Check that `backend` exists, and can run `target` in `precision`.
+    """Check that `backend` exists and can run `target`, a bank or a model, in `precision`.
 
     Only PyTorch can run whole models, and only PyTorch can run in half precision.
 
     Raises:
         UnknownNameError: If the backend does not exist.
-        ConfigError: If only PyTorch can run this, and another backend was chosen.
+        ConfigError: If another backend than PyTorch was chosen for a whole model or for half precision.
     """
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"
@@ -193,7 +195,7 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
     """Return the extra entries that `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
 
-    `results` are the reader's results. `per_class`, `errors` and `compared` choose the entries, as in `evaluate`.
+    `results` are the reader's outputs. `per_class`, `errors` and `compared` choose the entries, as in `evaluate`.
     """
     more: JSONObject = {}
     if per_class:
@@ -211,7 +213,7 @@ def _prepared(
     options: PassOptions,
     errors: int,
 ) -> tuple[Runner, list[Group]]:
-    """Return the runner for the tasks, and their encoded examples; see `evaluate` for arguments and errors."""
+    """Return the runner for `target`, and a split of the tasks, encoded in groups. For the arguments see `evaluate`."""
     runner = open_runner(target, tasks, "evaluate", processor, options)
     runner.check(tasks, (split,))
     if unjudged := [task for task in tasks.values() if errors and not task.kind.has_classes]:
@@ -231,9 +233,9 @@ def _prepared(
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """Return one split of the tasks as groups of tasks that share their encoded examples.
+    """Return one split of the tasks as groups: tasks with the same examples, which are encoded once for all of them.
 
-    Examples are encoded as in training, unless the options say otherwise.
+    Examples are encoded as in training, unless `options` say otherwise.
     """
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
@@ -247,7 +249,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
-    """Return "max_length", "stride" and "add_prefix_space" for `name`: from the options, else as in its training."""
+    """Return "max_length", "stride" and "add_prefix_space" for a reader: from `options`, else as in its training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")
@@ -322,7 +324,7 @@ class FileColumns:
     labels: Mapping[str, str | int] | str | int | None = None
 
     def of(self, reader: str) -> dict[str, str | int]:
-        """Return the columns named for a reader, as arguments of `Task.from_files`."""
+        """Return the columns that are set for a reader, as arguments of `Task.from_files`."""
         label = self.labels.get(reader) if isinstance(self.labels, Mapping) else self.labels
         columns = {"text": self.text, "text_pair": self.text_pair, "label": label}
         return {key: column for key, column in columns.items() if column is not None}
@@ -344,8 +346,8 @@ def tasks_of_file(
         path: The file, in a form that `Task.from_files` reads.
         split: Name of the split that the rows become.
         columns: The columns that the user has named.
-        positive: Reader name -> positive class, or one class for all readers. None: the classes with which the readers
-            learnt.
+        positive: Reader name -> positive class. Or one class for all readers; if some have two labels, only for those.
+            None: the classes with which the readers learnt.
         train: File of the train split, for scores that need one. None: there is none.
 
     Raises:

@@ -130,7 +130,7 @@ def extract(  # noqa: PLR0913
 def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[object], Table]:
     """Return the texts (or pairs) of a file, and a table of its other columns.
 
-    `text` and `text_pair` are columns, as in `extract`. Raises DataError if a row has no text.
+    `text` and `text_pair` are columns, as in `extract`. Raises DataError if a column or a row's text is missing.
     """
     table = read_table(source, other="lines" if source.suffix.lower() == ".txt" else None)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
@@ -172,7 +172,7 @@ class _Plan:
 
     @cached_property
     def parts(self) -> list[range]:
-        """The rows of each file; a file holds 256 MiB of states."""
+        """The rows of each file of states; a file holds about 256 MiB."""
         files = np.cumsum(self.row_bytes) // _FILE_BYTES
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
         return [range(start, end) for start, end in pairwise(edges) if end > start]
@@ -247,7 +247,7 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (row number, states `[tokens, layers, width]`) for each row, in passes of `batch_size` rows.
+        """Yield (row number, states `[tokens, layers, width]`) for each of `rows`, in passes of `batch_size` rows.
 
         Raises DataError if a state is not finite, and ConfigError if the model does not have one state per token.
         """
@@ -276,7 +276,7 @@ class _Plan:
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write the lengths, the table and, last of all, the manifest; return the manifest."""
+        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest."""
         with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
             np.save(file, np.asarray(self.inputs.lengths, np.int64))
         if table.columns:

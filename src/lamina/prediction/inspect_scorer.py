@@ -51,12 +51,12 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 
     The value of a sample is monitor name -> highest score of its replies. `Score.metadata["messages"]` has a row for
     each reply and monitor, see `MessageScore`, and the explanation says the same in words. The bank's model reads the
-    replies again, so the evaluated model may be any. If it is the bank's own, the scores equal those during generation,
+    replies again, so any model may be evaluated. If it is the bank's own, the scores equal those during generation,
     provided that the text is split into the same tokens again.
 
     Conversations are written by the tokenizer's chat template; if one is longer than the model can read, its latest
     tokens are read. Without a template, a reply is read after the messages before it, one per line, as `lamina.monitor`
-    reads a prompt and a reply.
+    reads a prompt and a reply. The scorer raises NotFiniteError if a score is NaN.
 
     Example:
         ```python
@@ -100,14 +100,14 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 
 
 def _sentence(row: MessageScore) -> str:
-    """Return a reply's score as text, for the view of a log."""
+    """Return a monitor's score of a reply as a sentence, for the view of a log."""
     at = row["flagged_at"]
     flagged = "" if at is None else f", flagged after {pluralize(at + 1, 'token')}"
     return f"Message {row['message']}: {row['monitor']} {row['score']:.3g}{flagged}."
 
 
 class _Reading(NamedTuple):
-    """One pass over tokens of a reply."""
+    """One pass of the model that scores tokens of a reply."""
 
     batch: dict[str, Tensor]  # arguments of the model, for one text
     own: Tensor  # True at the reply's tokens, `[1, tokens]`
@@ -115,7 +115,7 @@ class _Reading(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """How a reader's training encoded texts; None: as is usual."""
+    """The options with which a reader's training encoded texts. None: the default."""
 
     max_length: int | None
     stride: int | None
@@ -125,7 +125,7 @@ class _Trained(NamedTuple):
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
-    """Return the scores of each reply. `messages` are pairs of a role and a text."""
+    """Return a row for each monitor and each reply with a token. `messages` are pairs of a role and a text."""
     replies = [number for number, (role, _) in enumerate(messages) if role == REPLIES]
     if tokenizer_of(bank.processor).chat_template:
         readings = _readings_of_chat(bank, messages)
@@ -144,7 +144,7 @@ def _scores(
 
 
 def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> Iterator[list[_Reading]]:
-    """Yield the reading of each reply in a chat, or [] if it has no token.
+    """Yield for each reply in a chat a list with the one pass that scores it; [] if the reply has no token.
 
     If the chat up to the end of the reply is too long for the model, its latest tokens are read.
     """
@@ -164,7 +164,7 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
 
 
 def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
-    """Return the readings of the reply in a pair of prompt and reply, a window each, as calibration reads pairs."""
+    """Return the passes over a reply that follows a prompt, one per window; windows as in the reader's training."""
     encoded = encode(
         [pair],
         cast("Processor", bank.processor),
@@ -185,7 +185,7 @@ def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained
 def _of_reply(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], number: int, readings: Sequence[_Reading]
 ) -> list[MessageScore]:
-    """Return the monitors' scores for the reply with this index among the messages."""
+    """Return a row per monitor: its highest score over `readings`, the passes over message `number`, a reply."""
     reader = next(iter(monitors.values())).readers[0]
     finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
     named = list(monitors.values())

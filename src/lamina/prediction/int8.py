@@ -45,7 +45,7 @@ def export_int8(
         bank: The bank, on the CPU. It is not changed.
         folder: Folder to write, as in `export_onnx`.
         tasks: Reader name -> task, for all readers; or a labelled file, as in `evaluate`.
-        max_loss: Largest loss of a task's metric that is accepted: the difference of the two scores, in its unit.
+        max_loss: Largest accepted loss: by how much a task's first metric may be worse in int8 than in float32.
         progress: Show progress bars.
         **columns: Columns of the file: `text`, `text_pair`, `labels` and `positive` of `evaluate`.
 
@@ -55,6 +55,7 @@ def export_int8(
     Raises:
         StoreError: If a task loses more than `max_loss`, or the folder cannot be written; nothing is then written.
         ConfigError: If a reader has no task, or the bank is not on the CPU.
+        DataError: If the labelled file cannot be read.
         UnsupportedModelError: If the bank cannot be exported, or the base has no linear map to quantise.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
     """
@@ -91,7 +92,7 @@ def export_int8(
 
 
 def _scores(exact: Mapping[str, Mapping[str, Any]], quantised: Mapping[str, Mapping[str, Any]]) -> dict[str, Int8Score]:
-    """Return task -> its first metric, with the value in PyTorch and that of the quantised graph."""
+    """Return task -> its first metric, with the score before quantising (`exact`) and that after (`quantised`)."""
     metrics = {name: next(iter(values)) for name, values in exact.items()}
     return {
         name: Int8Score(metric=metric, float32=float(exact[name][metric]), int8=float(quantised[name][metric]))

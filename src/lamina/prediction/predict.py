@@ -151,7 +151,7 @@ class Prepared:
     cut: int = 0  # number of examples that are too long to be read whole
 
     def warn(self, op: str) -> None:
-        """Log a warning if an example lost its end; `op` is the operation, for the message."""
+        """Log a warning if an example is too long to be read whole; `op` begins the message."""
         if self.cut:
             what = "examples are longer than what is read of them; the rest was left out or cut off"
             logger.warning("%s: %d %s", op, self.cut, what)
@@ -159,7 +159,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Reading:
-    """How examples are encoded for readers with equal inputs, or for a whole model. Computed once, then reused."""
+    """How to encode examples for readers with equal inputs, or for a whole model. Computed once, then reused."""
 
     tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
@@ -266,11 +266,11 @@ class Predictor:
             nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[object]) -> list[Answers]:
-        """Return one dict per example: reader name -> prediction. Log a warning if an example was too long."""
+        """Return one dict per example: reader name -> prediction. Log a warning if an example is too long."""
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as a call does, but for examples that `prepare` has encoded; `budget`: see `answer_by_pass`."""
+        """Predict as a call does, but for examples that `prepare` has encoded. `budget` is as in `answer_by_pass`."""
         prepared.warn("predict")
         if prepared.count:
             if self._paired:
@@ -282,7 +282,7 @@ class Predictor:
         return _finish(self.answer_by_pass(prepared, budget=budget))
 
     def choose_engine(self, tokens: float = 0) -> None:
-        """Set the engine that fits the backend and a job of at least `tokens` tokens; see `engine_of`.
+        """Set the engine for the backend and a job of at least `tokens` tokens: PyTorch or ONNX Runtime.
 
         Raises:
             LaminaError: If the backend cannot be used; see `engine_of`. Whole models can use PyTorch only.
@@ -324,7 +324,7 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode examples for each kind of task. `splits` is kind -> the examples in that kind's form."""
+        """Encode examples that were already read. `splits` is kind of task -> the examples in that kind's form."""
         count, tokens, cut = min(map(len, splits.values())), 0, 0
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():
@@ -349,16 +349,16 @@ class Predictor:
         return Prepared(count, splits, groups, tokens, cut)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
-        """Return the readers of `reading` as a group, with the examples of `splits` encoded for them."""
+        """Return a group: the readers of `reading`, with the examples of `splits` encoded for them."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {}, equal_lengths=getattr(inputs, "equal_lengths", False))
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
     ) -> Generator[None, None, list[Answers]]:
-        """Predict in passes.
+        """Return one dict per example: reader name -> prediction.
 
-        A generator: it yields between two passes, and returns one dict per example, with the prediction of each reader.
+        A generator: it yields after each pass but the last, so that the caller can do other work in between.
 
         Args:
             prepared: The examples, from `prepare`.
@@ -396,11 +396,11 @@ class Predictor:
         return collected
 
     def max_length(self, names: Sequence[str]) -> int:
-        """Return how many tokens these readers read of an example, or of each window of it."""
+        """Return how many tokens the readers `names` read of an example or, if they read in windows, of each window."""
         return self._max_length({name: self._tasks[name] for name in names})
 
     def _max_length(self, tasks: Mapping[str, KindedTask]) -> int:
-        """Return how many tokens the readers of these tasks read, as `max_length` does."""
+        """Return how many tokens the readers in `tasks` read of an example or window."""
         return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
 
     def _plan(self) -> _Plan:
@@ -420,10 +420,7 @@ class Predictor:
         return plan
 
     def _derive_plan(self) -> _Plan:
-        """Return a plan, with one `Reading` for each set of readers with the same kind of input and `add_prefix_space`.
-
-        Raises ConfigError if an option has no effect on the readers' kinds of tasks.
-        """
+        """Return a new plan, with one `Reading` for readers that have the same kind of input and `add_prefix_space`."""
         tasks: dict[str, KindedTask] = {n: TaskOutline.of_head(r.config.head) for n, r in self._readers.items()}
         options = self.options
         if self._whole is not None:
@@ -446,9 +443,10 @@ class Predictor:
         return _Plan(tasks, tuple(readings), tuple(paired))
 
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
-        """Return one `Reading` for each part that the readers of `tasks` read of a long example; () if it is one part.
+        """Return one `Reading` for each part that readers read of a long example; () if all read the same part.
 
-        With `by_kind`, readers of tokens do not read the same part as the others.
+        `tasks` is reader name -> task. Readers differ in the number of tokens and the stride; with `by_kind`, also in
+        whether they predict per token.
         """
         strides = {n: self._runner.trained_with([n], "stride") for n, task in tasks.items() if task.kind.per_token}
         parts: dict[tuple[int, int | None, bool], dict[str, KindedTask]] = defaultdict(dict)
@@ -458,9 +456,9 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return the `Reading` of the readers of `tasks`: how examples are encoded once for all of them.
+        """Return how to encode examples once for all readers in `tasks`.
 
-        With `add_prefix_space`, each text gets a space in front.
+        With `add_prefix_space`, a text gets a space in front.
         """
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind
@@ -477,7 +475,7 @@ class Predictor:
 
 
 def _cut(group: Group) -> int:
-    """Return how many examples of a group are too long for one of its readers to read them whole."""
+    """Return how many examples of a group are too long to be read whole, for the reader that loses the most."""
     return max(task.kind.truncated(group.inputs) for task in group.tasks.values())
 
 

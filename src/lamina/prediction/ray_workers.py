@@ -28,9 +28,9 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
     Args:
         work: A function or object that can be pickled.
-        address: "local", "auto" or HOST:PORT.
+        address: "local" (start a cluster on this machine), "auto" (the one that runs here) or HOST:PORT.
         workers: Number of workers. None: one per GPU of the cluster or, without GPUs, one per core.
-        op: The operation, for messages.
+        op: The operation, with which error messages begin.
         items: Items that can be pickled. An error in this iterator is raised after the answers of the items before it.
 
     Raises:
@@ -70,7 +70,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
 
 def _alone(actor: Any, item: object, op: str) -> Any:
-    """Let the worker `actor` process one item, and return the result; raise LaminaError if the worker dies again."""
+    """Return the result of one item from the worker `actor`. Raise LaminaError, which begins with `op`, if it dies."""
     ray = import_ray(op)
     try:
         return ray.get(actor.run.remote(item))
@@ -104,8 +104,8 @@ def import_ray(op: str) -> ModuleType:
 def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
     """Connect to the Ray cluster at `address` inside the `with` block, and disconnect at its end.
 
-    If this process is already connected, that connection is used and stays. A local cluster is started if `address`
-    asks for one. Raises ConfigError, whose message begins with `op`, if `address` is malformed or no cluster answers.
+    If this process is already connected, that connection is used and stays. "local" starts a cluster on this machine.
+    Raises ConfigError, whose message begins with `op`, if `address` is malformed or no cluster answers.
     """
     if ray.is_initialized():
         yield
@@ -126,7 +126,7 @@ def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
 
 
 def _check_address(address: str, op: str) -> None:
-    """Raise ConfigError if an address is malformed, or if it is HOST:PORT and no server answers there."""
+    """Raise ConfigError, which begins with `op`, if an address is malformed or no server answers at HOST:PORT."""
     if address in (LOCAL, AUTO):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")

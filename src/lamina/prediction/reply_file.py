@@ -37,15 +37,15 @@ SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # o
 @final
 @dataclass(frozen=True)
 class ReplyColumns:
-    """Names of the columns in a file of replies. None stands for a column with a usual name, see `USUAL`.
+    """Names of the columns in a file of replies. None: find the column by its usual names, see `USUAL`.
 
     Args:
         messages: Column of chats, whose last message is the reply; in place of `prompt` and `reply`.
-        prompt: Column of prompts, which come before the reply as they are.
+        prompt: Column of prompts. A reply follows its prompt with nothing added between them.
         reply: Column of replies.
         label: Column of the label of the reply.
-        spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None:
-            no spans are read, and positive replies are bad as a whole.
+        spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None: no
+            spans are read, and positive replies are bad as a whole.
     """
 
     messages: str | None = None
@@ -69,7 +69,7 @@ class LabelledReply:
 def read_replies(
     path: str | Path, columns: ReplyColumns, positive: str | int | None, processor: Processor
 ) -> tuple[list[LabelledReply], str]:
-    """Read a file of replies.
+    """Read a file of labelled replies.
 
     Args:
         path: File: .jsonl, .csv, .tsv or .parquet.
@@ -78,7 +78,7 @@ def read_replies(
         processor: Tokenizer of the model, whose chat template writes the prompts of chats.
 
     Returns:
-        The replies, and the digest of their prompts, texts and labels.
+        The replies, and a digest of their prompts, texts, labels and spans.
 
     Raises:
         DataError: If it is not clear which column to use; or if a row has no prompt, reply or label, or has a span that
@@ -90,7 +90,7 @@ def read_replies(
 
 
 def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) -> tuple[list[LabelledReply], str]:
-    """Return the replies of a file that `read_labels` has read, and their digest; see `read_replies`."""
+    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`."""
     table, labels, positive = labelled
     by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
     texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
@@ -107,7 +107,7 @@ def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) 
 
 
 class Labelled(NamedTuple):
-    """A file of replies whose labels are known."""
+    """The table of a file of replies, with the label of each row; made by `read_labels`."""
 
     table: Table
     labels: list[str]  # of each row
@@ -115,10 +115,7 @@ class Labelled(NamedTuple):
 
 
 def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
-    """Read a file of replies and its labels.
-
-    It needs no model. For the arguments and errors see `read_replies`.
-    """
+    """Read a file of replies and its labels, before a model is loaded. See `read_replies` for arguments and errors."""
     table = read_table(path)
     labels = _labels(table, _column(table, "label", columns.label))
     known = sorted(set(labels))
@@ -136,7 +133,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what`, a key of `USUAL`, or None; DataError if there are several."""
+    """Return the column with a usual name for `what`, a key of `USUAL`, or None. Raise DataError if several have one."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -160,7 +157,7 @@ def _column(table: Table, what: str, named: str | None) -> str:
 
 
 def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
-    """Return the DataError for the cell in `row` and `column`; `problem` says what is wrong."""
+    """Return an error about the cell in `row` and `column`; `problem` says what is wrong."""
     message = f"monitor: {table.path}, row {row}, column '{column}': {problem}"
     return DataError(message, path=table.path, row=row, column=column)
 
@@ -179,7 +176,7 @@ def _labels(table: Table, column: str) -> list[str]:
 
 
 def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from two columns; raise DataError if one of the two is blank or no text."""
+    """Return (prompt, reply) for each row, from two columns; raise DataError if a column or a text is missing."""
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):
@@ -245,8 +242,8 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
     """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
-    Prompts with and without a bad reply are divided separately, so that each part has about its share of both. They are
-    shuffled first; `seed` decides the order. Prompts that differ only in white space count as one.
+    Prompts with a bad reply and prompts without are divided separately, so that each part gets its share of both.
+    `seed` decides which prompts go where. Prompts that differ only in white space count as one.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

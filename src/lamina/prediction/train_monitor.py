@@ -54,7 +54,7 @@ class TrainedMonitor(Monitor):
     `calibration` has the rates on the test part.
 
     Attributes:
-        bank: The bank with the monitor's reader; the monitor is stored in it.
+        bank: The bank with the monitor's reader. It also holds the monitor if `stored` is True.
         candidates: Name of each candidate -> AUROC on the part that chooses between them, best first.
         rows: Part -> number of its replies.
         tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold
@@ -62,7 +62,7 @@ class TrainedMonitor(Monitor):
         live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
             that only finished replies can be scored; see `score_replies`.
         scores: Part ("calibration" and "test") -> the highest score of each of its replies, and whether it is bad.
-        running: Part -> the running score at each token of each reply, in the same order.
+        running: Part -> for each reply, in the order of `scores`, the running score at each token.
     """
 
     bank: ReaderBank = field(repr=False)
@@ -75,7 +75,7 @@ class TrainedMonitor(Monitor):
 
     @property
     def is_useful(self) -> bool:
-        """Whether the monitor beats chance on the test part: its recall's interval is above the false alarm rate's."""
+        """Whether the recall's interval on the test part is above that of the false alarm rate: better than chance."""
         return cast("Calibration", self.calibration).is_useful
 
     @property
@@ -99,7 +99,7 @@ class TrainedMonitor(Monitor):
         return f"{text} {self._bound(found)}; {seen}{alarms}.{useless}"
 
     def _bound(self, found: Calibration) -> str:
-        """Return a sentence, without its full stop, that says which rate is promised for which replies."""
+        """Return a sentence, without its full stop: which rate the calibration `found` promises for which replies."""
         sure = f"With {100 * found.confidence:g} % confidence it"
         if found.per == "1000 tokens":
             return (
@@ -110,7 +110,7 @@ class TrainedMonitor(Monitor):
 
 
 def _percent(rate: float, interval: tuple[float, float]) -> str:
-    """Return a rate and its interval as percentages."""
+    """Return a rate and the ends of its interval as text, in percent."""
     low, high = interval
     return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -142,10 +142,11 @@ def monitor(  # noqa: PLR0913
 ) -> TrainedMonitor:
     """Train a monitor that flags bad replies, from a file of labelled replies, and measure it on unseen ones.
 
-    The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Readers that do
-    not look ahead are trained in one pass. The best pair of a reader and an aggregation becomes the monitor. Its
-    threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the same kind
-    (an exact bound for any number of replies, see `per`). The rates are measured on the test part.
+    The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Candidate
+    readers, which do not look ahead, are trained together. The best pair of a reader and an aggregation becomes the
+    monitor. Its threshold is the lowest one with which, at the given confidence, the rate holds on other replies of the
+    same kind (an exact bound for any number of replies, see `per`). The rates are measured on the test part. A warning
+    is logged if the monitor is useless, or if test replies also occur in the train part.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
@@ -181,9 +182,10 @@ def monitor(  # noqa: PLR0913
 
     Raises:
         ConfigError: If the rate or the confidence is out of range, no positive label is named, there are too few good
-            or bad replies, or the tokenizer has no chat template for chats.
+            or bad replies, the model has no tokenizer, or the tokenizer has no chat template for chats.
         DataError: If a row or a column of the file cannot be used.
         UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
+        MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence).checked()
     require_packages("monitor", "metrics", "scipy")
@@ -279,6 +281,7 @@ def score_replies(
     Raises:
         UnknownNameError: If the bank does not have a monitor of this name, or lacks the monitor's reader.
         ConfigError: If the bank has no tokenizer, the monitor is a cascade, or there are no replies.
+        NotFiniteError: If a score is NaN.
     """
     if isinstance(monitor, str):
         check_known("score_replies", [monitor], bank.monitors, "monitor")
@@ -305,7 +308,7 @@ def score_replies(
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its tokenizer: `processor`, or else the one saved with a model that is given by name.
 
-    A model given by name is loaded, with its language model head if saved. Raises ConfigError without a tokenizer.
+    A model given by name is loaded, with its language model head if it has one. Raises ConfigError without a tokenizer.
     """
     own: Processor | None = None
     if isinstance(model, str | Path):
@@ -319,7 +322,7 @@ def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> 
 
 
 def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
-    """Raise ConfigError if one of the four parts has no good or no bad replies, or too few good ones for the rate."""
+    """Raise ConfigError if a part lacks good or bad replies, or "calibration" has too few good ones for the promise."""
     texts = [one.reply for one in parts["calibration"] if not one.positive]
     if promise.per == "reply":
         unit, count, least = "good replies", len(texts), needed_negatives(promise.rate, promise.confidence)
@@ -342,7 +345,7 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
 
 
 def _warn_of_repeated(parts: Parts) -> None:
-    """Log a warning if replies of the test part also occur in the train part, after other prompts."""
+    """Log a warning if replies of the test part also occur in the train part, where they follow other prompts."""
     seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
     if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
         share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"
@@ -374,7 +377,7 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
 
 
 def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
-    """Add the candidate readers to a bank; return whether these can score a text while it is written.
+    """Add the candidate readers to a bank; return whether they can score a text while it is written.
 
     `task` has the labels of their heads, and `seed` decides their random weights.
     """
@@ -400,7 +403,7 @@ def _scores(
 ) -> dict[str, TextScores]:
     """Return monitor name -> the running scores of each reply of a task, from one pass; see `score_texts`.
 
-    Error messages begin with `op`.
+    With `live` False, scores may depend on the whole text. Error messages begin with `op`.
     """
     runner = BankRunner(bank, op, None)
     (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)
@@ -413,7 +416,7 @@ def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tupl
 
 
 def _compared(scores: Mapping[str, TextScores], replies: Sequence[LabelledReply]) -> dict[str, float]:
-    """Return candidate -> AUROC of its highest scores, best first."""
+    """Return candidate name -> AUROC of its highest scores, best first."""
     positive = np.array([one.positive for one in replies])
     auroc = {name: _auroc(np.array(own.highest()), positive) for name, own in scores.items()}
     return dict(sorted(auroc.items(), key=lambda item: -item[1]))
@@ -436,7 +439,7 @@ class _Promise:
     confidence: float
 
     def checked(self) -> _Promise:
-        """Return this object.
+        """Return this object, once its fields are checked.
 
         Raises ConfigError if the rate or the confidence is out of range, and UnknownNameError if the unit is unknown.
         """
@@ -448,7 +451,7 @@ class _Promise:
         return self
 
     def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
-        """Return the rates on replies at a threshold. If it is None, choose one that guarantees the promised rate."""
+        """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate."""
         return scores.calibration(
             [one.positive for one in replies],
             rate=self.rate,
@@ -460,9 +463,9 @@ class _Promise:
 
 
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
-    """Return the recall of TF-IDF on the test part, with the same promise; None if scikit-learn is missing.
+    """Return the recall of TF-IDF on the test part, at a threshold with the same promise; None without scikit-learn.
 
-    `unseen` has the monitor's scores, from which the number of tokens of each reply is taken.
+    `unseen` has the monitor's scores, which tell the number of tokens of each reply.
     """
     try:
         require_packages("monitor", "sklearn", "sklearn")
