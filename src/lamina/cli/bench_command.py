@@ -24,13 +24,13 @@ _UNIQUE = "Count each text once, or keep the published rows, some of which repea
 
 
 class Suite(StrEnum):
-    """The benchmarks that the command runs."""
+    """The benchmarks that `lamina bench` can run."""
 
     PROBES = "probes"
 
 
 class SettingOfSets(StrEnum):
-    """What the training rows and the scored rows are; see `lamina.studies.benchmark`."""
+    """Which rows of a data set `lamina bench` trains on and which it scores; see `lamina.studies.benchmark`."""
 
     NORMAL = "normal"
     SCARCE = "scarce"
@@ -88,7 +88,7 @@ def bench(  # noqa: PLR0913
 
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
-    """Print the comparison over the data sets and the conclusions, or everything as JSON; `folder` has the study."""
+    """Print a benchmark's comparison of methods and its conclusions, or everything as JSON; `folder` has the study."""
     from lamina.studies.benchmarking.benchmark import over_sets
     from lamina.studies.study import rows_where
 

@@ -56,7 +56,7 @@ _QUIET = {
 
 
 class Warnings(logging.Handler):
-    """A logging handler that prints each record on the present `sys.stderr`."""
+    """A logging handler that prints each record on `sys.stderr`, even if that was replaced since."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on one line; warnings and errors begin with "warning: "."""
@@ -71,7 +71,7 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **options: Any) -> object:  # noqa: ANN401
-        """Run the subcommand that the arguments name, and end the process; `args` and `options` are those of click."""
+        """Run the subcommand that the arguments name, and end the process; click passes `args` and `options`."""
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("TextIO", Stream(log, needed=False))):
             try:
@@ -93,7 +93,7 @@ class Group(TyperGroup):
                 sys.exit(2 if isinstance(known, LaminaError) else 1)
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the subcommands under the headings of `SECTIONS`, each with the first paragraph of its help."""
+        """Write the subcommands into the help, under the headings of `SECTIONS`, each with its help's first paragraph."""
         for section, names in SECTIONS.items():
             with formatter.section(section):
                 commands = ((name, self.get_command(ctx, name)) for name in names)
@@ -118,8 +118,8 @@ class Group(TyperGroup):
 def system_error(error: BaseException) -> StoreError | None:
     """Return an error of the system (a full disk, a missing permission, too many open files) as a StoreError.
 
-    Libraries wrap such errors in types of their own, so the causes of `error` are searched too. Returns None if the
-    error has no such cause, or is a `LaminaError`.
+    Libraries wrap these errors in types of their own, so the causes of `error` are searched too. Returns None if no
+    cause is an error of the system, or `error` is a `LaminaError`.
     """
     if isinstance(error, LaminaError):
         return None

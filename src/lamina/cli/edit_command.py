@@ -188,7 +188,7 @@ def edit(  # noqa: PLR0913
 
 
 class LeastOptions(NamedTuple):
-    """The options of `--drop auto:N`, and of a plan that drops the least important blocks."""
+    """The options of `--drop auto:N`, which are also for a --plan that drops the least important blocks."""
 
     task: str | None
     data: Path | None
@@ -198,23 +198,23 @@ class LeastOptions(NamedTuple):
     progress: bool
 
     def data_options(self) -> dict[str, bool]:
-        """Return, for each option about the task, whether it was set."""
+        """Return "--task" and "--data", each with whether it was set."""
         return {"--task": self.task is not None, "--data": self.data is not None}
 
     def choice_options(self) -> dict[str, bool]:
-        """Return, for each option about the choice of blocks, whether it was set."""
+        """Return "--by" and "--heal", each with whether it was set."""
         return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
     def seed_option(self) -> dict[str, bool]:
-        """Return whether the seed was set."""
+        """Return "--seed" with whether it was set."""
         return {"--seed": self.seed is not None}
 
 
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
-    """Return a function that applies the requested edits; `changes` has the name and arguments of each.
+    """Return a function that applies the requested edits to a model; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
-    has no number, `least` has options without `--drop auto:N`, or a seed that no edit uses.
+    a number, an option of `least` is set without `--drop auto:N`, or no edit uses the seed.
     """
     from lamina.recipes.edits import EDITS, is_random
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
@@ -246,15 +246,16 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
 
 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
-    """Return a function that applies the plan in a file.
-
-    Raises ConfigError if `named` is not empty, or the plan is wrong; and if `least` sets how blocks are chosen, which
-    the plan says, or has a task, data folder or seed that the plan does not use.
+    """Return a function that applies the plan in a file to a model.
 
     Args:
         plan: The file.
         named: The edit options that were set on the command line; with a plan there must be none.
-        least: Its task and seed, if set, replace the plan's.
+        least: The options of `--drop auto:N`. A task or seed in it replaces the plan's.
+
+    Raises:
+        ConfigError: If `named` is not empty; if the plan is wrong, or does not use the task, data folder or seed in
+            `least`; or if --by or --heal is set, since the plan says how blocks are chosen.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 
@@ -278,14 +279,14 @@ def _is_auto(layers: object) -> bool:
 
 
 def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
-    """Apply edits to a model, in place. Returns []: the model is not measured, so there are no reports."""
+    """Apply edits to a model, in place. Return [], because these edits do not measure what the model loses."""
     for change in changes:
         change(model)
     return []
 
 
 def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
-    """Apply groups of edits (`steps`) to a model, in place and in order; return the reports of all of them."""
+    """Apply groups of edits (`steps`) to a model, in place and in order; return what each measured, in one list."""
     return [report for step in steps for report in step(model, processor)]
 
 
@@ -295,7 +296,7 @@ def _by_plan(
     """Apply a plan to a model, in place; return reports of what the model lost by dropping its least important blocks.
 
     `least` says where the data of the plan's task lie, and whether to show progress. Raises ConfigError if the plan
-    measures the model, and that has no weights.
+    measures the model, but the model has no weights (a dry run).
     """
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")
@@ -338,8 +339,8 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
 def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_weights: bool) -> EditFacts:
     """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
 
-    `head` is the kind of task, or the class of transformers, for the model's head (None: the saved class). Without
-    `out`, the edits are tried on a model without weights. With `new_weights`, weights that the files lack start at
+    `head` is the kind of task, or the class of transformers, for the model's head (None: the saved class). If `out` is
+    None, the edits are tried on a model without weights. With `new_weights`, weights that the files lack start at
     random.
     """
     from lamina.editing.block_picture import stack_pictures
@@ -379,7 +380,7 @@ _WEIGHTLESS = ("truncate", "keep", "drop")  # edits that change no weight, and a
 
 
 def _counts(model: PreTrainedModel) -> Counts:
-    """Return the numbers of layers, parameters and trainable parameters of a model."""
+    """Return how many layers per stack, parameters and trainable parameters a model has."""
     trainable = model.num_parameters(only_trainable=True)
     return Counts(layers=_layers(model), parameters=model.num_parameters(), trainable=trainable)
 
@@ -424,7 +425,7 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float | None:
     """Return the largest absolute difference between tensors that have the same name and shape in both mappings.
 
-    None if there are no such tensors.
+    Returns None if no tensor has.
     """
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     differences = (float((before[name].double() - after[name].double()).abs().max()) for name in same)

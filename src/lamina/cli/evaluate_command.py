@@ -147,7 +147,7 @@ def evaluate(  # noqa: PLR0913
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
     """Return the values of a repeated option: reader -> value; or one value for all readers; or None if there is none.
 
-    Raises ConfigError if some values name a reader and others do not, or a reader is named twice.
+    Raises ConfigError, which names the `option`, if only some values name a reader, or a reader is named twice.
     """
     if not values:
         return None
@@ -166,7 +166,7 @@ def _column(name: str) -> str | int:
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return the named columns by parameter of `Task.from_files`. A column name that is a number becomes an int."""
+    """Return parameter of `Task.from_files` -> column, for the columns that are set. Numbers in texts become ints."""
     numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 
@@ -192,7 +192,7 @@ def _check_used(
 ) -> None:
     """Raise ConfigError if an option was given that no task uses: `for_files` are for files, `for_presets` for presets.
 
-    `sources` is reader -> preset or file; the others are option -> its value, or None if it was not given.
+    `sources` is reader -> preset or file; the other two are option -> its value, or None if it was not given.
     """
     files = [source for source in sources.values() if is_file(source)]
     for option in (option for option, value in for_files.items() if value is not None and not files):
@@ -204,10 +204,11 @@ def _check_used(
 
 
 def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
-    """Return the task for scoring a reader or model. For a file, the reader's head decides its kind and labels.
+    """Return the task for scoring the reader or model that has the head `head`.
 
-    `source` is a file, all of whose rows become the split `split`, or the name of a preset, read from a subfolder of
-    `data` or from the hub. Raises UnknownNameError if it is neither.
+    `source` is a file, all of whose rows become the split `split`; the head decides kind and labels, and `columns` are
+    the columns. Or it is the name of a preset, read from a subfolder of `data` or from the hub. Raises UnknownNameError
+    if it is neither.
     """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
@@ -253,7 +254,7 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
 
 
 def _row(metric: str, values: JSONObject) -> list[str]:
-    """Return the cells for one metric of a reader: score, interval, the constant prediction's score, and TF-IDF's."""
+    """Return the cells for one metric of a reader: score, interval, score of one constant answer, and score of TF-IDF."""
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
     other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
@@ -292,7 +293,7 @@ def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
 
 
 def marked(text: str, spans: Sequence[Span]) -> Text:
-    """Return a text with its spans marked, each with its label and error in brackets: "[Ekeus|PER missed] heads".
+    """Return a text with its wrong spans marked, each with its label and error in brackets: "[Ekeus|PER missed] heads".
 
     Long stretches between spans are shortened. The spans must be in order and must not overlap.
     """

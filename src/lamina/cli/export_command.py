@@ -97,9 +97,9 @@ def export(  # noqa: PLR0913
 
 
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
-    """Load a bank or a whole model; return it and its tokenizer.
+    """Load a bank or a whole model by folder or hub id; return it and its tokenizer (None if it has none).
 
-    `base` is a bank's base model (None: the one it names).
+    `base` is the base model of a bank. None: the one that the bank names.
     """
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
@@ -164,8 +164,8 @@ def _export_int8(
     """Export a bank with a quantised base into `out`, and print every reader's score before and after.
 
     The scores are measured on the file `validation`, by default with the columns of the training; `label` holds other
-    columns as "READER=COLUMN". A loss above `max_loss` is an error. With `progress`, progress bars are shown. Raises
-    ConfigError if a text in `label` has another form.
+    columns as "READER=COLUMN". A loss above `max_loss` is an error. Raises ConfigError if a text in `label` has another
+    form or names a reader twice. With `progress`, progress bars are shown.
     """
     from lamina.prediction.int8 import export_int8
 
@@ -184,6 +184,6 @@ def _export_int8(
 
 
 def _row(name: str, output: OutputFacts) -> tuple[object, ...]:
-    """Return an output of the graph as a row of the printed table, with the columns `_COLUMNS`."""
+    """Return an output of the graph, with its `name`, as a row of the printed table; see `_COLUMNS`."""
     kind = (output.kind or "the model").replace("_", " ")
     return name, kind, " x ".join(output.axes), ", ".join(output.labels)

@@ -65,7 +65,7 @@ class ModelFacts(TypedDict):
 
 
 class Choice(TypedDict):
-    """The arguments of `chosen_weight` that select the inserted layer to draw. A None does not restrict the choice."""
+    """Which inserted layer to draw: arguments of `chosen_weight`. A field that is None does not restrict the choice."""
 
     layer: int | None
     projection: str | None
@@ -141,7 +141,7 @@ def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: b
 
 
 def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
-    """Return the row of a reader in the table of readers: the columns that it learnt from, its size and its score."""
+    """Return a row of the table of readers: name, fusion, layers, columns that it learnt from, size and score."""
     from lamina.layers.selectors import ranges
 
     columns, metric, scores = (saved.info.get(key) for key in ("columns", "metric", "scores"))
@@ -152,13 +152,13 @@ def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
 
 
 def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return a monitor's or cascade's fields without its sketches, which are hundreds of numbers."""
+    """Return the fields of a monitor or cascade without its sketch (hundreds of numbers about calibration texts)."""
     plain = {key: value for key, value in fields.items() if key != "sketch"}
     return {key: _without_sketch(value) if isinstance(value, dict) else value for key, value in plain.items()}
 
 
 def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
-    """Print a table of monitors with their rates on unseen texts."""
+    """Print a table of the monitors of the bank in `folder`, with their rates on unseen texts."""
     from lamina.store.card import MONITOR_COLUMNS, monitor_cells
 
     rows = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
@@ -185,10 +185,10 @@ def _show(name: str, facts: StackFacts) -> None:
 
 
 def describe(name: str, *, weights: bool = False) -> ModelFacts:
-    """Return the class, size and layers of a model, by its folder or hub id.
+    """Return the class, size and layers of the model with this folder or hub id.
 
-    With `weights=True` the weights are loaded, and each stack gets a fingerprint; else only the config is read. Raises
-    ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot be found.
+    With `weights=True` the weights are loaded, and each stack gets a fingerprint (hash); otherwise only the config is
+    read. Raises ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits

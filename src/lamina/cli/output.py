@@ -76,7 +76,7 @@ def with_known_signs(text: str, encoding: str | None) -> str:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print nested dicts, lists, numbers, strings, paths and dataclasses as JSON; NaN and infinities become null.
+    """Print nested dicts, lists, numbers, strings, paths and dataclasses as JSON; NaN and infinity become null.
 
     `indent` is spaces per level; None: one line. Characters outside ASCII are escaped unless standard output is UTF-8.
     """

@@ -152,9 +152,9 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
 
 
 def _reader_names(target: ReaderBank | PreTrainedModel, values: Sequence[str] | None) -> list[str] | None:
-    """Return the names in the values of --readers, see `names_of`; None if they stand for all readers.
+    """Return the names in the values of --readers, each once; None if the option was not given.
 
-    Raises ConfigError if the values contain no name and `target` is a bank.
+    Raises ConfigError if `target` is a bank and the option was given without a name.
     """
     from lamina.bank import ReaderBank
 

@@ -67,7 +67,7 @@ def report(
 
 
 def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
-    """Write the HTML page about studies and training runs, and print the number of its charts.
+    """Write one HTML page about studies and training runs, and print how many charts it has (or its facts as JSON).
 
     `runs` are their output folders, and `output` is the page; with `files`, charts and tables become files too.
     """

@@ -213,9 +213,9 @@ def _on_ray(
 ) -> None:
     """Deploy replicas of the application that `build` returns on Ray Serve, and print their address; see `deployed`.
 
-    On a cluster that already runs, the function then returns and the replicas stay. A cluster that it starts itself
-    (`ray` is "local") ends with this process, so the function waits for SIGTERM or SIGINT. Raises ConfigError if the
-    port of `address` is 0 or, with `ray="local"`, is in use.
+    `ray` is the cluster: "local", "auto" or HOST:PORT. "local" starts a cluster that ends with this process, so the
+    function waits for SIGTERM or SIGINT; otherwise it returns and the replicas stay. Raises ConfigError if the port of
+    `address` is 0 or, with "local", is in use.
     """
     from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed

@@ -100,8 +100,8 @@ def check_output(
 ) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
-    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if it is
-    a file or cannot be read.
+    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if the folder is a
+    file or cannot be read.
 
     Args:
         op: The command, for the message.
@@ -141,7 +141,7 @@ def names_of(values: Sequence[str] | None) -> list[str] | None:
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
-    """Return the numbers in the values of a list option, see `names_of`; raise ConfigError if one is no `kind`."""
+    """Return a list option's numbers, or None if it was not given. Raise ConfigError if one is no `kind`: int or float."""
     try:
         return None if values is None else [kind(name) for name in names_of(values) or ()]
     except ValueError:

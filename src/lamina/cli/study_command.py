@@ -118,8 +118,8 @@ def _baselines(result: Study) -> list[str]:
 def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:
     """Return what a study would run, without running it.
 
-    `options` are those that the recipe sets (defaults are added), `data` is the folder of the recipe's data files or
-    None, and `folder` the output folder.
+    `options` are those that the recipe sets; defaults are added. `data` is the folder of the recipe's data files (None:
+    the current folder), and `folder` the output folder.
     """
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 

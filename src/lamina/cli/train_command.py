@@ -130,9 +130,9 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
 
 
 def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
-    """Return how many bytes a batch may take: `memory` in GiB, or what is free. None: `fit_memory` is off.
+    """Return how many bytes a batch may take: `memory` in GiB, or what is free if it is None.
 
-    Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
+    Returns None without `fit_memory`. Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """
     if not fit_memory:
         if memory is not None:
@@ -251,7 +251,7 @@ def _show_parts(cost: Estimate, word: str) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Return a number of hours as text, with at most two digits after the decimal point."""
+    """Return a number of hours as text, with two digits below 10; "< 0.01" for less."""
     return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 

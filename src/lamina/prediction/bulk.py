@@ -353,7 +353,10 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and note what is complete. May raise StoreError."""
+        """Append output rows for the next `read` rows of the source, and note what is complete.
+
+        Raises StoreError if the hidden files cannot be written.
+        """
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():

@@ -363,7 +363,7 @@ def range_mask(ranges: Sequence[TokenRange], length: int) -> Tensor:
 
 
 def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
-    """Return the labels that `positive` names. For its forms and the errors, which begin with `op`, see `named_class`."""
+    """Return the labels that `positive` names. For its forms and errors see `named_class`; `op` begins messages."""
     names = [positive] if isinstance(positive, str | int) else positive
     return [named_class(op, name, labels) for name in names]
 

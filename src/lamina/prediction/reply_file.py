@@ -133,7 +133,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what`, a key of `USUAL`, or None. Raise DataError if several have one."""
+    """Return the column with a usual name for `what` (a key of `USUAL`), or None. DataError: several have one."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
