@@ -93,7 +93,7 @@ class Group(TyperGroup):
                 sys.exit(2 if isinstance(known, LaminaError) else 1)
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the subcommands into the help, under the headings of `SECTIONS`, each with its help's first paragraph."""
+        """Write the subcommands into the help under the headings of `SECTIONS`, each with the start of its own help."""
         for section, names in SECTIONS.items():
             with formatter.section(section):
                 commands = ((name, self.get_command(ctx, name)) for name in names)

@@ -254,7 +254,7 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
 
 
 def _row(metric: str, values: JSONObject) -> list[str]:
-    """Return the cells for one metric of a reader: score, interval, score of one constant answer, and score of TF-IDF."""
+    """Return the cells for one metric of a reader: score, interval, score of a constant answer, TF-IDF's score."""
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
     other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
