@@ -223,8 +223,7 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequenc
 def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     """Return the text column of a file for which the user names no column.
 
-    It is the only column; else the only one in `learnt`, the columns on which readers were trained; else the first name
-    of `USUAL_COLUMNS` that the file has.
+    It is the only column; else the only one in `learnt`, which readers learnt from; else the first of `USUAL_COLUMNS`.
 
     Raises:
         DataError: If there are several columns and none of them fits, or the file cannot be read.
@@ -251,17 +250,14 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[object], int]]:
-    """Yield for each chunk of a file: its line numbers, its examples, and the number of rows that were parsed for it.
-
-    An example is a text, or a tuple of two texts if there are two columns.
+    """Yield for each chunk of a file: its line numbers, its examples (texts or pairs), and how many rows were parsed.
 
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
         start: Number of valid rows to skip at the start.
-        bad: Called with the DataError of each row that cannot be read; the row is left out. None: the error is raised,
-            after the rows before it were yielded.
+        bad: Called with the DataError of each row that cannot be read, which is left out. None: the error is raised.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -353,10 +349,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and note what is complete.
-
-        Raises StoreError if the hidden files cannot be written.
-        """
+        """Append output rows for the next `read` rows of the source, and note in the JSON file what is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
