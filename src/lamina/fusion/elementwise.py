@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Elementwise(FusionConfig):
-    """A fusion that computes `sum_i v_i * z_i`, with a learned vector `v_i` per layer and the state `z_i`.
+    """A fusion that computes `sum_i v_i * z_i`, with a learned vector `v_i` per layer. It keeps the model's width.
 
     Args:
         layers: Selector of the layers that are read.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class ScalarMix(FusionConfig):
-    """A fusion by a weighted mean, `scale * sum_i softmax(scores)_i z_i`, of the layers' states z_i.
+    """A fusion by a weighted mean, `scale * sum_i softmax(scores)_i z_i`, of states z_i; it keeps the model's width.
 
     Args:
         layers: Selector of the layers that are read.

@@ -131,7 +131,7 @@ class LazyAudio(LazyFile):
     def _header(self, rate: int) -> tuple[int, int]:
         """Return the clip's samples per second and samples per channel, without decoding the file.
 
-        `rate` is used if the clip has no rate.
+        `rate` stands in for a rate that is not known. Raises DataError if the header cannot be read.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
@@ -150,10 +150,7 @@ class LazyAudio(LazyFile):
         return info
 
     def _decode(self, frames: int) -> Samples:
-        """Decode the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
-
-        Raise DataError on failure.
-        """
+        """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`; DataError on failure."""
         source, soundfile = self.source(), _soundfile()
         try:
             return soundfile.read(source, frames=frames, dtype="float32")[0]
@@ -161,13 +158,13 @@ class LazyAudio(LazyFile):
             raise self._undecodable(error) from error
 
     def _undecodable(self, error: Exception) -> DataError:
-        """Return a DataError that says that the clip cannot be decoded, with the decoder's message."""
+        """Return a DataError that says that the clip cannot be decoded, with the message of `error`."""
         reason = first_line(getattr(error, "error_string", None) or error)
         return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
 
 
 def _resample(values: Samples, up: int, down: int) -> Samples:
-    """Resample audio to `up / down` times its rate; raise MissingExtraError if SciPy is not installed."""
+    """Return audio samples at `up / down` times their rate; raise MissingExtraError if SciPy is not installed."""
     try:
         from scipy.signal import resample_poly
     except ImportError as error:
@@ -185,7 +182,7 @@ def _soundfile() -> ModuleType:
 
 
 def _rate_of(name: str, entry: Any) -> int:
-    """Return the "sampling_rate" of a mapping with samples; raise DataError if it is missing or not allowed."""
+    """Return the "sampling_rate" of the mapping `entry`; DataError, with `name`, if it is missing or not allowed."""
     rate = entry.get("sampling_rate")
     if rate is None:
         problem = "has an array without a sampling rate, which is needed to resample it."
@@ -194,7 +191,7 @@ def _rate_of(name: str, entry: Any) -> int:
 
 
 def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
-    """Return an array, or a list of numbers converted to an array; None for anything else."""
+    """Return `samples`, an array or a list of numbers, as an array; None for anything else."""
     if isinstance(samples, np.ndarray):
         return samples
     try:
@@ -221,10 +218,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 
 def _checked_rate(name: str, rate: object) -> int:
-    """Return samples per second as an int.
-
-    Raise DataError, naming the clip, unless it is a whole number from 1 to 768,000.
-    """
+    """Return samples per second as an int; DataError, with `name`, unless it is a whole number from 1 to 768,000."""
     if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
@@ -248,7 +242,7 @@ def feature_extractor(processor: object) -> Any:
 
 
 def sample_limit(processor: object, asked: int | None) -> int:
-    """Return the maximum number of samples that are read of each clip.
+    """Return the maximum number of samples that the processor's feature extractor gets of each clip.
 
     `asked` is the user's limit; None: 30 seconds, or less if the feature extractor reads less. Raises ConfigError if
     `asked` is below 1, or more than the feature extractor reads.
@@ -337,9 +331,7 @@ class AudioInputs:
         return digest.hexdigest()
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
-        """Return how many of the model's frames cover each clip, without the clip's padding.
-
-        Only clip lengths are used.
+        """Return how many of the model's frames cover each clip, without the clip's padding. No clip is decoded.
 
         Returns None if the numbers cannot be known, because the model does not say how many samples make a frame, or
         the feature extractor does not say how many samples make a column of its spectrogram.
@@ -417,7 +409,9 @@ class AudioInputs:
         return self._extract(sounds, padding)
 
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
-        """Run the feature extractor on clips; return the outputs that the model reads, the main input first.
+        """Run the feature extractor on the clips `sounds`.
+
+        Return the outputs that the model reads, its main input first.
 
         `padding` holds further options for the call. Raises DataError if the extractor fails.
         """
@@ -456,18 +450,18 @@ class AudioClassificationKind(FileKind[AudioInputs]):
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return the maximum number of samples read of a clip.
+        """Return the maximum number of samples read of a clip: that of `sample_limit`, with its errors.
 
-        `asked` is the user's limit. See `sample_limit` for the default and the errors.
+        `asked` is the user's limit; `model` is not used.
         """
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:
-        """Return the number of clips that are longer than the limit and lose their end."""
+        """Return the number of clips that are longer than the limit, so that they lose their end."""
         return inputs.cut
 
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row: the fixed number of frames (Whisper), or `tokens` for other models."""
+        """Estimate rows and tokens per row: the config's fixed number of frames (Whisper), or else `tokens`."""
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

@@ -40,7 +40,7 @@ PARTS = ("train", "validation", "test")
 
 @runtime_checkable
 class KindedTask(TaskLike, Protocol):
-    """A task as its kind sees it: the facts of a `TaskLike`, and the `Kind` object itself."""
+    """A task as its kind sees it, as a protocol: the facts of a `TaskLike`, and the `Kind` object itself."""
 
     @property
     def kind(self) -> Kind:
@@ -55,7 +55,7 @@ class KindedTask(TaskLike, Protocol):
 
 @runtime_checkable
 class LabelledTask(KindedTask, Protocol):
-    """The facts about a task that its kind needs to make labels for tokens. `Task` implements it."""
+    """The facts about a task that its kind needs to make labels for tokens, as a protocol; `Task` has them."""
 
     @property
     def label_all_tokens(self) -> bool:
@@ -83,7 +83,7 @@ class TaskOutline:
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
-        """Return the outline of the task that a reader with this head was trained for."""
+        """Return the outline of the task that a reader with this head was trained for, without numbers of rows."""
         return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class TaskOutline:
 
 
 def positive_name(positive: object) -> str | None:
-    """Return the name of the positive class as text, also for a number or a bool; None stays None.
+    """Return the class name that a user means by `positive`, a text, whole number or bool, as text; None stays None.
 
     Raises ConfigError if `positive` cannot name a class.
     """
@@ -178,10 +178,10 @@ class Inputs(CacheableInputs, Protocol):
     """
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return rows, by their indices, as the model's arguments: name -> tensor `[batch, ...]`.
+        """Return the rows with the indices `rows` as the model's arguments: name -> tensor `[batch, ...]`.
 
-        The number of the epoch seeds masking and augmentation. The arguments include "labels" only if labels are made
-        from the inputs: masked tokens, next tokens, target texts.
+        `epoch`, the number of the epoch, seeds masking and augmentation. The arguments include "labels" only if labels
+        are made from the inputs: masked tokens, next tokens, target texts.
         """
         ...
 
@@ -191,7 +191,7 @@ class Targets(Protocol):
     """The labels of one task, one per row of its inputs, made by `Kind.targets`."""
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with these indices, `[batch, ...]`.
+        """Return the labels of the rows with the indices `rows`, `[batch, ...]`.
 
         A row without a label has -100; or NaN if labels are numbers; or -1 if they are 0 and 1 per class.
         """
@@ -209,7 +209,7 @@ def check_image_size(size: int, kind: Kind, op: str) -> None:
 
 
 def check_label_all_tokens(label_all_tokens: bool, kind: Kind) -> None:
-    """Raise ConfigError if `label_all_tokens` is set for a kind that does not label words."""
+    """Raise ConfigError if the option `label_all_tokens` is set for a kind that does not label words."""
     if label_all_tokens and not kind.tags_words:
         raise ConfigError(f"task: label_all_tokens is set for a task of kind {kind}; it is for tasks that tag words.")
 
@@ -353,7 +353,7 @@ class Kind(ABC, Generic[InputsT]):
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
         """Return rows in memory as a table: `rows` is a dataset, or a mapping of columns of equal length.
 
-        `name` is the table's name in messages.
+        `name` is the table's name in messages. `spec` is not used, except by kinds that read files.
         """
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -361,7 +361,9 @@ class Kind(ABC, Generic[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(rows.features))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return the examples that a user passed to `predict` as a split without labels.
+        """Return the examples `raw`, which a user passed to `predict`, as a split without labels.
+
+        `processor` is for kinds whose examples depend on the tokenizer.
 
         Raises:
             ConfigError: If an example is not a text or pair of texts that this kind reads. The message gives its index.
@@ -373,13 +375,14 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that are reported only if a user asks for one of them; then all of them are."""
+        """Return metrics that are only reported if the user names one of them; then all are. By default none."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the class names of a task, and the class ids of each example, for `Task.subsample(per_class=...)`.
+        """Return the class names of a task, and a list with the class ids of each example in `split`.
 
-        If the task has no classes, there are no names and each list of ids is empty.
+        `Task.subsample` and stratified validation splits use them. If examples do not have classes, there are no names,
+        and the ids of each example are empty.
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
@@ -400,11 +403,11 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows of `inputs`; None if a batch brings its labels itself, as for masked tokens."""
+        """Return the labels of all rows of `inputs`, which encode `split`; None if `Inputs.batch` makes the labels."""
         return None
 
     def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
-        """Return facts about the train split that predictions need later; they are saved in a reader's `info`."""
+        """Return facts about the train split that predictions need later, saved in a reader's `info`; by default {}."""
         return {}
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
@@ -421,11 +424,11 @@ class Kind(ABC, Generic[InputsT]):
         return length_limit(model, processor, asked)
 
     def truncated(self, inputs: InputsT) -> int:
-        """Return the number of examples that lost their end because they are too long."""
+        """Return how many of the encoded examples lost their end because they are too long; by default 0."""
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return the number of rows in a batch for scoring. It is called for kinds without classes only.
+        """Return the number of rows in a batch for scoring; by default `asked`. Only called for kinds without classes.
 
         Args:
             asked: The number that the user asks for. The result is at most this.
@@ -454,7 +457,7 @@ class Kind(ABC, Generic[InputsT]):
     # Encoding for whole models with a head of their own
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names and type of loss into a model's config, in place; the default changes nothing.
+        """Write the task's class names and type of loss into a model's config, in place; by default change nothing.
 
         Raises:
             ConfigError: If the head of the model is for other classes.
@@ -465,29 +468,29 @@ class Kind(ABC, Generic[InputsT]):
         return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the model's class or config does not fit this kind of task, as text; None if they fit."""
+        """Return why the class or config of `model` does not fit this kind of task, as text; None if they fit."""
         return None
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return what is wrong with the model's outputs for a batch, as text; None if nothing is."""
+        """Return why the model's outputs for a batch do not fit the task, as text; None if they do."""
         return None
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return the labels of a batch in the form that a transformers model's own loss expects."""
+        """Return a batch's labels in the form that the loss of a transformers model expects; by default unchanged."""
         return labels
 
     # Answering: from outputs to scores and predictions
 
     @abstractmethod
     def results(self, task: TaskLike, split: Split, inputs: InputsT) -> Results:
-        """Return an empty `Results` for a split; it collects a model's outputs for the examples and scores them."""
+        """Return an empty `Results` for `split`; it collects a model's outputs for `inputs`, and scores them."""
 
     def outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
         """Run a whole model on a batch without labels; return logits or generated texts, for `Results.add`.
 
-        `options` say how texts are generated.
+        `processor` decodes generated tokens, and `options` say how texts are generated. The default returns the logits.
         """
         return model(**batch, **as_output(model)).logits  # pyright: ignore[reportCallIssue]
 
@@ -496,12 +499,12 @@ class Kind(ABC, Generic[InputsT]):
     ) -> Outputs:
         """Run a whole model on a batch to predict; the default calls `outputs`, with the same arguments.
 
-        Kinds whose training inputs contain the labels override it.
+        Kinds whose training inputs contain the labels override it, because a model must not see them here.
         """
         return self.outputs(model, batch, processor, options)
 
     def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
-        """Return an empty `Results` that collects a model's outputs for predictions; the default calls `results`.
+        """Return an empty `Results` that turns a model's outputs into predictions; by default that of `results`.
 
         Args:
             task: The facts about the task.
@@ -513,7 +516,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 def as_output(model: PreTrainedModel) -> dict[str, bool]:
-    """Return `{"return_dict": True}` as the argument for a call of the model, or {} if its config sets it already."""
+    """Return the option `return_dict=True` for a call of the model; {} if the model's config sets it already."""
     return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 

@@ -63,7 +63,7 @@ class CausalInputs(CacheableWindows):
     replies: WordTargets | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these indices.
+        """Return the rows with the indices `rows`, the same in every epoch.
 
         "labels" holds the next token at each token, or -100 where it is not learnt.
         """
@@ -102,7 +102,7 @@ class CausalLMKind(LanguageModelingKind):
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
         "messages". A row whose reply is missing or blank counts as a row without a label. Raises DataError if a column
         is missing, a cell has another form, or a reply is missing and such rows are not dropped; ConfigError if the
-        user passed labels.
+        user passed labels. See `Kind.build` for arguments and result.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
@@ -117,10 +117,10 @@ class CausalLMKind(LanguageModelingKind):
         return replace(spec, by_row=True), splits
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
-        """Return blocks or rows of tokens with the next tokens as labels.
+        """Return blocks or rows of tokens with the next tokens as labels; see `Kind.encode`.
 
-        For prediction, return the end of each text, without labels. Raises ConfigError if the processor has no
-        tokenizer, or a slow one, which cannot tell where replies are.
+        For prediction (`options.part` "predict"), return the end of each text, without labels. Raises ConfigError if
+        the processor has no tokenizer, or if replies are learnt with a slow one, which cannot tell where they are.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)
@@ -143,20 +143,21 @@ class CausalLMKind(LanguageModelingKind):
         return None if causal else "its tokens see later tokens, which they are to predict"
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return why the logits do not have one score per entry of the vocabulary, as text; None if they do."""
+        """Return why the model's logits do not have one score per entry of the vocabulary, as text; None if they do."""
         shape = list(outputs.logits.shape)
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return labels that are each token's own id: transformers' models shift them by one token themselves."""
+        """Return, for next-token labels, each token's own id; transformers' models shift labels by one token."""
         return shifted(labels, 1)
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> list[str]:
-        """Generate a continuation of each text of a batch with the model, and log a warning if texts had to be cut.
+        """Return the continuation of each text of a batch that the model generates; `processor` decodes it.
 
-        Raises ConfigError if `options.max_target_length` leaves no room for the text itself.
+        Texts that leave too little room are cut at their start, with a warning. Raises ConfigError if
+        `options.max_target_length` leaves no room for the text itself.
         """
         prompts = _left_padded(batch)
         limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]
@@ -174,7 +175,7 @@ class CausalLMKind(LanguageModelingKind):
         return [whole.removeprefix(text) for whole, text in zip(*both, strict=True)]
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return the texts or chats to continue; raise ConfigError for an example that is neither."""
+        """Return `raw`, a user's texts or chats to continue, as a split; ConfigError for an example that is neither."""
         if not len(raw) or not is_chat(raw[0]):
             return Split.of(checked_texts(raw, pairs=False))
         for number, chat in enumerate(raw):
@@ -188,21 +189,21 @@ class CausalLMKind(LanguageModelingKind):
 
 
 def _pairs(table: Table, spec: ColumnSpec) -> Split:
-    """Return pairs of prompt (`spec.text`) and reply (`spec.text_pair`); see `CausalLMKind.build` for errors."""
+    """Return a table's rows as pairs of prompt (`spec.text`) and reply (`spec.text_pair`); errors as in `build`."""
     reply = spec.text_pair or ""
     table = lab.labelled({"": table}, replace(spec, label=reply), texts=True)[""]
     return Split.of(zip(lab.texts(table, spec.text), lab.texts(table, reply), strict=True))
 
 
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
-    """Tokenise texts, or chats up to the start of the next reply; a text that is too long loses its start."""
+    """Tokenise texts, or (`has_chats`) chats up to the start of the next reply; too long ones lose their start."""
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
         return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
-    """Tokenise pairs or chats, and mark the tokens of replies; only these are learnt.
+    """Tokenise pairs, or (`has_chats`) chats, and mark the tokens of replies; only these tokens are learnt.
 
     Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins.
     """
@@ -220,9 +221,9 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode(
     texts: Sequence[str], processor: Processor, options: EncodeOptions, *, offsets: bool, has_chats: bool
 ) -> Encoded:
-    """Tokenise texts, with character ranges of the tokens if `offsets` is set.
+    """Tokenise texts, to at most `options.max_length` tokens, with the tokens' character ranges if `offsets` is set.
 
-    Chats get no special tokens, because the chat template has written them already.
+    With `has_chats`, no special tokens are added, because the chat template has written them already.
     """
     return encode(
         texts,
@@ -252,7 +253,7 @@ def _adds_end(tokenizer: Tokenizer) -> bool:
 
 
 def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, list[Span]]]:
-    """Join each prompt, reply and end token to one text; yield the text, and the spans of reply and end token.
+    """Join prompt, reply and end token of each pair; yield the text, and the span of reply and end token.
 
     The end token is left out if the tokenizer adds its own.
     """
@@ -262,7 +263,7 @@ def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[
 
 
 def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
-    """Yield a list for each row: 1 for a token that begins inside one of the text's `spans`, 0 for any other.
+    """Yield a list for each encoded row: 1 for a token that begins inside one of its text's `spans`, 0 for any other.
 
     If `end` is set, the last token also gets 1; it is the end token that the tokenizer has added.
     """
@@ -275,7 +276,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
 
 @contextmanager
 def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Inside the `with` block, make the tokenizer truncate texts at their start instead of their end."""
+    """Make the processor's tokenizer truncate texts at their start, instead of their end, inside the `with` block."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"
@@ -300,7 +301,10 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         self._answers: list[str | list[list[float]]] = [[] for _ in inputs.lengths]
 
     def add(self, rows: Sequence[int], outputs: Outputs, labels: Tensor | None = None) -> None:
-        """Store the continuations of the texts with these indices: texts, or logits `[batch, tokens, classes]`."""
+        """Store the continuations of the texts with the indices `rows`.
+
+        `outputs` are generated texts, or logits `[batch, tokens, classes]`, of which the last token's are used.
+        """
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):
                 self._answers[row] = best_tokens(outputs[at, self._lengths[row] - 1]).tolist()

@@ -43,12 +43,12 @@ class Chat(str):
 
 
 def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a cell is a list of mappings."""
+    """Return whether a cell is a list of mappings, as a chat is; `chat_problem` checks the mappings."""
     return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
 
 
 def chat_problem(cell: object) -> str | None:
-    """Return what is wrong with a chat, as text: its type, a role or a content; None if nothing is."""
+    """Return what is wrong with a cell as a chat, as text: its type, a role or a content; None if nothing is."""
     if not is_chat(cell) or not cell:
         return "is no chat: a list of messages, each with a role and a content"
     for number, message in enumerate(cell):
@@ -67,12 +67,12 @@ def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
 
 
 def _to_chat(text: str, _row: int) -> Chat:
-    """Return the chat that `chat_split` stored as JSON; the row number is not used."""
+    """Return the chat from the JSON `text` that `chat_split` stored; the row number is not used."""
     return Chat(json.loads(text))
 
 
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
-    """Return the chats in the column `spec.text`; a chat with a missing or blank reply counts as a row without a label.
+    """Return the chats in the column `spec.text` of a table. A missing or blank reply counts as a missing label.
 
     Raises DataError if a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
     """
@@ -129,7 +129,7 @@ def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False
 
 
 def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Return the text of messages, and the spans that the template marks as replies."""
+    """Return the text of messages, and the character spans that the tokenizer's template marks as replies."""
     (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
     return text, [(start, stop) for start, stop in spans]
 

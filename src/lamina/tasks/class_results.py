@@ -77,7 +77,7 @@ class ClassResults(Results[Tensor, Answer]):
         return self._logits
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits `[batch, classes]` of the rows with these indices."""
+        """Store the logits `[batch, classes]` in `outputs`, of the rows with the indices `rows`. `labels` is unused."""
         examples = torch.from_numpy(self._example[np.asarray(rows)])
         has_example = examples >= 0
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
@@ -91,19 +91,19 @@ class ClassResults(Results[Tensor, Answer]):
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:
-        """Return two tensors: the logits and the labels of the examples that have a label."""
+        """Return the logits and the labels of those examples that have a label."""
         targets = torch.from_numpy(label_array(self._split))
         present = _has_label(targets)
         return self._logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the best constant prediction (most frequent class, mean, or usual label set) and its scores."""
+        """Return as text the best constant prediction (most frequent class, mean, or usual labels), and its scores."""
         _, targets = self._both()
         always, constant = _constant(targets, self._task)
         return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with a constant prediction, with bootstrap intervals over examples."""
+        """Return how the scores compare with a constant prediction's, with bootstrap intervals over examples."""
         logits, targets = self._both()
         always, constant = _constant(targets, self._task)
         fixed = constant.expand(len(targets), -1)
@@ -168,7 +168,7 @@ def first_invalid_row(logits: Tensor) -> int | None:
 
 
 def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
-    """Return the best constant prediction for these labels, as text and as logits `[classes]`."""
+    """Return the constant prediction that fits the labels `targets` best, as text and as logits `[classes]`."""
     if task.problem_type == "regression":
         mean = targets.double().mean()
         return f"{float(mean):.3g}", mean.float()[None]
@@ -181,13 +181,16 @@ def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
 
 
 def _has_label(targets: Tensor) -> Tensor:
-    """Return a mask `[examples]`, True where an example has a label."""
+    """Return a mask `[examples]`, True where `targets` has a label: not NaN, -1 or -100."""
     present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
     return present if present.ndim == 1 else present.all(-1)
 
 
 def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike) -> dict[str, float]:
-    """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers."""
+    """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers.
+
+    Raises the errors of `lamina.tasks.metrics` and of `positive_id`.
+    """
     if task.problem_type == "regression":
         return score.score_numbers(metrics, logits[:, 0].tolist(), targets.tolist())
     if task.problem_type == "multi_label":
@@ -227,12 +230,12 @@ def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[object], count: int
 
 
 def _confidence(answer: WrongAnswer) -> float:
-    """Return the confidence of a wrong prediction. For a regression, return the absolute error."""
+    """Return the confidence of a wrong prediction, the record `answer`; for a regression, its absolute error."""
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 
 def _with_text(answer: WrongAnswer, example: object) -> WrongAnswer:
-    """Return a wrong prediction with its example under "text": the text, a pair as a list, or the name of a file."""
+    """Return the record `answer` with its example under "text": the text, a pair as a list, or the name of a file."""
     text = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
     return {**answer, "text": cast("JSON", text)}
 
@@ -326,16 +329,17 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the two ends of the 95 % percentile interval of bootstrap scores."""
+    """Return the ends of the 95 % percentile interval of `values`, the scores of bootstrap resamples."""
     low, high = np.percentile(values, _ENDS).tolist()
     return low, high
 
 
 def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Sequence[str]) -> Comparison:
-    """Compare predicted tags with giving every word the most frequent tag. The bootstrap draws texts.
+    """Compare the scores of predicted tags with those of the most frequent tag for every word.
 
-    `guesses` and `truths` hold, for each text, the id of every word's tag. Only "span_f1" and "accuracy" are compared,
-    because they can be summed over texts.
+    `guesses` and `truths` hold, for each text, the ids of every word's predicted and true tag; `labels` are the names
+    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared, because they can be summed over
+    texts.
     """
     metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
     always, constant = most_frequent_tag(truths, labels)
@@ -350,7 +354,7 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
 
 
 def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[list[int]]]:
-    """Return the name of the most frequent tag, and predictions that give it to every word of every text."""
+    """Return the name of the most frequent tag in `truths`, and predictions that give it to every word of all texts."""
     tags = torch.tensor([tag for row in truths for tag in row], dtype=torch.long)
     most = int(torch.bincount(tags, minlength=len(labels)).argmax())
     return labels[most], [[most] * len(row) for row in truths]
@@ -359,7 +363,8 @@ def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[li
 def _tag_counts(guesses: Tags, truths: Tags, labels: Sequence[str], *, spans: bool) -> Tensor:
     """Return five counts per text, `[texts, 5]`: correct, predicted and true spans; correct words, and all words.
 
-    `guesses` and `truths` are the predicted and true tag ids. Without `spans`, the counts of spans are 0.
+    `guesses` and `truths` are the predicted and true ids of tags, and `labels` the tags' names. Without `spans`, the
+    counts of spans are 0.
     """
     rows: list[list[int]] = []
     for guess, truth in zip(guesses, truths, strict=True):

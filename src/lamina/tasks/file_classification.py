@@ -60,16 +60,16 @@ Member: TypeAlias = tuple[tuple[str, ...], LazyFile | None]
 
 
 def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column:
-    """Return a table column that describes files of class `file_class`, without opening them."""
+    """Return a table column that holds `files`, all of class `file_class`, without opening them."""
     cells = [asdict(file) for file in files]
     table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
     return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))
 
 
 def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile]) -> Column:
-    """Return the files in a column of a dataset, without decoding them.
+    """Return the files in a column of the dataset `rows`, without decoding them.
 
-    Raises DataError if the column holds no files of class `file_class`.
+    Raises DataError if the column holds no files of class `file_class`; the message lists the columns that do.
     """
     import datasets
 
@@ -88,7 +88,7 @@ def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile
 
 
 def _has_files(feature: object) -> bool:
-    """Return whether a dataset's column holds files: mappings with bytes, a path, or an array of samples."""
+    """Return whether a column's `feature` is a mapping with bytes, a path, or an array of samples."""
     return isinstance(feature, dict) and bool(feature.keys() & {"bytes", "path", "array"})
 
 
@@ -125,12 +125,12 @@ def file_split(files: Column, labels: Iterable[int] | None) -> Split:
 
 
 def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int) -> LazyFile:
-    """Return the file that `file_column` described in a cell."""
+    """Return the `file_class` that a cell of `file_column` describes; the row number is not used."""
     return file_class(**{name: value for name, value in cell.items() if name in file_class.__dataclass_fields__})  # pyright: ignore[reportArgumentType]
 
 
 def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int) -> LazyFile:
-    """Return the file in a cell of a dataset's column; the name of a file without a path has the column and the row."""
+    """Return the `file_class` in a cell of a dataset's column. A file without a path is named by column and row."""
     return file_class.of(f"row {row} of column '{column}'", cell)
 
 
@@ -179,15 +179,15 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether a part of a file's path begins with a dot; `parts` are the path's parts."""
+    """Return whether one of `parts`, the parts of a file's path, begins with a dot."""
     return any(part.startswith(".") for part in parts)
 
 
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield every file at any depth below the folder `root`: the parts of its relative path, and a `file_class`.
+    """Yield every file at any depth below the folder `root`: the parts of its path below `root`, and a `file_class`.
 
-    A symbolic link, or anything else that is no plain file, gives None in place of the `file_class`. Raises DataError
-    if a folder cannot be listed.
+    For links, and anything else that is no plain file, None takes the place of the `file_class`. Raises DataError if a
+    folder cannot be listed.
     """
 
     def unreadable(error: OSError) -> None:
@@ -201,10 +201,10 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield every file in a plain tar file: the parts of its name, and a `file_class` that reads it in place.
+    """Yield every file in the plain tar file `path`: the parts of its name, and a `file_class` that reads it in place.
 
-    A link or special file gives None in place of the `file_class`. Raises DataError if the tar file is compressed,
-    damaged or cut off.
+    For links and special files, None takes the place of the `file_class`. Raises DataError if the tar file is
+    compressed, damaged or cut off.
     """
     try:
         with tarfile.open(path, mode="r:") as archive:
@@ -226,7 +226,7 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
-    """Return the DataError for a file that tarfile cannot read. It names the file's compression, or quotes `error`."""
+    """Return the DataError for `path`, a file that tarfile cannot read; it names the compression, or quotes `error`."""
     with path.open("rb") as file:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
@@ -239,9 +239,9 @@ def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> Data
 
 
 def _check_classes(source: Path, names: Sequence[tuple[str, ...]], file_class: type[LazyFile]) -> None:
-    """Raise DataError if a file lies in no class folder, or if a class has two folders.
+    """Raise DataError if a file of the folder or tar file `source` has no class folder, or a class has two.
 
-    `names` holds the parts of each file's path.
+    `names` holds the parts of each file's path; the last folder is the class.
     """
     places: dict[str, str] = {}
     for *folders, name in names:
@@ -302,7 +302,7 @@ class FileKind(ClassKind[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return the files of every split with class ids, without opening them. See `Kind.build` for the form."""
+        """Return the files of every split with class ids, without opening them; see `Kind.build` for the rest."""
         tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)
         splits: dict[str, Split] = {}
@@ -315,21 +315,22 @@ class FileKind(ClassKind[InputsT]):
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def column(self, spec: ColumnSpec) -> str:
-        """Return the name of the column with the paths of the files: the user's choice, else the kind's default."""
+        """Return the column with the files: `spec.text`, or the kind's default if the user named none."""
         return self.file.column if spec.text == "sentence" else str(spec.text)
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> RowTargets:
-        """Return the class id of every file."""
+        """Return the class id of every file of `split`; the other arguments are not used."""
         return RowTargets(label_array(split))
 
     def results(self, task: TaskLike, split: Split, inputs: InputsT) -> ClassResults:
-        """Return an empty collection for the logits of every file."""
+        """Return an empty `ClassResults`, which collects the logits of every file of `split`."""
         return ClassResults(task, split, np.arange(len(split)))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return a split without labels, from the paths, bytes or objects in memory that a user passed to `predict`.
+        """Return the files `raw`, which a user passed to `predict`, as a split without labels.
 
-        Raises ConfigError if an example has none of the accepted forms; the message names it.
+        They are paths, bytes or objects in memory, and are not opened. Raises ConfigError if an example has none of the
+        accepted forms; the message names it.
         """
         files: list[LazyFile] = []
         for row, entry in enumerate(raw):

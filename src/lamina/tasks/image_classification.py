@@ -62,9 +62,10 @@ class LazyImage(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a `LazyImage` made from a Pillow image or an array; None for any other object.
+        """Return a `LazyImage` named `name`, made from a Pillow image or an array; None for any other object.
 
-        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if decoding fails.
+        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if the Pillow image cannot be
+        decoded.
         """
         if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
             entry = Image.fromarray(entry)
@@ -95,7 +96,7 @@ class LazyImage(LazyFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Yield the Pillow image, with only the header read. Pillow's errors in the `with` block become DataError."""
+        """Return a context manager with the Pillow image, header read only. Pillow's errors inside become DataError."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
@@ -117,7 +118,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _check_size(name: str, width: int, height: int) -> None:
-    """Raise a DataError that names the image, if it has no pixels or more than allowed."""
+    """Raise a DataError that names the image, unless `width` x `height` is from 1 to 2**26 pixels."""
     if not width * height:
         raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
     if width * height > _MOST_PIXELS:
@@ -125,12 +126,12 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _too_large(name: str, what: str) -> DataError:
-    """Return the DataError that says that an image is too large; `what` says how large."""
+    """Return the DataError for the image named `name` that says that it is too large; `what` says how large."""
     return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, with white behind transparent pixels; raise DataError if its pixels have 32 bits."""
+    """Return an image in RGB, with white behind transparent pixels; DataError, naming it, if pixels have 32 bits."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
@@ -188,7 +189,7 @@ class ImageInputs:
         return self._split.key
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the images with these indices as `pixel_values`, float32 `[batch, channels, height, width]`.
+        """Return the images with the indices `rows` as `pixel_values`, float32 `[batch, channels, height, width]`.
 
         With augmentation, crops differ in each `epoch`. Raises DataError if an image cannot be read.
         """
@@ -198,10 +199,10 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open an image and crop it. With augmentation, the crop is random, seeded by `row` and `epoch`.
+        """Open the image `lazy` and crop it. With augmentation, the crop is random, seeded by `row` and `epoch`.
 
-        Without it, the image is cropped to the aspect ratio of the processor's output, unless the processor itself
-        brings all images to one size.
+        Without augmentation, the image is cropped to the aspect ratio of the processor's output, unless the processor
+        itself brings all images to one size.
         """
         image, target = lazy.open(), self.target
         if self._augment:
@@ -229,10 +230,10 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     file = LazyImage
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
-        """Return the images as `ImageInputs`, resized to `options.image_size` if it is set.
+        """Return the images of a split as `ImageInputs`, resized to `options.image_size` if it is set.
 
-        Training images are augmented. Raises ConfigError if the processor has no image processor, or if it cannot make
-        images of that size.
+        Training images are augmented if `options.augment` is set. Raises ConfigError if the processor has no image
+        processor, or if it cannot make images of that size.
         """
         sized = processor if options.image_size is None else resized(processor, options.image_size)
         return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
@@ -251,7 +252,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row: a token per patch plus one; `tokens` if the model has no patches."""
+        """Estimate rows and tokens per row: a token per patch plus one; `tokens` if the config has no patch size."""
         config = getattr(config, "vision_config", config)
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
@@ -263,9 +264,9 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     """Return the place of a random crop in an image, as (left, top, right, bottom).
 
-    Its area, a fraction of the image's between the two of `scale`, its aspect ratio (3/4 to 4/3, log-uniform) and its
-    place are random. If ten draws do not fit into the image, the result is the largest crop around the middle with an
-    allowed aspect ratio.
+    `size` is the width and height of the image, and `rng` draws three things: the crop's area, as a fraction of the
+    image's area within the range `scale`; its aspect ratio, from 3/4 to 4/3, log-uniform; and its place. If ten draws
+    do not fit into the image, the result is the largest crop around the middle with an allowed aspect ratio.
 
     Source:
         Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
@@ -329,7 +330,7 @@ def target_of(processor: Processor) -> Target:
     """Return the output size of an image processor, found by running it on three images of different sizes.
 
     The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways. Raises
-    ConfigError if the output size depends on the image's size, or the processor fails.
+    ConfigError if the outputs for two square images differ in size, or the processor fails.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
@@ -349,7 +350,7 @@ def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
 
 
 def resized(processor: object, size: int) -> Processor:
-    """Return a copy of a processor whose output images have `size` x `size` pixels; errors as in `set_image_size`."""
+    """Return a copy of a processor that makes images of `size` x `size` pixels; errors as in `set_image_size`."""
     changed = copy.deepcopy(processor)
     set_image_size(changed, size)
     return changed  # pyright: ignore[reportReturnType]

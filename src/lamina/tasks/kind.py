@@ -119,15 +119,15 @@ class ClassKind(Kind[InputsT]):
             raise ConfigError(f"finetune: {got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return why the logits do not have one score per label, as text; None if they do."""
+        """Return why the model's logits do not have one score per label of the task, as text; None if they do."""
         shape = list(outputs.logits.shape)
         fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
         return None if fits else f"it gives logits of the shape {shape}"
 
     def outputs(self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions) -> Tensor:
-        """Run the model on a batch, and return its logits.
+        """Run the model on a batch, and return its logits; `processor` and `options` are not used.
 
-        Raises ConfigError if the logits do not have `logits_axes` axes: the head is for another kind of task.
+        Raises ConfigError if the logits do not have `logits_axes` axes, because the head is for another kind of task.
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:
@@ -145,7 +145,9 @@ class TextInputs(CacheableWindows):
 
     @classmethod
     def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise the texts of a split and cut long ones into windows; windows keep the characters of their tokens.
+        """Tokenise the texts of a split. Texts that are too long lose their end.
+
+        With `options.windows`, they are cut into windows instead, and the character range of each token is kept.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
@@ -176,22 +178,22 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Return the texts as windows of tokens; raise ConfigError if the processor has no tokenizer."""
+        """Return the texts as `TextInputs`, for kinds that label tokens in windows; errors as in `TextInputs.of`."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of texts that are not read whole.
 
-        Either they were cut, or only the first of their windows is scored. Kinds that label tokens read all windows;
-        only the first text of a pair can be cut for them.
+        That is, they were cut, or only the first of their windows is scored. Kinds that label tokens read all windows,
+        so that only the first text of a pair can be cut for them.
         """
         return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> Targets:
-        """Return each text's label at the text's first window; further windows have no label."""
+        """Return each text's label at the text's first window; further windows have no label. `task` is unused."""
         return first_window_targets(split, inputs.encoded)
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
-        """Return an empty collection of the logits of each text's first window."""
+        """Return an empty `ClassResults`, which collects the logits of each text's first window."""
         encoded = inputs.encoded
         return ClassResults(task, split, np.where(encoded.window == 0, encoded.text, -1))

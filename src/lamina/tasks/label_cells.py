@@ -105,7 +105,7 @@ _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _what_to_do(cell: Cell) -> str:
-    """Return a sentence that says what a user can do about a cell that is no class name."""
+    """Return a sentence that says what a user can do about `cell`, which is no class name."""
     if isinstance(cell, list):
         return _SEVERAL
     if isinstance(cell, Mapping):
@@ -118,14 +118,14 @@ def _what_to_do(cell: Cell) -> str:
 
 
 def _type_name(cell: Cell) -> str:
-    """Return the type of a cell for a message."""
+    """Return the type of a cell as a phrase for a message, such as "a list" or "of type datetime"."""
     if isinstance(cell, Mapping):
         return "an object with keys"
     return "a list" if isinstance(cell, list) else f"of type {type(cell).__name__}"
 
 
 def shown(cell: object) -> str:
-    """Return a cell as messages quote it: a text in quotes, with at most 60 characters."""
+    """Return a cell as messages quote it: Python's `repr`, cut to 60 characters."""
     text = repr(cell)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -214,7 +214,7 @@ _NAMES = "If it is a class name, give labels=[...]."
 
 
 def _json_or_literal(text: str) -> object:
-    """Return the list that a text in square brackets spells in JSON or Python; raise ValueError if it spells none."""
+    """Return the list that `text`, in square brackets, spells in JSON or Python; raise ValueError if it spells none."""
     try:
         return parse_json(text)
     except RepeatedKeyError:

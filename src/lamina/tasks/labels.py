@@ -80,14 +80,14 @@ def _is_empty(cell: object) -> bool:
 
 
 def every_row(table: Table) -> Table:
-    """Return the table with the rows without a label, which `labelled` kept in `Table.whole`, or the table itself."""
+    """Return `table.whole`, the table before `labelled` removed rows without a label; `table` if that is None."""
     return table if table.whole is None else table.whole
 
 
 def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
-    """Yield the label of every row: `labels` for the rows of `table`, and `gap(row)` for rows without a label.
+    """Yield a label for every row of the table that `every_row` returns, for the table that `labelled` returned.
 
-    `row` is the index of a row in `table.whole`.
+    `labels` are those of the rows of `table`; a row without a label gets `gap(row)`, where `row` is its index.
     """
     if table.whole is None:
         yield from labels
@@ -130,12 +130,12 @@ def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
 
 
 def listed(rows: Sequence[int]) -> str:
-    """Return the first ten row numbers as text for a warning, and "..." if there are more."""
+    """Return the first ten of some row numbers as text for a warning, and "..." if there are more."""
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
 def _no_label(table: Table, row: int, column: str | int, cell: object, spec: ColumnSpec) -> DataError:
-    """Return the DataError for a row without a label. A cell such as "NA" is quoted, because it may be a class name."""
+    """Return the DataError for a row whose label `cell` is missing. A text such as "NA" is quoted; it may be a name."""
     got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
     if "mask" in spec.kind.missing:
         hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
@@ -204,7 +204,7 @@ def _row_of(row_and_cell: tuple[int, object]) -> int:
 
 
 def _form(cell: object, labels: Sequence[str]) -> str:
-    """Return which form a label has: "list", "whole" (number), "number" or "name"."""
+    """Return which form a label has: "list", "whole" (number), "number" or "name". A text in `labels` is no list."""
     if cell_forms.has_several(cell, labels):
         return "list"
     return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
@@ -218,8 +218,9 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with a decimal comma, or several names in one text.
 
-    A text may be several names if one of the signs `,` `;` `|` divides it into parts that are labels of other rows, or
-    parts of several texts: all parts if the sign is a comma, at least one part for the other signs.
+    A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
+    other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the other signs, one is
+    enough.
     """
     rows: dict[str, int] = {}  # text -> the first row with it
     for row, cell in _cells(table, column):
@@ -289,14 +290,14 @@ def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tu
 
 
 def label_source(tables: Mapping[str, Table]) -> Table:
-    """Return the table of the train split, the source of class names; raise DataError if there is none."""
+    """Return the train split's table, from which class names are read; raise DataError if there is no such split."""
     if "train" not in tables:
         raise DataError("task: neither a train split nor labels were given; class names come from one of them.")
     return tables["train"]
 
 
 def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return a user's class names in form NFC and without blanks at their ends; None stays None.
+    """Return the class names that a user passed, in form NFC and without blanks at their ends; None stays None.
 
     Raises ConfigError if `labels` is a single text, or one of the names is not a text.
     """
@@ -364,7 +365,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return a dict: class name -> id, and also each id as text -> id unless a class name is a whole number."""
+    """Return a dict that maps each class name, and each id as text unless a class name is a whole number, to the id."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}
@@ -471,8 +472,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if there are no labels. A list that has 0 or 1 twice, or as a bool, cannot hold ids. If
-    there is such a list, and the lengths do not fit, raise DataError.
+    `labels`, or at least 2 if `labels` is None. A list that has 0 or 1 twice, or as a bool, cannot hold ids; if there
+    is such a list, and the lengths do not fit, DataError is raised.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length
@@ -543,7 +544,7 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
 
 
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
-    """Return a DataError that names file, row and column. `problem` continues the message; it begins with a verb."""
+    """Return a DataError that names file, row and column. `problem`, the message's rest, begins with a verb."""
     return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
 
 

@@ -53,7 +53,8 @@ class LanguageModelingKind(Kind[Windows]):
         """Return the texts of every split, without labels and line ends; blank texts are left out.
 
         The default column is "sentence", or "text" if no table has a column "sentence". Raises DataError if a column is
-        missing, or a cell is not a text; ConfigError if the user passed labels.
+        missing, or a cell is not a text; ConfigError if the user passed labels. See `Kind.build` for arguments and
+        result.
         """
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")
@@ -69,26 +70,26 @@ class LanguageModelingKind(Kind[Windows]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate the number of blocks of joined texts and their length. With `by_row`, each row is a block."""
+        """Estimate the number of blocks and their length; see `Kind.model_rows`. With `by_row`, a row is a block."""
         if by_row:
             return super().model_rows(rows, tokens, max_length, config)
         total = math.ceil(rows * tokens)
         return math.ceil(total / max_length), min(max_length, total)
 
     def batch_size(self, asked: int, inputs: Windows, outputs: int) -> int:
-        """Return a batch size for scoring: at most `asked`, and small enough for the logits to fit in 512 MB.
+        """Return a batch size for scoring: at most `asked`, and so that the logits of the longest rows fit in 512 MB.
 
         `outputs` is the number of logits per token.
         """
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
 
     def results(self, task: TaskLike, split: Split, inputs: Windows) -> Results:
-        """Return a new `TokenSums`. It scores the tokens that have a label."""
+        """Return a new `TokenSums`, which scores the tokens that have a label; the arguments are not used."""
         return TokenSums()
 
 
 def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
-    """Tokenise the texts of a split, joined and cut into blocks; or, with `options.by_row`, each text or pair alone."""
+    """Tokenise the texts of a split: joined and cut into blocks, or (`options.by_row`) each text or pair alone."""
     if options.by_row:
         return encode(
             split.texts,
@@ -120,7 +121,7 @@ def has_nan(best: Sequence[Sequence[float]]) -> bool:
 
 
 def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
-    """Return the pairs of id and probability from `best_tokens` as texts with their probabilities.
+    """Return the pairs of id and probability in `best`, from `best_tokens`, as texts with their probabilities.
 
     `strip` removes the space that many tokens begin with.
     """

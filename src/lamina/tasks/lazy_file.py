@@ -82,10 +82,7 @@ class LazyFile(ABC):
 
     @classmethod
     def bad(cls, path: str | Path, problem: str) -> DataError:
-        """Return a DataError about the file `path`.
-
-        `problem` continues the message after its name, and begins with a verb.
-        """
+        """Return a DataError about the file `path`. `problem`, the rest of the message, begins with a verb."""
         return DataError(f"{cls.op}: {path} {problem}", path=str(path))
 
     def source(self) -> Path | BytesIO:
@@ -109,7 +106,7 @@ class LazyFile(ABC):
         return data
 
     def _read(self, most: int) -> tuple[bytes, int]:
-        """Return the bytes and how many there are; the bytes are empty if there are more than `most`.
+        """Return the bytes and their number, for at most `most` bytes; for more, return b"" and the number.
 
         Raises DataError if there is no file or it cannot be read.
         """

@@ -70,13 +70,13 @@ class Masking:
 
     @classmethod
     def of(cls, processor: Processor) -> Masking:
-        """Return the masking for a tokenizer or a processor that has one; raise ConfigError if it has no mask token."""
+        """Return the masking for a processor's tokenizer; raise ConfigError if the tokenizer has no mask token."""
         mask_token(processor)
         tokenizer = tokenizer_of(processor)
         return cls(cast("int", tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
-        """Mask tokens of one row, chosen by the seed; return the ids for the model to read, and the labels.
+        """Mask tokens of the row `ids`, chosen by `seed`; return the ids for the model to read, and the labels.
 
         A label is the original id at each chosen token, and -100 elsewhere.
         """
@@ -115,7 +115,7 @@ class MaskedInputs(Windows):
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return masked rows; "labels" holds the original id at each masked token, and -100 elsewhere."""
+        """Return the rows `rows`, masked; "labels" holds the original id at each masked token, and -100 elsewhere."""
         seeds = () if self.seed is None else (self.seed, epoch)
         batch = self.encoded.batch(rows, self.padding)
         lengths = self.encoded.lengths[list(rows)]
@@ -139,7 +139,7 @@ class MaskedLMKind(LanguageModelingKind):
     draws = True
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Return blocks or rows with masked tokens. For prediction, return windows of each text, without masking.
+        """Return blocks or rows with masked tokens; for prediction, windows of each text, without masking.
 
         Raises ConfigError if the processor has no tokenizer, or the tokenizer no mask token.
         """
@@ -158,7 +158,7 @@ class MaskedLMKind(LanguageModelingKind):
         return Split.of(texts, words=[[match.span() for match in regex.finditer(token, str(text))] for text in texts])
 
     def answers(self, task: TaskLike, split: Split, inputs: Windows, processor: Processor) -> Results:
-        """Return an empty collection for the most probable tokens at each mask token."""
+        """Return an empty collection of the most probable tokens at each mask token of the split's texts."""
         return _FilledMasks(split, inputs, processor)
 
 
@@ -171,7 +171,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the most probable tokens at each mask token, from logits `[batch, tokens, vocabulary]`."""
+        """Store the most probable tokens at the mask tokens of `rows`, from logits `[batch, tokens, vocabulary]`."""
         for at, row in enumerate(rows):
             for position, number in self._places[row]:
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
@@ -187,5 +187,5 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        """Return the prediction for a mask token with the character range `mask`; `best` comes from `best_tokens`."""
+        """Return the prediction for a mask token at the characters `mask`; `best` is a list from `best_tokens`."""
         return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

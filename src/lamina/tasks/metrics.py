@@ -49,17 +49,14 @@ _PACKAGES = {  # metric -> the modules that compute it, which the extra "metrics
 
 
 def require_metrics(op: str, metrics: Iterable[str]) -> None:
-    """Raise MissingExtraError if a metric needs a package that is not installed.
-
-    `op` is the operation, for the message.
-    """
+    """Raise MissingExtraError if one of the metrics needs a package that is not installed; `op` is for the message."""
     require_packages(op, "metrics", *(module for name in metrics for module in _PACKAGES.get(name, ())))
 
 
 def usual_positive(labels: Sequence[str]) -> str | None:
     """Return which of two classes usually counts as positive: "1" (beside "0"), "yes" or "true", in any case.
 
-    Other labels give None.
+    Returns None for any other labels.
     """
     names = {name.lower(): name for name in labels}
     return names.get(_USUAL.get(frozenset(names), "")) if len(labels) == 2 else None
@@ -87,11 +84,11 @@ def named_class(op: str, name: object, labels: Sequence[str]) -> str:
 def metrics_of(
     kind: Kind, problem_type: str, labels: Sequence[str], first: str | None, positive: str | None, op: str
 ) -> tuple[str, ...]:
-    """Return the metrics of a task. If the user has named one (`first`), it comes before the others.
+    """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's default.
 
-    Metrics about a positive class are left out if there are two classes and neither is known to be positive. `op` is
-    the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError if the metric that
-    the user has named needs a positive class.
+    Metrics about a positive class are left out if there are two classes and neither is known to be positive (`positive`
+    is None). `op` is the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError
+    if the metric that the user has named needs a positive class.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known
@@ -153,12 +150,12 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return metric -> score: how well scores separate two classes. `targets` are 1 for the positive class.
+    """Return metric -> score: how well scores separate two classes.
 
     "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive rows with a
-    score above a threshold. The threshold is the lowest that at most 1 % or 5 % of the negative rows reach, as
-    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, it lies above all of their scores. All
-    three metrics are 0 if one of the classes has no row.
+    score above a threshold: the lowest threshold that at most 1 % or 5 % of the negative rows exceed, as
+    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, it is their highest score. All three
+    metrics are 0 if one of the classes has no row.
 
     Args:
         metrics: Names of the metrics.
@@ -177,7 +174,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
 def _auroc(scores: Tensor, positive: Tensor) -> float:
     """Return the fraction of all pairs of a positive and a negative row in which the positive row scores higher.
 
-    Equal scores count half. The result is 0 if one of the classes has no row. `positive` is a mask `[rows]`.
+    Equal scores count half. The result is 0 if there are no such pairs. `positive` is a mask `[rows]`.
     """
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
@@ -219,9 +216,9 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Return the "pearson" and "spearman" correlation of predictions with targets.
+    """Return the "pearson" and "spearman" correlation of predictions with targets, as `metrics` names them.
 
-    It is 0 if one of the two is constant, or has NaN or infinity.
+    Both are 0 if predictions or targets are constant, or have NaN or infinity.
     """
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
@@ -236,8 +233,9 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
 def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
     """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
 
-    `predictions` and `targets` hold, for each text, the id of every word's tag. Raises DataError if a text has not one
-    prediction per word, there are no words, or "span_f1" is requested and the tags mark no spans (see `marks_spans`).
+    `predictions` and `targets` hold, for each text, the id of every word's tag; `labels` are the names of the tags.
+    Raises DataError if a text has not one prediction per word, there are no words, or "span_f1" is requested and the
+    tags mark no spans (see `marks_spans`).
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
@@ -320,7 +318,7 @@ def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, 
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
-    """Return one row per class, then "micro avg", "macro avg" and "weighted avg".
+    """Return one row of scores per class, named by `labels`, then "micro avg", "macro avg" and "weighted avg".
 
     `counts` has for each class its numbers of rows predicted correctly, predicted, and true.
     """
@@ -336,7 +334,7 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row of averages: weighted means of precision, recall and F1 over `rows`, with the counts of `total`."""
+    """Return a row named `label`: means over `rows`, weighted by `weights`, beside the counts of the row `total`."""
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:
@@ -363,7 +361,7 @@ def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor
 
 
 def _check_rows(predictions: Sized, targets: Sized) -> None:
-    """Raise DataError if there are no targets, or if the number of predictions differs."""
+    """Raise DataError if there are no targets, or if there is not one prediction per target."""
     if len(predictions) != len(targets):
         raise DataError(f"metrics: {len(predictions)} predictions for {len(targets)} targets; every row has both.")
     if len(targets) == 0:
@@ -374,13 +372,13 @@ _AS_IOBES = {"L": "E", "U": "S"}  # marks of BILOU tags -> those of IOBES, which
 
 
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
-    """Return tag ids as tag names, text by text, in the form that seqeval reads; `labels` are all tag names."""
+    """Return `rows`, the tag ids of each text, as tag names in the form that seqeval reads; `labels` are all names."""
     named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
 def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> ClassRow:
-    """Return one class's scores from its numbers of rows: predicted correctly (`both`), predicted, and true.
+    """Return the scores of one class from its numbers of rows: predicted correctly, predicted, and true.
 
     0 / 0 counts as 0.
     """
@@ -409,12 +407,12 @@ def _stem(word: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return the stems of the words of a text, as ROUGE compares them."""
+    """Return the words of a text, in lower case and stemmed, as ROUGE compares them."""
     return [_stem(word) for word in _SIGNS.sub(" ", text.lower()).split()]
 
 
 def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor | float:
-    """Return the mean F-measure of a ROUGE metric that compares whole texts, such as "rouge1"."""
+    """Return the mean F-measure of the ROUGE metric `name`, one of those that compare whole texts, such as "rouge1"."""
     from torchmetrics.functional.text import rouge_score
 
     scores = rouge_score(predictions, references, tokenizer=_words, rouge_keys=name)  # pyright: ignore[reportArgumentType]
@@ -422,7 +420,7 @@ def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor |
 
 
 def _rouge_lsum(*texts: list[str]) -> float:
-    """Return the mean F-measure of rougeLsum. The arguments are the predictions and the references."""
+    """Return the mean F-measure of rougeLsum; `texts` are the predictions and the references."""
     # The public function splits sentences with a model that it downloads; this one splits after their last sign.
     from torchmetrics.functional.text.rouge import _rouge_lsum_score
 
@@ -442,7 +440,7 @@ _SENTENCES = re.compile(
 
 
 def _of_corpus(name: str, predictions: list[str], references: list[str]) -> float:
-    """Return a score over the whole corpus; `name` is the name of a class in `sacrebleu.metrics`."""
+    """Return the score of all predictions together; `name` is the name of a class in `sacrebleu.metrics`."""
     from sacrebleu import metrics
 
     return getattr(metrics, name)().corpus_score(predictions, [references]).score

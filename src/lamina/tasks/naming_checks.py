@@ -31,7 +31,7 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
 
 
 def warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning for class names of the task `name` that differ only in upper and lower case.
+    """Log a warning if two class names in `labels` of the task `name` differ only in upper and lower case.
 
     They may be one class that was written in two ways.
     """
@@ -44,7 +44,7 @@ def warn_of_cases(name: str, labels: Sequence[str]) -> None:
 
 
 def check_spec(spec: ColumnSpec) -> None:
-    """Check that a kind allows the user's choices, as far as this is known without the data.
+    """Check that the kind of `spec` allows the user's choices in it, as far as this is known without the data.
 
     Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
     labels are empty or a label is named twice, or an option is set that the kind does not have (`by_row`, `separator`,

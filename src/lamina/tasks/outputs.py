@@ -70,7 +70,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return None
 
     def compare(self, metrics: Sequence[str]) -> Mapping[str, object]:
-        """Return how the scores compare with those of a constant prediction, as a `class_results.Comparison`.
+        """Return how the scores by `metrics` compare with those of a constant prediction: a `class_results.Comparison`.
 
         {} for kinds whose scores are not compared with a constant prediction.
         """
@@ -85,7 +85,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use facts that `Kind.learnt` returned in training and the reader has saved; the default ignores them."""
+        """Use a reader's saved `info`, the facts that `Kind.learnt` returned in training; by default ignore them."""
 
     def predictions(self) -> list[AnswerT]:
         """Return the JSON-ready prediction for each example."""

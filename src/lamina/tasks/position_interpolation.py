@@ -14,18 +14,18 @@ _INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 
 
 def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
-    """Return additional arguments for the model's call on a batch.
+    """Return additional arguments for the model's call on a batch, which let it read images of another size.
 
     If the images have another size than the model's own, and the model can interpolate its position embeddings, the
-    argument turns that on. In all other cases there are none.
+    argument that turns this on is returned. Otherwise the result is {}.
     """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
 
 
 def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
-    """Return a text that says that a model failed on a batch because of the size of its images.
+    """Return why the model fails on a batch, as text, if it fails because of the size of its images.
 
-    Returns None if the size was not the reason: it is right or not known, or the model can interpolate.
+    Returns None if the size is right or not known, or if the model can interpolate.
     """
     sizes = _other_size(model, batch)
     if sizes is None or _interpolates(model):
@@ -46,7 +46,7 @@ def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], 
 
 
 def _interpolates(model: PreTrainedModel) -> bool:
-    """Return whether a model's `forward` has the argument for interpolation, or passes it on to a module with it."""
+    """Return whether a model's `forward` has the argument for interpolation, or passes it on to a child that has it."""
     parameters = inspect.signature(model.forward).parameters
     if _INTERPOLATE in parameters:
         return True

@@ -103,7 +103,7 @@ def find_preset(name: str) -> tuple[str, Preset]:
 
 
 def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
-    """Return split name -> file, pair of files or folder, for a preset's published files in a local folder.
+    """Return split name -> file, pair of files or folder, for a preset's published files in the local folder `folder`.
 
     If there is no train file, another file takes its place, and a warning is logged. For running text it is the
     validation file; otherwise, if there is no file of any split, one of the preset's `stand_ins`. `name` is the task's
@@ -151,5 +151,5 @@ def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path
 
 
 def _names(source: str | Path | Sequence[str | Path]) -> str:
-    """Return the name of a file, or the names of a pair, for messages."""
+    """Return the name of the file `source`, or the names of a pair of files joined by "and", for messages."""
     return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(file).name for file in source)

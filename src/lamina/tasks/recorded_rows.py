@@ -38,7 +38,7 @@ ROW = "\0row"  # column with the number of each row; no file has it
 
 @final
 class RecordedTables(dict[str, Table]):
-    """The tables of a task over recorded states: split name -> table of labels. Its column `ROW` has row numbers.
+    """The tables of a task over recorded states: split name -> table of labels, whose column `ROW` has row numbers.
 
     Attributes:
         states: Split name -> its recorded states.
@@ -58,7 +58,7 @@ class RecordedTables(dict[str, Table]):
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """The `open_text` of a split of recorded states: a function that names an example, for tables of errors."""
+    """The `open_text` of a split of recorded states: a function that names an example for tables of errors."""
 
     recorded: RecordedStates  # the states of all rows
 
@@ -68,7 +68,7 @@ class RecordedRow:
         return self.recorded.digest
 
     def __call__(self, text: str, row: int) -> str:
-        """Return a row's text, or its number if the text is empty."""
+        """Return the row's text, or if that is empty the number of the row and the folder of the states."""
         return text or f"row {row} of {self.recorded.folder}"
 
 
@@ -77,8 +77,8 @@ class StatesInputs:
     """Rows of recorded states for training and scoring. It is a `lamina.tasks.base.Inputs`.
 
     Args:
-        split: A split built from recorded states.
-        recorded: Its states.
+        split: A split whose examples are recorded states.
+        recorded: The states of all rows.
         with_words: Whether each token has a label.
 
     Attributes:
@@ -101,7 +101,7 @@ class StatesInputs:
 
     @property
     def digest(self) -> str:
-        """A hash of the states."""
+        """A hash of the recorded states and of the chosen rows."""
         return hashlib.sha256(self.recorded.digest.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property
@@ -115,7 +115,7 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the mask of a batch of rows, under the argument names that models use for it."""
+        """Return only the attention mask of the rows `rows`, under the argument name that models use for it."""
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -137,7 +137,7 @@ class RowsOfStates:
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of some rows: stack name -> layer -> `[batch, tokens, width]`.
+        """Return the states of the rows with the indices `rows`: stack name -> layer -> `[batch, tokens, width]`.
 
         Raises DataError if a state is NaN or infinite.
         """
@@ -150,7 +150,7 @@ def recorded_of(split: Split) -> RecordedStates | None:
 
 
 def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
-    """Return the inputs of a split whose states were recorded; None for any other split."""
+    """Return the inputs of a split of a task of this kind if its states were recorded; None for any other split."""
     recorded = recorded_of(split)
     return None if recorded is None else StatesInputs(split, recorded, with_words=kind.per_token)
 
@@ -196,9 +196,10 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
 
 
 def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: ColumnSpec) -> Table:
-    """Return the table of the split `part`: a file, rows in memory, or the table that the states' manifest names.
+    """Return the table with the labels of the split `part`, whose states are `recorded`.
 
-    Raises DataError if the manifest names no table.
+    `rows` is the path of a table, rows in memory, or None for the table that the states' manifest names. Raises
+    DataError if the manifest names none.
     """
     if rows is None:
         if (name := recorded.manifest.table) is None:
@@ -211,7 +212,7 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
 
 
 def _row_cells(recorded: RecordedStates, kind: Kind) -> Iterator[str | list[str]]:
-    """Yield a text with the number of each row; for a kind that labels tokens, a list with one word per token."""
+    """Yield a text with the number of each row; if `kind` labels tokens, a list with this text once per token."""
     for row in range(len(recorded)):
         yield [f"t{row}"] * recorded.tokens(row) if kind.per_token else f"t{row}"
 
@@ -234,10 +235,7 @@ def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, di
 
 
 def _with_states(split: Split, recorded: RecordedStates) -> Split:
-    """Return a split whose examples are rows of recorded states.
-
-    `split` was built from a table of `recorded_tables`.
-    """
+    """Return a split, built from a table of `recorded_tables`, with the rows of `recorded` as its examples."""
     numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
     rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
     rows = rows.add_column("text", [""] * len(numbers))

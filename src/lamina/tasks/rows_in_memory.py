@@ -21,6 +21,9 @@ def named_parts(
 ) -> dict[str, object]:
     """Return the rows for each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
 
+    `name` is the task's name, and `label` its label column. A split of another name without labels is left out, with a
+    warning.
+
     Raises:
         UnknownNameError: If `parts` names a part or a split that does not exist, a split of another name has labels, or
             no split has one of these names.
@@ -39,7 +42,7 @@ def named_parts(
 
 
 def _has_labels(rows: object, label: str) -> bool:
-    """Return whether a row of a dataset, or of a list of dicts, has a label; True for other types."""
+    """Return whether a dataset, or a list of dicts, has labels in the column `label`; True for any other type."""
     if isinstance(rows, Sequence):
         return not all(is_hidden(row.get(label)) for row in rows if isinstance(row, Mapping))
     import datasets
@@ -50,7 +53,7 @@ def _has_labels(rows: object, label: str) -> bool:
 
 
 def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
-    """Return the rows of the split `part` as a dataset; or, if they are dicts, as a mapping of columns.
+    """Return the rows `source` of the split `part` as a dataset; or, if they are dicts, as a mapping of columns.
 
     Arrays in the column `label` become lists. Raises ConfigError if `source` is neither a dataset nor an iterable of
     dicts, or has a transform; and DataError if there are no rows.

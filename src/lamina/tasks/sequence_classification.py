@@ -63,18 +63,18 @@ class SequenceClassificationKind(TextClassKind):
         return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the ranking metrics, such as "auroc", if there are two classes; else none."""
+        """Return the ranking metrics, such as "auroc", if there are exactly two classes; else none."""
         return RANKING if problem_type == "classification" and len(labels) == 2 else ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the class names of a task, and the class ids of each example."""
+        """Return the class names of a task, and a list with the class ids of each example; see `Kind.row_classes`."""
         if task.problem_type == "multi_label":
             rows = [tuple(number for number, is_set in enumerate(row) if is_set > 0) for row in split.labels]
             return tuple(task.labels), rows
         return super().row_classes(task, split)
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write class names and problem type into a model's config; see `ClassKind.configure` for errors."""
+        """Write the task's class names and problem type into a model's config; errors as in `ClassKind.configure`."""
         super().configure(config, task)
         config.problem_type = _CONFIG[task.problem_type]  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -86,7 +86,8 @@ class SequenceClassificationKind(TextClassKind):
 def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
     """Return the examples in a table: texts or pairs, with class ids, numbers, or 0 and 1 per class as labels.
 
-    `is_hot` says that the lists in the label column are already 0 and 1 per class.
+    `spec` has the columns and the problem type. `is_hot` says that the lists in the label column are already 0 and 1
+    per class.
     """
     every, classes = lab.every_row(table), spec.labels or ()
     texts = lab.texts(every, spec.text)

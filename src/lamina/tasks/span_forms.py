@@ -37,7 +37,7 @@ class SpanError(LabelCellError):
 
 
 class UnplacedSpanError(SpanError):
-    """Raised when a span is not in its text, or cannot be turned into tags; its row may stay without labels."""
+    """Raised when a span is not in its text, or cannot be turned into tags. Such a row may stay without labels."""
 
 
 @final
@@ -92,7 +92,7 @@ def _spelled(text: str) -> object:
 
 
 def _list_of(cell: Mapping[str, object]) -> object:
-    """Return the list of spans inside an object; if the object is itself a span, a list with only it.
+    """Return the list of spans inside the object `cell`; if the object is itself a span, a list with only this span.
 
     Raises SpanError if lists of starts, ends and labels have different lengths.
     """
@@ -113,7 +113,7 @@ def _list_of(cell: Mapping[str, object]) -> object:
 
 
 def _mark(span: object, default: str) -> SpanMark:
-    """Return one entry of a list of spans as a `SpanMark`, with the label `default` if it has none.
+    """Return `span`, one entry of a list of spans, as a `SpanMark`, with the label `default` if it has none.
 
     Raises SpanError if the entry has an unknown form.
     """
@@ -132,7 +132,8 @@ def _mark(span: object, default: str) -> SpanMark:
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
-    Raises SpanError if no known key has its place, or its label may be under an unknown key.
+    Raises SpanError if no known key has its place, or its label may be under an unknown key; and the errors of
+    `_label`.
     """
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
@@ -205,10 +206,11 @@ def utf16_units(text: str) -> list[int]:
 
 
 def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
-    """Return the (start, end) characters of a span in its text. A span without edges gives every place of its text.
+    """Return the (start, end) characters of the span `mark` in its text.
 
-    `units` is the list of `utf16_units`, if edges count UTF-16 units. Raises UnplacedSpanError if the span is not in
-    the text, or the characters there differ from the text that the span states.
+    A span without edges gives every place where its own text occurs. `units` is the list of `utf16_units`, if edges
+    count UTF-16 units. Raises UnplacedSpanError if the span is not in the text, or the characters there differ from the
+    text that the span states.
     """
     if mark.edges is None:
         wanted = (mark.text or "").strip()
@@ -229,10 +231,10 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 
 
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
-    """Return whether a span's characters equal `carried`, the text that it states, apart from blanks and Unicode forms.
+    """Return whether `characters`, those of a span in its text, equal `carried`, the text that the span states.
 
-    With `loosely`, capitals, accents, blanks and tokenizers' marks are ignored too, and a text with an unknown token
-    matches anything.
+    Blanks and Unicode forms may differ. With `loosely`, capitals, accents and tokenizers' marks may differ too, and a
+    stated text with an unknown token equals anything.
     """
     if loosely and "[UNK]" in carried:
         return True
@@ -244,7 +246,7 @@ def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
 
 
 def _explained(mark: SpanMark, text: str) -> str:
-    """Return a sentence that guesses in which unit a span's edges count, if the text suggests one; otherwise ""."""
+    """Return a sentence for a message: a guess at the unit in which the edges of `mark` count; "" without a guess."""
     start, end = cast("tuple[int, int]", mark.edges)
     in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
     guesses = {
@@ -259,9 +261,10 @@ def _explained(mark: SpanMark, text: str) -> str:
 
 
 def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
-    """Return the IOB2 tag of each word of a text. A word gets the tag of the span that it shares characters with.
+    """Return the IOB2 tag of each word of a text. A word gets the tag of the span with which it shares characters.
 
-    Raises UnplacedSpanError if two spans share a word, or a span shares characters with no word.
+    `words` are ranges of characters. Raises UnplacedSpanError if two of `spans` share a word, or one shares characters
+    with no word.
     """
     tags = ["O"] * len(words)
     owners: dict[int, LabelledSpan] = {}  # word -> its span
@@ -285,11 +288,11 @@ def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSp
 
 
 def _quoted(text: str, span: LabelledSpan) -> str:
-    """Return the characters and the label of a span, as messages quote them."""
+    """Return the characters of a span in `text` and its label, as messages quote them."""
     return f"{shown(text[slice(*span[0])])} ({span[1]})"
 
 
 def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
-    """Return whether a span begins or ends inside a word, so that readers learn the whole word."""
+    """Return whether one of `spans` begins or ends inside one of `words`, so that readers learn the whole word."""
     edges = {edge for span in spans for edge in span[0]}
     return any(not edges.isdisjoint(range(start + 1, end)) for start, end in words) if edges else False

@@ -171,21 +171,21 @@ class Split:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def select_rows(self, rows: Sequence[int]) -> Split:
-        """Return a split of the rows with these indices, in the order of the indices."""
+        """Return a split of the rows with the indices `rows`, in the order of the indices."""
         other = self._other_labels
         labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
-        """Return a split with the same examples and other labels; -100 marks a missing class."""
+        """Return a split with the same examples and one of `labels` for each; -100 marks a missing class."""
         column = dataset_of([pa.table({"label": pa.array(labels)})])
         changed = Split(self.rows, self._open_text, column, self._strata)
         changed.key = self.key
         return changed
 
     def with_strata(self, strata: Strata | None) -> Split:
-        """Return the same split with other `strata`: the class ids of each row. None leaves them as they are."""
+        """Return the same split with other `strata`: the class ids of each row. With None, return the split itself."""
         if strata is None:
             return self
         column = dataset_of([pa.table({"strata": pa.array(map(list, strata), pa.list_(pa.int32()))})])
@@ -214,19 +214,19 @@ def is_missing(label: object) -> bool:
 
 
 def _as_tuple(label: object) -> object:
-    """Return a label that is a list as a tuple, and any other label unchanged."""
+    """Return `label` as a tuple if it is a list, as Arrow stores tuples; return any other label unchanged."""
     return tuple(label) if isinstance(label, list) else label
 
 
 def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return pairs (start, end) from the flat list of numbers in which Arrow stores them."""
+    """Return pairs (start, end) of characters from `flat`, the list of numbers in which Arrow stores them."""
     return tuple(pairs_of(flat))
 
 
 def _tables(columns: dict[str, Iterable[object]]) -> Iterator[pa.Table]:
-    """Yield the examples as Arrow tables of 1,000 rows, with columns "text" (perhaps "text_pair"), "label" and "words".
+    """Yield `columns` ("text", "label" and "words" -> values) as Arrow tables of some rows each.
 
-    The first label and the first text decide the types of the columns.
+    Pairs of texts become two columns, "text" and "text_pair". The first label and the first text decide the types.
     """
     label_type: pa.DataType | None = None
     pairs = False
@@ -256,7 +256,7 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows (None: all), drawn uniformly without replacement; they keep their order.
+    """Return a split of at most `limit` rows (None: all), drawn by `seed` without replacement; they keep their order.
 
     Raises ConfigError, which calls the limit `option`, if it is not an int of at least 1.
     """
@@ -299,7 +299,7 @@ def held_out(
 
 
 def _strata_of_labels(labels: Iterable[object]) -> Strata:
-    """Return one number per row, equal for rows with equal labels."""
+    """Return for each row a tuple with one number, which is equal for rows with equal labels."""
     number: dict[object, int] = {}
     return [(number.setdefault(label, len(number)),) for label in labels]
 
@@ -326,7 +326,7 @@ def as_examples(examples: object) -> list[object]:
 
 
 def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tuple[str, str]]:
-    """Check that a user's examples are all texts, or all pairs (tuples or lists of two texts), and return them.
+    """Return a user's examples `raw` after a check that all are texts, or all pairs (tuples or lists of two texts).
 
     Raises ConfigError if an example has another type, or there are pairs and `pairs` does not allow them.
     """
@@ -341,7 +341,7 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
 
 
 def _checked_pair(row: int, entry: object) -> tuple[str, str]:
-    """Return an example as a tuple if it is a pair of texts; otherwise raise ConfigError with its index `row`."""
+    """Return the example `entry` as a tuple of two texts; ConfigError, with its index `row`, if it is no such pair."""
     if isinstance(entry, tuple | list) and len(entry) == 2:
         first, second = entry
         if isinstance(first, str) and isinstance(second, str):
@@ -350,5 +350,5 @@ def _checked_pair(row: int, entry: object) -> tuple[str, str]:
 
 
 def _not_alike(row: int, entry: object) -> ConfigError:
-    """Return the ConfigError for an example that has another type than the first one."""
+    """Return the ConfigError for the example `entry`, at index `row`, whose type differs from that of the first one."""
     return ConfigError(f"predict: entry {row} is {type(entry).__name__}; all must be texts, or all pairs of texts.")

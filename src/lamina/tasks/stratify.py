@@ -41,7 +41,7 @@ def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[H
 
 
 def _is_plain(cells: Sequence[object]) -> bool:
-    """Return whether a column can be read without decoding images or audio."""
+    """Return whether `cells`, a column, can be read without decoding images or audio."""
     features = cells.rows.features.values() if isinstance(cells, Column) else ()
     return all(type(part).__name__ in _PLAIN_FEATURES for feature in features for part in _nested(feature))
 
@@ -122,7 +122,7 @@ def choose(strata: Strata, count: int, seed: int) -> set[int]:
 
 
 def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Draw `count` rows with `rng`, from each class in proportion to its size; each row has one class."""
+    """Draw `count` rows with `rng`, from each class in proportion to its size; `strata` has one class per row."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, label in enumerate(strata):
         groups[label].append(row)
@@ -131,9 +131,10 @@ def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
 
 
 def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Draw `count` rows by iterative stratification, for rows with several classes.
+    """Draw `count` rows with `rng` by iterative stratification, for rows with several classes; return their indices.
 
-    Classes are handled in turn, the rarest first; each row goes to the side that lacks most rows of its class.
+    Classes are handled in turn, the rarest first. Each of a class's rows goes to the side, chosen or not, that lacks
+    most rows of this class.
     """
     members: dict[int, list[int]] = defaultdict(list)
     order = rng.sample(range(len(strata)), len(strata))
@@ -167,13 +168,13 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
 def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = False) -> set[int]:
     """Exchange chosen rows so that no class has all of its rows chosen; return the new choice.
 
-    The last row of a class is given back, and a row of larger classes is chosen in its place.
+    For a class without unchosen rows, a chosen row is given back, and a row of larger classes is chosen in its place.
 
     Args:
         chosen: Indices of the chosen rows.
         strata: The class ids of each row.
         seed: Seed of the exchange.
-        strict: Whether a last row is given back even if no other row can replace it.
+        strict: Whether a row is given back even if no other row can replace it, so that fewer rows are chosen.
     """
     left = Counter(label for row, labels in enumerate(strata) if row not in chosen for label in labels)
     lost = [row for row in sorted(chosen) if any(not left[label] for label in strata[row])]

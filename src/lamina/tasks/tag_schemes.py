@@ -32,9 +32,9 @@ class TagScheme:
     outside: str
 
     def read(self, tag: str) -> tuple[str, str] | None:
-        """Return (mark, label) of a tag, such as ("B", "PER"): the mark as a capital letter; no label gives "span".
+        """Return (mark, label) of a tag, such as ("B", "PER"): the mark as a capital letter; without a label, "span".
 
-        ("O", "") outside spans. None if the tag does not fit.
+        Returns ("O", "") for the tag of words outside spans, and None if the tag does not fit the scheme.
         """
         if tag == self.outside:
             return "O", ""
@@ -63,7 +63,7 @@ _SCHEMES = tuple(
 
 
 def recognise(tags: Iterable[str]) -> TagScheme | None:
-    """Return the scheme of the tags; None if they do not all mark spans in one scheme."""
+    """Return the scheme in which all of `tags` mark spans; None if there is none."""
     tags = set(tags)
     for scheme in _SCHEMES:
         if all(scheme.read(tag) is not None for tag in tags) and _marks_spans(scheme, tags):
@@ -88,7 +88,8 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 def odd_tag(tags: Iterable[str]) -> str | None:
     """Return a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; None if all fit.
 
-    Tags in brackets, such as "(PER*" and "*)", do not fit either. Call it if `recognise` returned None for the tags.
+    Tags in brackets, such as "(PER*" and "*)", do not fit either. Only called if `recognise` returned None for the
+    tags.
     """
     tags = list(dict.fromkeys(tags))
     if (opening := next(filter(_BRACKET.fullmatch, tags), None)) and any(")" in tag for tag in tags):
@@ -103,7 +104,7 @@ def odd_tag(tags: Iterable[str]) -> str | None:
 
 
 def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether class names stay as they are: all are "O" or a mark of IOB2, IOBES or BILOU with a label."""
+    """Return whether class names stay as they are: each is "O", or a mark of IOB2, IOBES or BILOU with a label."""
     return all(_KEPT.fullmatch(label) for label in labels)
 
 
@@ -134,7 +135,7 @@ def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str
 
 
 def iob2_labels(names: Sequence[str], scheme: TagScheme) -> tuple[str, ...]:
-    """Return class names of another scheme as IOB2 tags, in the same order; tags that IOB2 also needs come last."""
+    """Return class names that are tags of `scheme` as IOB2 tags, in the same order; missing IOB2 tags come last."""
     read = [found for name in names if (found := scheme.read(name)) is not None]
     tags = ["O" if mark == "O" else f"{'B' if mark in 'B' + _SINGLE else 'I'}-{label}" for mark, label in read]
     return tuple(dict.fromkeys([*tags, *sorted(both_ends(tags))]))
@@ -147,10 +148,10 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 
 
 def continued(labels: Sequence[str]) -> list[int]:
-    """Return for each tag the id of the tag that the rest of a word has after its first token: `I-x` for `B-x`.
+    """Return for each tag in `labels` the id of the tag that continues its span: that of `I-x` for `B-x`.
 
-    All other tags, and a `B-x` without an `I-x`, keep their id. Words that share a token with the word before get this
-    tag too.
+    All other tags, and a `B-x` without an `I-x`, keep their id. The result is used for later tokens of a word, and for
+    words that share a token with the word before.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

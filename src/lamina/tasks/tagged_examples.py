@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from lists of words and tags; see `Kind.build`.
+    """Make the examples of every split from lists of words and tags; arguments, result and errors as in `Kind.build`.
 
     Tags that mark spans in another scheme than IOB2 are rewritten as IOB2, unless `spec.labels` names them as they are.
     """
@@ -63,7 +63,7 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
-    """Return the tag names of each row, with None in place of -100; raise DataError unless each word has a tag."""
+    """Return the tag names of each row, None for -100; raise DataError unless each row has words with one tag each."""
     tags: list[tuple[str | None, ...]] = []
     _check_words(table, spec)
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
@@ -109,7 +109,7 @@ def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
 
 
 def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: ColumnSpec, odd: str | None) -> None:
-    """Raise DataError that names the first word with the tag `odd`; do nothing if `odd` is None."""
+    """Raise DataError for the first word of a table with the tag `odd`, if not None; `tags` are those of its rows."""
     words = table.column(spec.text) if odd is not None else ()
     for row, sentence, marks in zip(table.rows, words, tags, strict=False):
         if odd in marks:
@@ -122,7 +122,10 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
 
 
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
-    """Return the class names of a task: `spec.labels`, or the tags found in the train split (`names`)."""
+    """Return the class names of a task: `spec.labels`, or the tags of the train split (`names`), in order.
+
+    Tags that mark spans in another scheme become IOB2 tags, unless `spec.labels` names them as they are.
+    """
     if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
         return spec.labels or lab.infer_labels(names)
     labels = iob2_labels(names, scheme)
@@ -130,9 +133,9 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 
 
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
-    """Return the examples in a table with the `tags` of its rows.
+    """Return the examples in a table: `tags` are the tag names of its rows, None for a word without a label.
 
-    Raise DataError for a tag that is not in `spec.labels`.
+    Raises DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
@@ -192,12 +195,12 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
 
 def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
-    """Return the column of the texts that have spans: for pairs, the second text."""
+    """Return the column of the texts whose spans are labelled: for pairs, the second text."""
     return lab.texts(table, spec.text if spec.text_pair is None else spec.text_pair)
 
 
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
-    """Return the words of each row with their tags; `default` is the label of spans without a label.
+    """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
     Edges of spans count characters. If some span does not fit that way, and all of them fit as UTF-16 units, they are
     read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
@@ -225,7 +228,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
 
 
 def _warn(table: Table, rows: Sequence[int], what: str) -> None:
-    """Log a warning with the number of rows that have the problem `what`, and where they are in the file."""
+    """Log a warning that says how many rows of a table, with the indices `rows`, have `what`, and their row numbers."""
     if rows:
         numbers = lab.listed([table.rows[row] for row in rows])
         logger.warning("task: %s: %d of %d rows have %s (%s)", table.path, len(rows), len(table), what, numbers)
@@ -234,7 +237,9 @@ def _warn(table: Table, rows: Sequence[int], what: str) -> None:
 def _placed(
     texts: Sequence[str], marks: Sequence[list[SpanMark] | UnplacedSpanError], *, utf16: bool
 ) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
-    """Return the words and tags of each text, the errors of rows without tags, and the rows whose spans cut words.
+    """Return three things: words and tags of each text; row -> error, for texts without tags.
+
+    Rows whose spans cut words.
 
     `marks` has the spans of each text, or the error that says why they cannot be read. With `utf16`, edges of spans
     count UTF-16 units.

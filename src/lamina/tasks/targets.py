@@ -30,7 +30,7 @@ class RowTargets:
     values: Array
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with these indices."""
+        """Return the labels of the rows with the indices `rows`."""
         return torch.from_numpy(self.values[[int(row) for row in rows]])
 
 
@@ -47,12 +47,15 @@ class WordTargets:
         self._labels = Ragged(self._rows.data.column("label"))
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with these indices, padded with -100, int64 `[batch, tokens]`."""
+        """Return the labels of the rows with the indices `rows`, padded with -100, int64 `[batch, tokens]`."""
         return pad([self._labels[row] for row in rows], IGNORED)
 
 
 def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
-    """Return targets with each text's label at its first window; further windows get NaN, -1 or -100 for no label."""
+    """Return targets with the label of each text of `split` at its first window in `encoded`.
+
+    Further windows have no label: NaN, -1 or -100, as in `Targets.tensor`.
+    """
     labels = label_array(split)
     values = labels[encoded.text]
     values[encoded.window > 0] = math.nan if values.dtype == np.float32 else -1 if values.ndim > 1 else IGNORED

@@ -200,7 +200,9 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a language modelling task over the same texts, named "<name>-<short>"; see `masked_lm` for `rows`.
+        """Return a task of the kind named `kind` over the same texts, named "<name>-<short>".
+
+        See `masked_lm` for `rows`.
 
         Raises ConfigError if the task has no texts.
         """
@@ -250,7 +252,7 @@ class Task:
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
     def _with_validation(self, seed: int, stratify: bool) -> Task:
-        """Return the task with a tenth of its training rows as validation split, and warn if no row could be moved."""
+        """Return the task with a validation split cut by `_cut`; or itself, with a warning, if no row can be moved."""
         train, validation = self._cut(seed, stratify)
         if not len(validation):
             logger.warning("task %s: %s", self.name, NOTHING_SPARE)
@@ -259,7 +261,7 @@ class Task:
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
 
     def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
-        """Divide the train split: return nine tenths of its rows, and a split with the other tenth; see `held_out`."""
+        """Divide the train split: return nine tenths of its rows, and the other tenth; see `held_out` for arguments."""
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
         _, classes = kind.row_classes(self, whole)
@@ -273,7 +275,7 @@ class Task:
     def sized(self, image_size: int | None) -> Task:
         """Return the same task with another `image_size`; None leaves it unchanged.
 
-        ConfigError if the size does not fit.
+        Raises ConfigError if the task has no images, or the size is below 1.
         """
         if image_size is None:
             return self
@@ -542,12 +544,12 @@ def _assemble(
     seed: int = 0,
     label_all_tokens: bool = False,
 ) -> Task:
-    """Return a task over the tables of its splits.
+    """Return a task over the tables of its splits; if there is no validation split, it is cut from the train split.
 
-    `metrics` is the metric that the user has named, or None; or the tuple of a preset's metrics, which replaces the
-    kind's. `limits` are the maximum numbers of training and of validation rows; the other options are those of
-    `Task.from_files`. Raises DataError if a cell does not fit, or there is only one class; ConfigError if an option
-    does not fit the kind; and UnknownNameError for unknown metrics.
+    `spec` says which columns to read. `metrics` is the metric that the user has named, or None; or the tuple of a
+    preset's metrics, which replaces the kind's. `limits` are the maximum numbers of training and of validation rows;
+    the other options are those of `Task.from_files`. Raises DataError if a cell does not fit, or there is only one
+    class; ConfigError if an option does not fit the kind; and UnknownNameError for unknown metrics.
     """
     kind = spec.kind
     check_spec(spec)

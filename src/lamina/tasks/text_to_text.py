@@ -50,7 +50,7 @@ class PairInputs(Windows):
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with these indices. "labels" has the target tokens, padded with -100 and not shifted."""
+        """Return the sources with the indices `rows`. "labels" has the target tokens, padded with -100, not shifted."""
         read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
@@ -85,7 +85,7 @@ class _TargetTokenizer:
 
 
 def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: bool = True) -> list[str]:
-    """Decode each row of token ids, leaving out special tokens and -100; `strip` removes spaces at a text's ends."""
+    """Return each row of token ids as text, without special tokens and -100; `strip` removes blanks at both ends."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -95,7 +95,7 @@ def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: b
 def generate(
     model: PreTrainedModel, batch: Batch, options: GenerationOptions, **more: int
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the token ids that a model generates for a batch, without sampling.
+    """Return the token ids that a model generates for a batch by greedy or beam search, as `options` say.
 
     `more` holds further arguments for `model.generate`.
     """
@@ -116,13 +116,13 @@ class TextToTextKind(Kind[PairInputs]):
     generates = True
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Return the table of a file, or of a pair of text files with corresponding lines; see `Kind.read`."""
+        """Return the table of a file, or of a pair of text files whose lines belong together; see `Kind.read`."""
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
         return super().read(source, spec, header)
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return the source texts of every split, with the texts to generate as labels.
+        """Return the source texts of every split, with the texts to generate as labels; see `Kind.build`.
 
         The default columns are "sentence" and "label", or "text" and "target" if there are no columns of these names.
         Raises DataError if a column is missing, a source is blank, or a target is missing and such rows are not
@@ -176,11 +176,11 @@ class TextToTextKind(Kind[PairInputs]):
     def outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> list[str]:
-        """Return the texts that the model generates for a batch of sources."""
+        """Return the texts that the model generates for a batch of sources; see `Kind.outputs`."""
         return texts_of(generate(model, batch, options), processor)
 
     def results(self, task: TaskLike, split: Split, inputs: PairInputs) -> Results:
-        """Return an empty collection of generated texts."""
+        """Return an empty collection of generated texts, which scores them against the labels of `split`."""
         return _GeneratedTexts(split)
 
 
@@ -207,7 +207,7 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
         self._split, self._texts = split, [""] * len(split)
 
     def add(self, rows: Sequence[int], outputs: Sequence[str], labels: Tensor | None = None) -> None:
-        """Store the generated texts of the examples with these indices."""
+        """Store `outputs`, the generated texts of the examples with the indices `rows`. `labels` is unused."""
         for row, text in zip(rows, outputs, strict=True):
             self._texts[row] = text
 
@@ -221,7 +221,10 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
-    """Return the examples in a table: source texts with targets as labels; raise DataError if a source is blank."""
+    """Return the examples in a table: texts of column `spec.text`, with those of column `spec.label` as labels.
+
+    Raises DataError if a source text is blank.
+    """
     texts = lab.texts(table, spec.text)
     for row, text in zip(table.rows, texts, strict=True):
         if not text.strip():

@@ -50,7 +50,10 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups; each group is predicted from one token. See `deciding_tokens`."""
+    """Return the words of all texts in groups, each of which is predicted from one token; see `deciding_tokens`.
+
+    `encoded` are the tokenised texts, and `words` the character ranges of each text's words.
+    """
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -66,8 +69,8 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 class Pieces:
     """The learnt tags of words that share a token. Tags that form one continuing span are not stored.
 
-    A token may cover several words, for example in Chinese, but has one tag. Which tags its words had is therefore
-    counted in training.
+    A token may cover several words, for example in Chinese, but gets one tag. The most frequent tags of its words are
+    therefore counted in training.
 
     Attributes:
         labels: The class names.
@@ -81,9 +84,9 @@ class Pieces:
     def learnt(
         cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
     ) -> Pieces:
-        """Find the most frequent tags of words that share a token, in texts with a label per word.
+        """Return the most frequent tags of words that share a token in the tokenised texts `encoded`.
 
-        `names` are the class names.
+        `words` are the character ranges of each text's words, `labels` the words' tags, and `names` the class names.
         """
         flat, further = list(chain.from_iterable(labels)), continued(names)
         counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -101,7 +104,7 @@ class Pieces:
 
     @classmethod
     def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
-        """Build the object from what `as_json` returned; None gives one that stores no tags."""
+        """Build the object from `saved`, the result of `as_json`, and the class names; None gives one without tags."""
         rows = cast("list[list[int]]", saved or [])
         return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
 
@@ -136,7 +139,8 @@ class Pieces:
     def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
         """Return the number of words that get a wrong tag even if the tag of every token is predicted right.
 
-        `labels` are the true tags of the `words` of each text.
+        `encoded` are the tokenised texts, `words` the character ranges of each text's words, and `labels` the words'
+        true tags.
         """
         true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
         tags = [max(tag, 0) for tag in true]
@@ -148,9 +152,10 @@ class Pieces:
 
 
 def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of a token's words if all of them belong to the span of the first. `key` is one of `Pieces.tags`.
+    """Return the tags of a token's words if all of them belong to the span of the first word.
 
-    `further` has for each tag the id of the tag of the words that continue its span; see `continued`.
+    `key` is one of `Pieces.tags`. `further` has for each tag the id of the tag of words that continue its span; see
+    `continued`.
     """
     _, count, first = key
     return (first, *[further[first]] * (count - 1))
@@ -207,18 +212,19 @@ class TokenClassificationKind(TextClassKind):
         return tag_splits(lab.labelled(tables, spec), spec)
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the metrics for these labels; "span_f1" is among them only if the tags mark spans."""
+        """Return the metrics for these class names; "span_f1" is among them only if the tags mark spans."""
         known = self.problem_types[problem_type]
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the macro F1 of all sub-tokens, by which some published code selects epochs."""
+        """Return the macro F1 of all sub-tokens of words, by which some published code selects epochs."""
         return (SUBTOKENS,)
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return all span labels, and per example the labels in it. Tags that mark no spans count as labels.
+        """Return all span labels of the task, and for each example the ids of those in it.
 
-        CoNLL-2003 has four span labels, which is how papers on few-shot learning count its classes.
+        Tags that mark no spans count as labels. CoNLL-2003 has four span labels; papers on few-shot learning count them
+        as its classes.
         """
         spans = marks_spans(task.labels)
         types = [label.partition("-")[2] if spans else label for label in task.labels]
@@ -229,7 +235,7 @@ class TokenClassificationKind(TextClassKind):
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> WordTargets:
         """Return labels for tokens: each word's tag, at the one token from which the word's tag is predicted.
 
-        With `task.label_all_tokens`, all tokens of the word have the tag.
+        With `task.label_all_tokens`, all tokens of the word have the tag, continued as I- after B-.
 
         If tags mark spans, a listed word that would be several words in a plain text, such as "C++", has its tag at the
         first token of each part, because a plain text is later tagged part by part. A word in several windows has its
@@ -244,19 +250,16 @@ class TokenClassificationKind(TextClassKind):
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
     def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
-        """Return how words that share a token are tagged, counted in the train split.
-
-        See `Pieces`.
-        """
+        """Return the tags of words that share a token, counted in the train split, JSON-ready; {} if there are none."""
         pieces = Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
-        """Return an empty collection for the logits of every word."""
+        """Return an empty collection that scores the tags of every word, or returns them as predicted spans."""
         return _TagResults(task, split, inputs, _parts(task, split))
 
     def examples(self, raw: Sequence[object], processor: object) -> Split:
-        """Split the texts or pairs that a user passed to `predict` into words, and return them as a split.
+        """Return the texts or pairs `raw`, which a user passed to `predict`, as a split with the words of each text.
 
         Raises ConfigError if an example is neither a text nor a pair of texts.
         """
@@ -267,8 +270,8 @@ class TokenClassificationKind(TextClassKind):
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
     """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
-    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. A listed word with
-    several `parts`, which are the words of a plain text, has the tag of the first.
+    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. `parts` has for
+    each listed word the words of a plain text inside it; the listed word gets the tag of the first.
     """
 
     def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts]) -> None:
@@ -290,11 +293,11 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._token_tags: dict[int, Tensor] | None = {} if SUBTOKENS in getattr(task, "metrics", ()) else None
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the tags of words that share a token, as counted in training and saved in the reader's `info`."""
+        """Use the tags of words that share a token, which were counted in training, from a reader's saved `info`."""
         self._pieces = Pieces.from_json(self._task.labels, info.get(PIECES))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits of each word, picked from the logits `[batch, tokens, classes]` of all tokens."""
+        """Store the logits of the words in `rows`, picked from logits `[batch, tokens, classes]` of all tokens."""
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places.get(row, ())]
         if places:
             at, position, word = torch.tensor(places).T
@@ -338,11 +341,11 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     def _score(
         self, metrics: Sequence[str], guesses: Tags, token_tags: Callable[[int, int], Tensor]
     ) -> dict[str, float]:
-        """Return metric -> score of predicted tags of words.
+        """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
-        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window. The metric over
-        sub-tokens compares them with true tags: a word's tag at its first token, and its continuation (I- for B-) at
-        the others.
+        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window, for the metric
+        over sub-tokens. It compares them with true tags: a word's tag at the word's first token, and its continuation
+        (I- for B-) at the others.
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != SUBTOKENS]
@@ -359,7 +362,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with giving every word the most frequent tag."""
+        """Return how the scores compare with giving every word the most frequent tag; a bootstrap over texts."""
         return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -382,7 +385,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return error_rows(self._wrong(), self._split.texts, count)
 
     def _wrong(self) -> Iterator[WrongAnswer]:
-        """Yield the texts with wrong spans; their characters are added later. Words without labels are skipped."""
+        """Yield a record for each text with wrong spans, without the text itself. Words without labels are skipped."""
         texts = zip(self._decided(), self._texts(), self._split.labels, strict=True)
         for row, ((scores, ids), (text, words), truth) in enumerate(texts):
             known = [at for at, tag in enumerate(truth) if tag != IGNORED]
@@ -404,10 +407,10 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
 
 def _parts(task: TaskLike, split: Split) -> list[Parts]:
-    """Return for each text the parts of each word.
+    """Return for each text of a split the parts of each word.
 
-    If the tags mark spans, words are divided as the words of a plain text are, for example "(x)" into "(", "x" and ")".
-    Otherwise a word is its only part.
+    If the task's tags mark spans, words are divided as the words of a plain text are, for example "(x)" into "(", "x"
+    and ")". Otherwise a word is its only part.
     """
     words = list(split.words or ())
     if not marks_spans(task.labels):
@@ -416,19 +419,22 @@ def _parts(task: TaskLike, split: Split) -> list[Parts]:
 
 
 def _joined(parts: Sequence[Parts]) -> list[Sequence[Span]]:
-    """Return the parts of all words of each text in one list."""
+    """Return for each text one list with the parts of all its words."""
     return [[part for word in row for part in word] for row in parts]
 
 
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
-    """Return the parts of each text's words, and a label for each part; see `_parts`."""
+    """Return for each text of a split the parts of its words (see `_parts`), and one label for each part."""
     parts, further = _parts(task, split), continued(task.labels)
     labels = [_labels_of_parts(row, of, further) for row, of in zip(split.labels, parts, strict=True)]
     return _joined(parts), list(labels)
 
 
 def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], further: Sequence[int]) -> list[int]:
-    """Return one label per part: the word's own label for its first part, `further[label]` for its other parts."""
+    """Return one label per part of words: a word's label for its first part, `further[label]` for the others.
+
+    `parts` are the parts of each word. A word without a label gives -100 to all its parts.
+    """
     return [
         label if at == 0 or label == IGNORED else further[label]
         for label, of_word in zip(labels, parts, strict=True)
@@ -504,7 +510,7 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
 
 
 def _key(span: SpanAnswer) -> tuple[int, int, str]:
-    """Return what identifies a span: its characters and label."""
+    """Return what identifies a span of a text: (start, end, label)."""
     return span["start"], span["end"], span["label"]
 
 

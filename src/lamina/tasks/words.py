@@ -31,7 +31,7 @@ def word_spans(text: str) -> list[Span]:
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
-    """Join listed words into a text as it would be written, and return it with the character range of each word.
+    """Join listed words into a text as it would be written; return it and the character range of each word.
 
     Words are joined by a space, except beside a character of a script that puts no spaces between words. If all words
     are single characters and one of them is of such a script, there are no spaces at all.
@@ -50,7 +50,10 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
-    """Return for each listed word the words that `word_spans` finds inside it; if there is none, the word itself."""
+    """Return for each word in `words` a list of the smaller words that `word_spans` finds in this part of `text`.
+
+    `words` and the result are ranges of characters. A word in which none is found is its own only part.
+    """
     found = word_spans(text)
     parts: list[list[Span]] = []
     at = 0
