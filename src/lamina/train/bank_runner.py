@@ -124,7 +124,7 @@ class BankRunner(Runner):
                     )
 
     def settings(self, name: str) -> dict[str, JSON]:
-        """Return the settings of the reader `name` as a flat, JSON-ready dict; see `reader_settings`."""
+        """Return the settings of the reader `name` as a flat, JSON-ready dict: `reader_settings`, and its stack."""
         return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
@@ -212,10 +212,10 @@ class BankRunner(Runner):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return the number of tokens of a group's longest row; without tokens, its number of hidden states.
+        """Return how many tokens a group's longest row has, or how many hidden states if it has no tokens.
 
         Images, audio and recorded states have no tokens. For images and audio, the model runs once on the row, without
-        gradients, to count its states.
+        gradients, to count the states.
         """
         lengths = group.inputs.lengths
         if isinstance(group.states, RowsOfStates):
@@ -230,11 +230,11 @@ class BankRunner(Runner):
         return max(by_layer[0].shape[1] for by_layer in states.values())
 
     def _readers(self, group: Group) -> Readers:
-        """Return reader name -> (stack, module), for the readers of a group."""
+        """Return reader name -> (the stack that it reads, its module), for the readers of a group."""
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
-        """Return reader name -> the labels of the longest row, repeated `rows` times."""
+        """Return reader name -> labels of a batch with `rows` copies of the group's longest row."""
         row = int(np.argmax(group.inputs.lengths))
         labels = group.inputs.batch([row]).get("labels")
         from_inputs = None if labels is None else labels.expand(rows, -1)
@@ -251,7 +251,7 @@ class BankRunner(Runner):
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if scoring a batch of the group needs more than the free memory, and say what would fit."""
+        """Raise ConfigError if scoring a batch of the group needs more memory than is free, and say what would fit."""
         rows = min(self.rows_per_pass(group, group.names, options), len(group.inputs.lengths))
         memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
         needed = memory_of.total(rows)
@@ -267,7 +267,8 @@ class BankRunner(Runner):
     def _check_training(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if the gradients of a batch of the group need more memory than is free.
 
-        The message suggests smaller batches whose gradients are accumulated, with as many rows per optimizer step.
+        The message suggests smaller batches with accumulated gradients, which leave the rows per optimizer step the
+        same.
         """
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
         memory_of, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
@@ -312,7 +313,7 @@ class BankRunner(Runner):
     ) -> BankOutput:
         """Return the outputs of the readers `names` for a batch, with losses for the readers that have `labels`.
 
-        The readers read the batch's cached `states`. None: the model runs.
+        `states` are the batch's cached states, which the readers then read. None: the model runs.
         """
         batch = self.arguments(batch)
         if states is not None:
@@ -360,7 +361,7 @@ class BankRunner(Runner):
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """Return the largest value of `option`, such as "max_length", with which the readers `names` were trained.
 
-        None if a reader has no record of the option.
+        None if one of the readers has no record of the option.
         """
         largest: int | None = None
         for name in names:

@@ -45,7 +45,7 @@ TargetT = TypeVar("TargetT")
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
-    """Return a copy of the mapping `batch` with all of its tensors on `device`."""
+    """Return the dict of a batch with all of its tensors on `device`."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
@@ -111,7 +111,7 @@ class Runner(ABC):
                     raise ConfigError(f"{self.op}: {got}; at least one needs one. Give more labelled rows.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """Return the value of `option` with which the learners `names` were trained.
+        """Return the value of `option`, such as "max_length", with which the learners `names` were trained.
 
         This default returns None: unknown.
         """
@@ -126,7 +126,7 @@ class Runner(ABC):
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:
         """Store `facts`, which `Kind.learnt` found in the training data, in the `info` of the learner `name`.
 
-        Facts of earlier runs stay, unless the caller removes them first.
+        Facts of earlier runs stay, unless the caller has removed them.
         """
         self.info(name).update(facts)
 
@@ -158,9 +158,9 @@ class Runner(ABC):
         """Prepare for training on `groups`; raise an error if training cannot begin.
 
         Args:
-            groups: Examples to train on and to score.
+            groups: The encoded examples to train on and to score.
             options: Options of the run.
-            passes: How many times each row would go through the model if nothing is cached.
+            passes: How many times each row would go through the model if its states were not cached.
         """
 
     @abstractmethod
@@ -208,7 +208,10 @@ class Runner(ABC):
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """Return the number of outputs of the learner `name` for each token, for a kind of task without classes."""
+        """Return the number of outputs of the learner `name` for each token.
+
+        It is asked for kinds of task without classes.
+        """
 
     # Passes without gradients
 
@@ -234,11 +237,11 @@ class Runner(ABC):
             groups: The encoded examples, with their tasks.
             options: Options of each pass.
             names: Learners that are scored. None: all learners of the groups.
-            more: Function that returns further entries, such as a table per class, from a learner's results and
-                metrics. None: no further entries.
+            more: Called with a learner's results and its metrics; returns further entries, such as a table per class.
+                None: no further entries.
             progress: Show a progress bar per group on standard error.
-            collected: A dict to which learner name -> its results is added, so that the caller can compute other
-                scores. None: not needed.
+            collected: A dict to which learner name -> results is added, so that the caller can compute other scores.
+                None: not needed.
 
         Returns:
             Learner name -> metric -> value, and the entries that `more` returned.
@@ -280,9 +283,9 @@ class Runner(ABC):
     def collect(
         self, group: Group, results: Mapping[str, Results], options: PassOptions, *, progress: bool = False
     ) -> None:
-        """Run learners over all rows of a group without gradients, and add their outputs to `results`.
+        """Run learners over all rows of a group without gradients, and add their outputs to `results`, in place.
 
-        The arguments are those of `passes`.
+        The arguments and errors are those of `passes`.
         """
         for _ in self.passes(group, results, options, progress=progress):
             pass

@@ -77,14 +77,14 @@ class Checkpoints:
     run: dict[str, Facts] = field(default_factory=dict)
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest checkpoint, or None if there is no checkpoint."""
+        """Return the folder of the newest checkpoint; None if there is none. Raises the StoreError of `_paths`."""
         return next(reversed(self._paths()), None)
 
     def _paths(self, prefix: str = "") -> list[Path]:
         """Return the folders of the checkpoints, oldest first.
 
-        With the prefix ".", return hidden folders instead. They hold checkpoints that a process was writing or removing
-        when it died. Raises StoreError if a folder with a checkpoint's name holds other files.
+        With the prefix ".", return the hidden folders of checkpoints that a process was writing or removing when it
+        died. Raises StoreError if a folder with a checkpoint's name holds other files.
         """
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
@@ -117,9 +117,9 @@ class Checkpoints:
         return state
 
     def _newest_state(self, paths: list[Path]) -> tuple[dict[str, Tensor], RunProgress] | None:
-        """Return tensors and progress of the last checkpoint in `paths`; None if there are no paths.
+        """Return tensors and progress of the newest of the checkpoints `paths`; None if there are no paths.
 
-        Errors as in `begin`.
+        Errors are those of `begin`.
         """
         damaged: dict[Path, StoreError] = {}
         for path in reversed(paths):
@@ -141,7 +141,7 @@ class Checkpoints:
         return None
 
     def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
-        """Return the StoreError for damaged checkpoints, newest first. It describes the newest and ends with `hint`."""
+        """Return the StoreError for damaged checkpoints (path -> error, newest first); it ends with `hint`."""
         path, error = next(iter(damaged.items()))
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 

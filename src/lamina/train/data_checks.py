@@ -38,7 +38,7 @@ def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
 
 
 def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """Yield a sentence for each problem in the texts of splits; `texts` is split name -> texts, the train split too."""
+    """Yield a sentence for each problem in the texts of splits. `texts` is split name -> texts; one is "train"."""
     train: set[int] = set()  # hashes take less memory than the texts, and two equal ones are next to impossible
     for part in sorted(texts, key=lambda name: name != "train"):
         count = blank = repeated = 0
@@ -63,5 +63,5 @@ def _are(count: int) -> str:
 
 
 def _plain(text: str | Sequence[str]) -> str:
-    """Return an example as one text without blanks at its ends; the texts of a pair are joined."""
+    """Return an example as one text without blanks at its ends; the two texts of a pair are joined."""
     return text.strip() if isinstance(text, str) else "\0".join(part.strip() for part in text).strip("\0")

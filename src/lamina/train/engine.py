@@ -44,13 +44,14 @@ _SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run. If the options name trackers, these write to the folder `output`.
+    """Return the Accelerator of a run. Trackers that the options name write to the folder `output`.
 
     The Accelerator's own mixed precision stays off, because it could not be changed later in the same process. Each
     pass uses torch's autocast instead (`Runner.autocast`).
 
     Raises:
-        ConfigError: If the options do not suit the device, or if they name trackers and `output` is None.
+        ConfigError: If the options do not suit the machine, or TensorBoard has no `output`; see `check_device`.
+        MissingExtraError: If TensorBoard is set and not installed.
     """
     check_device(options, output)
     cpu = not torch.cuda.is_available()
@@ -188,7 +189,8 @@ class Engine:
         Args:
             step: The step of the plan.
             names: The learners that are still training on the step's group.
-            parts: For each accumulated batch of this process: its rows, whether its loss counts, and its tensors.
+            parts: For each accumulated batch of this process: the indices of its rows, whether its loss counts, and its
+                tensors.
 
         Raises:
             NotFiniteError: If a loss or gradient is NaN or infinite.
@@ -308,13 +310,13 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner: from the scores, decide whether this epoch is its best and whether it stops."""
+        """End an epoch of one learner: decide from its scores whether this epoch is its best, and whether it stops."""
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
 
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
-        """End an epoch of a base model that trains with its readers.
+        """End an epoch of the base model and the readers that are trained with it; `scores` is reader name -> scores.
 
         The mean score of the readers decides whether the epoch is the best for all of them, and whether they all stop.
         """
@@ -333,8 +335,7 @@ class Engine:
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
         """Tell a learner that an epoch has ended; return whether the next training stage of its fusion begins now.
 
-        A learner that stops early (`stopped`) is told that its epochs are almost over, so that its next stage begins
-        now.
+        With `stopped`, the learner is told that its epochs are almost over, so that its next stage begins now.
         """
         done = (self._epoch + 1) / self.plan.epochs[learner.name]
         return learner.end_epoch(math.nextafter(1, 0) if stopped and done < 1 else done)
@@ -342,7 +343,7 @@ class Engine:
     # Progress and checkpoints
 
     def _bar(self) -> tqdm:
-        """Return the progress bar of the run. It is hidden without `progress`, and in all processes but the first."""
+        """Return a progress bar over the steps. It is hidden without `progress`, and in all processes but the first."""
         from tqdm.auto import tqdm
 
         hidden = not self.options.progress or rank() > 0
@@ -395,7 +396,7 @@ class Engine:
         barrier()
 
     def _restore(self, tensors: Mapping[str, Tensor], progress: RunProgress) -> None:
-        """Restore the run and its learners from the tensors and the progress of a checkpoint."""
+        """Restore the run and its learners from a checkpoint's tensors and progress; StoreError if they do not fit."""
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
         self.plan.stopped.update(progress["stopped"])
@@ -423,7 +424,7 @@ def _seed(seed: int) -> None:
 
 @contextmanager
 def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let only the learners' parameters, among those of `modules`, require gradients inside the `with` block.
+    """Inside the `with` block, let only the learners' parameters require gradients, among all those of `modules`.
 
     At its end, the flags and modes of the modules are restored, and all gradients are dropped.
     """
@@ -450,7 +451,7 @@ class DivergenceGuard:
     """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
 
     For each learner it records, on the device, the first step (from 1) at which a number was not finite. It reads this
-    record every 100 steps.
+    record every 100 steps on a GPU, and at every step on a CPU.
 
     Args:
         runner: The runner. Messages name its operation and its learners.
@@ -499,7 +500,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite. Called before the weights of `step` are saved."""
+        """Raise NotFiniteError if a trained weight is not finite, or `check` does. Called before weights are saved."""
         self.check()
         for learner in learners:
             if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):

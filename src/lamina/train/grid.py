@@ -64,7 +64,7 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """Name of the learner in messages: its name and its settings."""
+        """Name of the learner and its settings in the grid, for messages."""
         return f"reader {self.name}: {', '.join(f'{key}={value}' for key, value in self.settings.items())}"
 
 
@@ -97,7 +97,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
 
 
 def check_count(op: str, grid: Mapping[str, Sequence[object]]) -> None:
-    """Raise ConfigError if a grid has more than 100,000 combinations; the message begins with `op`."""
+    """Raise ConfigError, about the operation `op`, if a grid has more than 100,000 combinations."""
     count = prod(map(len, grid.values()))
     if count > MOST_RUNS:
         raise ConfigError(f"{op}: it has {count:,} settings; a grid has at most {MOST_RUNS:,}.")
@@ -183,9 +183,9 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
 
 def _values(key: str, values: object, op: str) -> list[object]:
-    """Return the values of a grid's key.
+    """Return the `values` of a grid's `key` as a list.
 
-    Raises ConfigError if they are not a list, are empty, or have duplicates; the message begins with `op`.
+    Raises ConfigError, about the operation `op`, if they are not a list, are empty, or have duplicates.
     """
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
@@ -282,7 +282,10 @@ def expand_into(
 
 
 def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
-    """Add readers to a bank: all of them, or none if one cannot be built. The error names the settings of that one."""
+    """Add the readers of `specs` to a bank: all of them, or none if one cannot be built.
+
+    The error is that of `bank.add`, and names the settings of the reader.
+    """
     added: list[str] = []
     try:
         for spec in specs:

@@ -46,7 +46,7 @@ def with_positive(
 ) -> dict[str, Task]:
     """Return the tasks with the positive classes that the user passed: one for all tasks, or one by learner name.
 
-    `op` is the operation, for messages.
+    None: the tasks keep their own. `op` is the operation for messages.
 
     Raises:
         UnknownNameError: If a mapping names a learner or a class that does not exist.
@@ -71,7 +71,8 @@ def groups_of(
         tasks: Learner name -> task.
         part: The split that is encoded: "train", "validation" or "test".
         options: Options of the run, which say how examples are encoded.
-        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all.
+        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all
+            examples.
 
     Raises:
         UnknownNameError: If a task does not have the part.
@@ -109,8 +110,9 @@ def group_tasks(
 ) -> list[Group]:
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
-    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tokens
-    and whole texts of pairs are in groups of their own if they read pairs differently; see `has_second_start`.
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. If the
+    tokenizer has a start token before the second text of a pair too, tasks on tokens and tasks on whole texts read
+    pairs differently, and are in groups of their own (`has_second_start`).
 
     Args:
         tasks: Learner name -> task.

@@ -95,7 +95,10 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """Return digests of a split's texts, labels and word boundaries. Equal digests mean equal examples."""
+    """Return digests of a split by name: "texts", "labels" and "words" (their places).
+
+    Equal digests mean equal examples.
+    """
     return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
 
 

@@ -78,7 +78,7 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor, from 0 to 1, of schedule and warm-up for the learning rates of the next step."""
+        """Return the factor from 0 to 1 by which schedule and warm-up scale the learning rates of the next step."""
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
@@ -152,10 +152,10 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader that a fraction `done` of its epochs is over; return whether its fusion now begins a new stage.
+        """Tell a reader that the fraction `done` of its epochs is over; return whether its fusion begins a new stage.
 
         Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
-        may have new parameter values.
+        may have new parameter values. False for a learner that is no reader.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
@@ -163,7 +163,7 @@ class Learner:
         return afresh
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Begin the next stage of training, in which scores count from the start: forget best scores and weights.
+        """Forget the best scores and weights: in the stage of training that begins, scores count from the start.
 
         With `schedule`, the learning-rate schedule starts again too. The count of steps goes on.
         """
@@ -191,7 +191,7 @@ class Learner:
         return (2 if self._options.keep == "best" else 1) * sum(state.values()) + moments
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors: weights, best weights and the optimizer's state; see `from_tensors`."""
+        """Return the tensors of a checkpoint: weights, best weights and the optimizer's state; see `from_tensors`."""
         tensors = {f"now/{key}": value for key, value in self.tensors().items()}
         tensors |= {f"best/{key}": value for key, value in self.best.items()}
         for number, state in self.optimizer.state_dict()["state"].items():

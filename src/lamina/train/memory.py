@@ -40,7 +40,7 @@ _MIN_SCORED_TOKENS = 256
 
 
 class BatchBytes(NamedTuple):
-    """The memory that a batch needs: `fixed` bytes, and `row` bytes for each of its rows."""
+    """The memory in bytes that a batch needs: `fixed`, and `row` for each of its rows."""
 
     fixed: int
     row: int
@@ -54,7 +54,10 @@ class BatchBytes(NamedTuple):
         return max(0, free_bytes - self.fixed) // max(1, self.row)
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
-        """Return the number of equal batches into which `rows` must be split to fit; None if not even one row fits."""
+        """Return the least number of equal batches into which `rows` can be split so that each fits into `free_bytes`.
+
+        None if not even one row fits.
+        """
         fit = self.max_rows(free_bytes)
         if fit < 1:
             return None
@@ -89,8 +92,8 @@ def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> i
 class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of tensors created inside the `with` block, until they are freed.
 
-    The storages of `excluded` tensors do not count. `now` is the size of the tensors that are alive, `peak` its largest
-    value so far.
+    The storages of `excluded` tensors do not count. `now` is the number of bytes that are alive, `peak` its largest
+    value.
     """
 
     def __init__(self, excluded: Iterable[Tensor]) -> None:
@@ -239,10 +242,10 @@ reader_memory, scoring_memory = partial(_measure, grad=True), partial(_measure, 
 def _run(
     model: PreTrainedModel, readers: Readers, shape: tuple[int, int], labels: Labels | None, *, grad: bool
 ) -> list[object]:
-    """Call readers with states of zeros and return their outputs; with `grad`, return their losses too.
+    """Call readers with states of zeros, and return their outputs; with `grad`, return their losses too.
 
-    `shape` is the number of rows and of tokens. The model decides the dtype and device of the states. `labels`
-    returns reader name -> labels for a number of rows. None: no losses are computed.
+    `shape` is the number of rows and of tokens. The states have the dtype and device of the model. `labels` returns
+    reader name -> labels for a number of rows. None: no losses are computed.
     """
     labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
     results: list[object] = []

@@ -187,7 +187,7 @@ class ModelRunner(Runner):
             raise self._no_head(reason)
 
     def _no_head(self, reason: str) -> ConfigError:
-        """Return the ConfigError for a model without a head for the task; the message quotes `reason`."""
+        """Return the UnfitHeadError for a model without a head for the task; the message quotes `reason`."""
         if getattr(self.model.config, "return_dict", True) is False:
             got = f"{type(self.model).__name__} fails with return_dict=False in its config ({reason.rstrip('.')})"
             return UnfitHeadError(
@@ -236,7 +236,7 @@ class ModelRunner(Runner):
         return [out.loss if self.count_labels(name, labels[name]) else out.logits.sum() * 0.0]
 
     def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
-        """Return the number of labels that count in the loss: all in a regression, else those that are not -100."""
+        """Return the number of labels that count in the loss: all if they are floats, else those that are not -100."""
         return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
     def outputs(
@@ -264,7 +264,7 @@ class ModelRunner(Runner):
             raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
-        """Return the number of outputs of the model for each token: the vocabulary's size."""
+        """Return the number of outputs of the model for each token: the vocabulary's size, or 1 if it has none."""
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
 
 

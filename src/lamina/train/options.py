@@ -78,7 +78,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
-        """Build the options from a mapping, such as a recipe's. Errors are those of `checked`."""
+        """Build the options from a mapping, such as a recipe's. `op` and the errors are those of `checked`."""
         return cls.checked(op, **given)
 
     @classmethod
@@ -99,10 +99,10 @@ class PassOptions(BaseModel):
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     def check_kinds(self, op: str, kinds: Collection[Kind]) -> None:
-        """Raise ConfigError if an option is set that has no effect on tasks of these kinds.
+        """Raise ConfigError, about the operation `op`, if an option is set that has no effect on tasks of these kinds.
 
         `prefix` (text in front of every source) must be allowed by all kinds; for other options it is enough if one
-        kind uses them. `op` is the operation, for the message.
+        kind uses them.
         """
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
@@ -111,9 +111,9 @@ class PassOptions(BaseModel):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {reason}.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield the options that are set but have no effect, because of other options or of the kinds of the tasks.
+        """Yield (name, reason) of options that are set but have no effect, given other options or the tasks' kinds.
 
-        Each comes with the reason, as the end of a sentence.
+        The reason is the end of a sentence.
         """
         for name in filter(self._is_set, ("max_target_length", "num_beams")):
             if kinds and not any(kind.generates for kind in kinds):
@@ -232,7 +232,7 @@ class FitOptions(PassOptions):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield the options that are set but have no effect, such as `warmup_ratio` if `warmup_steps` is set too."""
+        """Yield (name, reason) of options that are set but have no effect, such as one of two warm-up options."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
             yield "warmup_ratio", "and warmup_steps is set too; only one can hold. Leave one out"
@@ -248,7 +248,7 @@ class FitOptions(PassOptions):
 
     @property
     def moments(self) -> int:
-        """Number of values that the optimizer stores for each trained parameter."""
+        """Number of values (moments) that the optimizer stores for each number of a trained parameter."""
         return int(self.momentum > 0) if self.optimizer == "sgd" else 2
 
     @property

@@ -34,7 +34,7 @@ class ParameterGroup(TypedDict):
     Attributes:
         params: The parameters.
         lr: The highest learning rate of these parameters.
-        weight_decay: Their weight decay.
+        weight_decay: The weight decay of these parameters.
     """
 
     params: list[nn.Parameter]

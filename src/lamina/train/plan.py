@@ -72,7 +72,8 @@ class Group:
 
         Args:
             rows: Indices of the batch's rows.
-            from_inputs: Labels that the inputs contain, for learners whose `targets` are None. None: there are none.
+            from_inputs: Labels that came with the batch's inputs, for learners whose `targets` are None. None: no
+                labels came.
             names: Learners whose labels are returned.
         """
         targets = {name: self.targets[name] for name in names}
@@ -165,7 +166,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many optimizer steps group `number` takes in an epoch; `max_steps` limits all epochs together."""
+        """Return how many optimizer steps group `number` takes in an epoch (from 0), within the limit `max_steps`."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:

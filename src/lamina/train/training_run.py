@@ -313,7 +313,10 @@ def _specs(
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Store the facts that `Kind.learnt` finds in the train split in each learner's `info`; return the same groups."""
+    """Store the facts that `Kind.learnt` finds in the train split, in place of older ones, in each learner's `info`.
+
+    Returns `groups`.
+    """
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)
@@ -351,7 +354,7 @@ def _record_training(engine: Engine) -> None:
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:
-    """Return the maximum length that a task's examples were read with; None for recorded states without one."""
+    """Return the maximum length with which a task's examples were read; None for recorded states of unknown length."""
     if (recorded := recorded_of(task.split("train"))) is not None:
         return recorded.manifest.max_length
     return max_length(engine.runner, {task.name: task}, engine.options.max_length)
