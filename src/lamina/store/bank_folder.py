@@ -154,7 +154,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Log a warning if blocks of a bank's frozen model were changed by hand, which loading could not repeat."""
+    """Log a warning if blocks of a bank's frozen model were changed by hand, since loading could not repeat that."""
     if bank.saves_base:
         return  # `save` refuses it
     if (problem := changed_blocks(bank.model)) is not None:
@@ -229,7 +229,7 @@ def claimed_output(
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """Return the approximate size of a saved bank or model in bytes: its weights, with shared weights counted once."""
+    """Return the bytes of weights that are saved for a bank or model; weights that share memory count once."""
     modules: list[nn.Module] = [target]
     if isinstance(target, ReaderBank) and target.saves_base:
         modules.append(target.model)
@@ -261,7 +261,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
 
     Args:
         bank: The bank.
-        present: Whether to record the model's present settings. False: those with which the bank was made.
+        present: Whether to record the settings that the model has now. False: those that it had when the bank was made.
     """
     model = bank.model
     if isinstance(model, RecordedModel):
@@ -290,7 +290,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
 
 
 def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
-    """Return the manifest's entry about a model that is only known by its recorded states."""
+    """Return the manifest's entry about a model of which only recorded states are known."""
     stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
     return BaseFacts(
         id=facts.model,
@@ -330,7 +330,7 @@ def _recorded_model(base: BaseFacts) -> RecordedModel:
 
 
 def _save_reader(reader: ReaderModule, folder: Path) -> None:
-    """Write the settings and the weights of a reader to a new folder."""
+    """Write the settings and the weights of a reader to a new folder, which must not exist."""
     saved = ReaderFacts(
         fusion=FUSIONS.to_dict(reader.config.fusion),
         head=HEADS.to_dict(reader.config.head),
@@ -347,7 +347,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
-    """Return a fingerprint of the model's own tensors that a reader's head uses; None if it uses none."""
+    """Return a fingerprint of the model's tensors that a reader's head uses, such as output embeddings; None: none."""
     tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
@@ -392,7 +392,7 @@ def _load_bank(
     *,
     writes: bool,
 ) -> ReaderBank:
-    """Load a bank from a local folder, with the arguments of `load_bank` and the errors of `from_pretrained`."""
+    """Load a bank from a local folder. The arguments are those of `load_bank`, the errors of `from_pretrained`."""
     manifest = _read_manifest(folder)
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
@@ -457,7 +457,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
-    """Load the model that a manifest names, or that is saved in the bank's folder.
+    """Load the model that a manifest names, or that is saved in the bank's folder, and its processor.
 
     With `writes`, the model is loaded with its language model head, if it was saved with one. Raises StoreError if the
     manifest names no model, and ModelNotFoundError if the named model does not exist.
@@ -512,11 +512,11 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 
 
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
-    """Return name -> (saved value, present value) for the settings of a stack, also for those that are equal.
+    """Return name -> (saved value, present value) for each setting of a stack, whether the two are equal or not.
 
-    `library` has the versions of the libraries that saved the bank. If other versions are installed, settings that only
-    one side has, and those of modules, are left out; otherwise a missing value is None. The result is {} for banks of
-    early versions of lamina, which saved no settings.
+    `library` has the versions of the libraries that saved the bank. If they are installed, all settings are compared; a
+    value that one side lacks is None. Otherwise only settings of the config that both sides have are compared. The
+    result is {} for banks of early versions of lamina, which saved no settings.
     """
     if saved.config is None or saved.modules is None:
         return {}
@@ -531,7 +531,7 @@ def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> di
 
 
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:
-    """Return the model's stack that has the saved name; None if there is none.
+    """Return the model's stack that corresponds to the saved name; None if there is none.
 
     In a model without a decoder, "main" and "encoder" name the same stack.
     """
@@ -591,7 +591,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings, from its registry `table`. Old names are updated."""
+    """Return the fusion or head config for saved settings, from its registry `table`, with old names updated."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

@@ -86,7 +86,7 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
 
 
 def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
-    """Return metric -> score on the validation split, from the reader's `info`; {} if the reader was not trained.
+    """Return metric -> validation score from the reader's `info`; {} if the reader was not trained.
 
     Users may put anything into `info`, so a value of another form counts as no scores.
     """
@@ -140,7 +140,7 @@ def _monitors(bank: ReaderBank) -> str:
 
 
 def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
-    """Return the table cells of a monitor: its settings, and if it was calibrated its rates."""
+    """Return the cells of a monitor's row in the table: its settings, and its rates if it was calibrated."""
     deciding = monitor.second if isinstance(monitor, Cascade) else monitor
     calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", "", ""]
     if calibration is not None:

@@ -98,7 +98,7 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
 
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
-    """Return layer (as a string) -> the place in the model where its state is read.
+    """Return layer (as a string) -> the place in the model where the layer's state is read.
 
     Modules have the names that they have in a checkpoint with a head, as in vLLM and SGLang. Raises ConfigError if
     blocks return states of another shape than `[batch, tokens, width]`.
@@ -120,7 +120,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
 
 
 def fusion_part(name: str, reader: ReaderModule) -> Part:
-    """Return the settings and weights of a reader's fusion; raise ConfigError if it cannot be exported."""
+    """Return the settings and weights of the fusion of reader `name`; ConfigError if it cannot be exported."""
     fusion = reader.fusion
     export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)
     if export is None or (not fusion.is_token_wise() and not isinstance(fusion, PooledLayersFusion)):
@@ -134,7 +134,10 @@ def fusion_part(name: str, reader: ReaderModule) -> Part:
 
 
 def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
-    """Return a function that exports a weighted sum of layers; `scales(fusion)` is `[layers]` or `[layers, width]`."""
+    """Return a function that exports a fusion that is a weighted sum of layers.
+
+    `scales(fusion)` returns the weights of the layers, `[layers]` or `[layers, width]`.
+    """
 
     def part(fusion: Fusion) -> Part:
         rows = scales(fusion).reshape(fusion.layers, -1)[list(fusion.active_layers())]
@@ -144,7 +147,7 @@ def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
 
 
 def _projected(fusion: ProjectedFusion) -> Part:
-    """Export AdaLayers or SingleLayer: the projections and weights of the active layers."""
+    """Return the settings of AdaLayers or SingleLayer, and the projections and weights of the active layers."""
     active = list(fusion.active_layers())
     projection = fusion.projection[active] if len(fusion.projection) > 1 else fusion.projection
     settings = {"fusion": "projected", "activation": fusion.config.output_activation}
@@ -152,13 +155,13 @@ def _projected(fusion: ProjectedFusion) -> Part:
 
 
 def _concat(fusion: ConcatFusion) -> Part:
-    """Export Concat: the projection, and the bias if there is one."""
+    """Return the settings of Concat and its weights: the projection, and the bias if there is one."""
     bias = {} if fusion.bias is None else {"bias": fusion.bias}
     return {"fusion": "concat"}, {"projection": fusion.projection, **bias}
 
 
 def _pooled(fusion: PooledLayersFusion) -> Part:
-    """Export PooledLayers: the queries, projections and weights of the layers."""
+    """Return the settings of PooledLayers and its weights: queries, projections and weights of the layers."""
     weights = {"queries": fusion.queries, "projection": fusion.projection, "weights": fusion.scores.softmax(0)}
     return {"fusion": "pooled"}, weights
 
@@ -175,7 +178,7 @@ _FUSIONS: dict[type, Export] = {
 
 
 def head_part(name: str, reader: ReaderModule) -> Part:
-    """Return the settings and weights of a reader's head; raise ConfigError if it cannot be exported."""
+    """Return the settings and weights of the head of reader `name`; ConfigError if it cannot be exported."""
     head, config = reader.head, reader.config.head
     if not isinstance(head, PooledClassificationHead | TokenClassificationHead):
         problem = f"reader '{name}' has a head for {config.kind}"

@@ -51,7 +51,7 @@ _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
 def damaged(place: object, what: str) -> StoreError:
-    """Return the StoreError for a damaged file or folder. `what` follows its name in the message: "is not JSON"."""
+    """Return the StoreError for a damaged file or folder, `place`. `what` follows it in the message: "is not JSON"."""
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
@@ -113,7 +113,7 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, innermost first, until one is not empty."""
+    """Remove folders, given innermost first; stop at the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -135,12 +135,12 @@ def settle(folder: Path) -> None:
 
 
 def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
-    """Call `read` and return its result; repeat this if another process replaced the folder's files during the call.
+    """Call `read` and return its result; call it again if another process replaced the folder's files meanwhile.
 
     Args:
         folder: The folder.
         mark: Name of a file that every replacement replaces.
-        read: Function that reads the files.
+        read: Function that reads the files. Its errors are raised.
 
     Raises:
         StoreError: If the files are replaced during every attempt.
@@ -183,12 +183,12 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
     """Replace files of a folder all at once: yield an empty folder, whose content later replaces the old files.
 
     If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
-    others stay. The mark is moved away first, and put in place last. So after `settle`, the folder has all old files,
-    all new files, or no mark.
+    others stay. The first of `names` is the mark, by which Lamina knows its own folders. The mark is moved away first,
+    and put in place last. So after `settle`, the folder has all old files, all new files, or no mark.
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
-        names: Names of the files; the first is the mark, by which Lamina knows its own folders.
+        names: Names of the files, the mark first.
         listed: Names of more files that an earlier save wrote. They are deleted if they are not written again.
         force: Whether to overwrite files even if the mark is missing.
 
@@ -222,7 +222,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has some of these files, but not the first: other software has written them then.
+    """Raise StoreError if a folder has some of the files `names`, but not the first: other software wrote them.
 
     The first is the mark, which Lamina always writes. With `force`, nothing is checked.
     """
@@ -267,7 +267,10 @@ def _is_inside(folder: Path, name: str | Path) -> bool:
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move files from the folder `source` to `target`, in the given order; names without a file are skipped."""
+    """Move files from the folder `source` to `target`, in the given order; names without a file are skipped.
+
+    Folders in `target` are made, and folders in `source` that become empty are removed.
+    """
     for name in names:
         if (source / name).is_file():
             os.renames(source / name, target / name)  # also makes the target's folders, and removes empty ones behind
@@ -290,8 +293,7 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
 def read_json(path: Path, *, last_wins: bool = False) -> JSONObject:
     """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else.
 
-    With `last_wins`, the last value of a key that comes twice counts, as in transformers, which reads the file too.
-    Otherwise such a file is refused.
+    A file in which a key comes twice is refused; with `last_wins`, the last value counts, as in transformers.
     """
 
     def parse(content: bytes) -> object:

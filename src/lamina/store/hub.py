@@ -22,7 +22,7 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
 def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
-    """Return the path of a bank's local folder. If no such folder exists, download the bank from the hub first.
+    """Return the path of a bank's local folder; if no such folder exists, download the bank from the hub.
 
     Args:
         folder: A local folder, or the id of a repository on the hub.
@@ -112,7 +112,7 @@ def push_folder(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """Return why a request to the hub failed, as a phrase for an error message.
+    """Return why a request to the hub failed with `error`, as a phrase for an error message.
 
     `revision` is the revision that was requested; None: the main branch.
     """

@@ -35,7 +35,7 @@ _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors f
 
 
 class _Tensors(Protocol):
-    """An open safetensors file; safetensors itself has no type for it."""
+    """The methods of an open safetensors file that are used here; safetensors itself has no type for it."""
 
     def metadata(self) -> dict[str, str] | None:
         """Return name -> string, for the strings that are saved beside the tensors; None if there are none."""
@@ -72,7 +72,7 @@ class LinearReader:
     @classmethod
     @torch.no_grad()
     def of(cls, bank: ReaderBank, name: str) -> Self:
-        """Return a reader of a bank as one linear map.
+        """Return the reader `name` of a bank as one linear map.
 
         Raises:
             UnknownNameError: If the bank does not have the reader.
@@ -203,7 +203,10 @@ class _LinearModel(Protocol):
 
 
 def _filled(model: LinearT, weight: Array, bias: Array | float, classes: Array | None = None) -> LinearT:
-    """Set the coefficients of a scikit-learn model as if it had been fitted, and return it."""
+    """Set the coefficients of a scikit-learn model as if it had been fitted, and return the model.
+
+    `classes` are the class labels; None: a regression, which has none.
+    """
     model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
     if classes is not None:
         model.classes_ = classes

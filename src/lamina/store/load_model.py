@@ -155,10 +155,11 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model. If names in the checkpoint begin with a wrapper's prefix, load it again without the prefix.
+    """Load a model; if names in the checkpoint begin with a wrapper's prefix, load it again without the prefix.
 
-    A wrapper is torch.compile or DataParallel. Prefixes in `_OWNERS` come from programs that train the model as a part
-    of another. They are dropped only if otherwise no weight fits, because some models have such names themselves.
+    `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report. A
+    wrapper is torch.compile or DataParallel. Prefixes in `_OWNERS` come from programs that train the model as a part of
+    another. They are dropped only if otherwise no weight fits, because some models have such names themselves.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
@@ -174,7 +175,8 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     """Return the names of the weights that start at random, and log them: as a warning, unless the head is new.
 
     With `new_head`, the head got new classes, so its weights may have another shape than the saved ones. `report` is
-    what transformers reports about loading.
+    the loading report of transformers. A warning is logged too if the checkpoint has weights of blocks that the config
+    lacks.
 
     Raises:
         StoreError: If a saved weight has another shape than the config says, or no saved weight has a place.

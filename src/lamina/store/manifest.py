@@ -67,7 +67,10 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the object at these nested keys of a manifest, the outermost key first."""
+        """Return the class that describes the nested object at the keys `parents` of a manifest, outermost key first.
+
+        Without keys, it is this class.
+        """
         return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
@@ -95,19 +98,19 @@ class BaseFacts(SavedFacts):
     """A manifest's entry about the base model of the readers.
 
     Attributes:
-        id: Folder or hub id from which it can be loaded; None if it was never saved in its present form.
-        revision: Commit on the hub; None if it did not come from there.
-        model_type: The family, as in its config.
-        dtype: Type of its weights, such as "float32".
+        id: Folder or hub id from which the model can be loaded; None if it was never saved in its present form.
+        revision: Commit on the hub; None if the model did not come from there.
+        model_type: The family, as in the model's config.
+        dtype: Type of the model's weights, such as "float32".
         stacks: Stack name -> facts, for the stacks that the readers read.
-        library: Versions of transformers and torch that saved it. If the installed versions differ,
+        library: Versions of transformers and torch that saved the bank. If the installed versions differ,
             `StackFacts.modules` is not compared; of `StackFacts.config` only the settings that both versions have are
             compared. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it came from before training.
         recorded: The recorded layers, if the readers were trained on recorded states; `id` and `model_type` may then be
             unknown. None: the readers were trained on the model itself.
-        pooling: How the tokens of each row of recorded states became one vector. None: there is a state per token.
+        pooling: How the states of a row's tokens became one recorded state. None: there is a state per token.
     """
 
     id: str | None
@@ -125,8 +128,9 @@ class ProcessorFacts(SavedFacts):
     """A manifest's entry about the tokenizer or processor that the readers were trained with.
 
     Attributes:
-        files: Its files in the bank's folder; empty if they are saved with the base model, or it cannot be saved.
-        facts: Everything on which the inputs that it makes depend; see `processor_facts`.
+        files: The processor's files in the bank's folder; empty if they are saved with the base model, or it cannot be
+            saved.
+        facts: Everything on which the processor's outputs depend; see `processor_facts`.
     """
 
     files: list[str]
@@ -159,10 +163,10 @@ class ReaderFacts(SavedFacts):
     Attributes:
         fusion: Fields of the fusion's config, with its registered name as "name".
         head: Fields of the head's config, with its registered name as "name".
-        stack: Name of the stack that it reads.
+        stack: Name of the stack that the reader reads.
         seed: The reader's seed.
-        layers: Layers that it reads.
-        parameters: Number of its parameters.
+        layers: Layers that the reader reads.
+        parameters: Number of the reader's parameters.
         info: The reader's `info`.
         borrowed: Fingerprint of the base model's tensors that the head uses; None if it uses none.
     """

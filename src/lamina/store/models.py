@@ -96,7 +96,7 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Check that a name is not a misspelt short name and that the hub answers, before transformers asks the hub.
+    """Raise an error, before transformers asks the hub for `name`, if it is a misspelt short name or the hub is down.
 
     transformers tries for half a minute before it reports a hub that cannot be reached. Errors that the hub reports,
     such as an unknown id, are left to it.
@@ -121,7 +121,7 @@ def _check_id(name: str, revision: str | None) -> None:
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
     """Return the error for a model that cannot be loaded, with the reason and a hint.
 
-    The hint names MiniLM's package, or a folder with a similar name.
+    The hint names the package of MiniLM if that is the model, or else a folder with a similar name.
     """
     hint = "" if is_dir(name) else similar_file(name, folder=True).strip() if "/" in name else ""
     if _full(name) == MINILM:
@@ -155,7 +155,10 @@ def _check_config(path: Path, name: str) -> None:
 
 
 def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
-    """Raise StoreError if a number in a config, such as its layers or labels, is larger than in any real model."""
+    """Raise StoreError if a number in a config, such as that of layers or labels, is larger than in any real model.
+
+    `path` is the config file and `fields` its content; nested configs are checked too.
+    """
     for key, value in fields.items():
         for number in cast("list[object]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):
@@ -174,7 +177,7 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device, in eval mode. It has modules and shapes, but no weights, and needs no memory.
+    """Build a model on the meta device, in eval mode: with modules and shapes, but without weights or memory.
 
     Args:
         config: Config of the model.
@@ -235,7 +238,8 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
     """Return the class name of a saved model if that class can generate text; otherwise None.
 
-    The result can be passed to `load` as `head`. There, None stands for the backbone.
+    The result can be passed to `load` as `head`, where None stands for the backbone. Raises the errors of
+    `load_config`.
     """
     import transformers
 
@@ -267,7 +271,7 @@ def check_files(name: str) -> None:
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:
-    """Raise StoreError if a model (built on the meta device) is far larger than the files of weights in its folder."""
+    """Raise StoreError if `model`, built on the meta device, is far larger than the weight files in folder `name`."""
     files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
     size_bytes = sum(path.stat().st_size for path in files)
     if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:
@@ -279,7 +283,7 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
     """Check the weights of a local model without reading them: file headers, and the packages that are needed.
 
     `config` is the model's config, which names its quantization, if any. Only safetensors files have their headers
-    read. Raises the errors of `lamina.load`. A model on the hub is not checked.
+    read. Raises the errors of `lamina.load`, also if there are no weights. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 
@@ -397,7 +401,7 @@ def _check_sha256(path: Path, expected: str) -> None:
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
     """Return Lamina's error for an error that transformers raised while loading a model.
 
-    `name` and `model_type` name the model in the message. An error that is Lamina's own already is returned unchanged.
+    `name` and `model_type` name the model in the message. An error of Lamina's own is returned unchanged.
     """
     if isinstance(error, LaminaError):
         return error

@@ -186,7 +186,7 @@ def export_onnx(
 
 
 def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) -> Batch:
-    """Return a batch of ordinary tokens as input for a graph of these readers; every second row is padded."""
+    """Return a batch `[rows, tokens]` of ordinary tokens for the readers `names`; every second row is padded."""
     return _Plan(bank, names, main=False).inputs(rows, tokens)
 
 
@@ -233,10 +233,10 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank (for a model, a bank without readers) and its model: float32, on the CPU, in eval mode.
+    """Return a copy of a bank and its model (for a model, a bank without readers): float32, on the CPU, in eval mode.
 
     The copy has the tokenizer `processor`, or the bank's if that is None. Raises UnsupportedModelError if the model
-    does not read tokens, or its weights cannot be copied as float32.
+    does not read tokens, or its weights cannot be copied as float32, and NotFiniteError for weights with NaN.
     """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target
@@ -264,9 +264,10 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """The forward pass that is exported to one graph: a bank's model, or its encoder, with some readers (None: all).
+    """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
 
     The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported.
+    Raises ConfigError if there is no output or two have one name, and UnsupportedModelError for models with towers.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
@@ -354,7 +355,7 @@ class _Plan:
         return facts
 
     def _passes(self) -> list[StackPass]:
-        """Return new objects that run the readers, one for each stack (encoder, decoder) that the readers read."""
+        """Return new objects that run the readers, one for each stack (encoder, decoder) that is read."""
         return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
 
     def _options(self) -> dict[str, bool]:
@@ -408,8 +409,8 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 def _as_traced(plan: _Plan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
-    Which layers of a fusion are active depends on the values of its weights. Tensors in a trace have no values, so this
-    is decided here, once, and for good, because the fusions belong to the export's copy.
+    Which layers of a fusion are active depends on the values of its weights. Tensors in a trace have no values, so the
+    layers are fixed here. They stay fixed, since the fusions belong to the export's copy.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
@@ -427,7 +428,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
-    """Write the planned pass as a graph in the first opset that works; return the largest difference from PyTorch's.
+    """Write the planned pass as a graph in the first opset that works; return its largest difference from PyTorch.
 
     With `progress`, show a bar for each opset that is tried. If no opset of `OPSETS` works, raises the error of the
     last: UnsupportedModelError or StoreError.
@@ -482,7 +483,7 @@ def _write(plan: _Plan, path: Path, opset: int) -> None:
 
 
 def _reader_in(error: BaseException, plan: _Plan) -> str | None:
-    """Return the name of the reader whose fusion or head raised an error in a trace; None if none did."""
+    """Return the name of the reader in whose fusion or head `error` was raised in a trace; None if it was elsewhere."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
         acting = frame.f_locals.get("self")

@@ -109,7 +109,7 @@ class OnnxEngine:
         return engine
 
     def _compare(self, bank: ReaderBank) -> None:
-        """Raise StoreError unless the logits of two small batches equal PyTorch's; see `export_onnx` for the limit."""
+        """Raise StoreError unless the logits of small batches equal PyTorch's; see `export_onnx` for the limit."""
         names = sorted(self.names)
         for rows, tokens in _PROBES:
             batch = probe_batch(bank, names, rows, tokens)
@@ -170,7 +170,7 @@ class _Weights:
         self._versions = list(map(_version, self._base))
 
     def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
-        """Return whether the weights of the model and of these readers equal the recorded ones.
+        """Return whether the weights of the model and of the readers `names` equal the recorded ones.
 
         Raises:
             ConfigError: If the frozen model's weights have changed since the bank was made.
@@ -200,7 +200,7 @@ def _holders(module: nn.Module) -> list[dict[str, object]]:
 
 
 def _identities(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
-    """Return the identity of every value in `holders`; for tensors, also the version and the memory address."""
+    """Return the identity of every value in `holders`, with the version and memory address of a tensor."""
     return [
         (id(value), _version(value), value.data_ptr()) if isinstance(value, Tensor) else (id(value), 0, 0)
         for holder in holders

@@ -68,7 +68,7 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model.
 
-    `_written`, the modification times of its files, only serves as part of the cache key.
+    `_written` has the modification times of its files, which make changed files another key of the cache.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -84,7 +84,8 @@ class PlainReader(nn.Module):
             Logits `[texts, classes]`; for a reader that labels tokens `[tokens, classes]`.
 
         Raises:
-            ValueError: If a layer is missing, or the sum of the lengths is not the number of tokens.
+            ValueError: If a layer is missing, a length is below 1, or the sum of the lengths is not the number of
+                tokens.
         """
         selected = self._select(states)
         counts = [len(selected[0])] if lengths is None else list(lengths)
@@ -192,7 +193,7 @@ class PlainReader(nn.Module):
         return self._map(features, "output") if self.settings["linear"] else features
 
     def _rows(self, name: str) -> tuple[Tensor, ...]:
-        """Return the weight tensor `name`, split along its first axis, the layers."""
+        """Return the rows of the weight tensor `name`, one for each layer."""
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
@@ -291,9 +292,9 @@ class Listener:
 
 
 def requests_of(batch: object, tokens: int) -> list[str] | None:
-    """Return the request id of each token of a pass, from SGLang's `ForwardBatch`; None if it has no ids.
+    """Return the request id of each token of a pass; None if the batch has no ids.
 
-    Raises ValueError if the requests of the batch do not have `tokens` tokens together.
+    `batch` is SGLang's `ForwardBatch`. Raises ValueError if its requests do not have `tokens` tokens together.
     """
     ids: list[str] | None = getattr(batch, "rids", None)
     if ids is None:
@@ -321,7 +322,10 @@ _listeners: dict[str, Listener] = {}
 
 
 def hook_factory(config: Settings) -> Callable[..., None]:
-    """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`."""
+    """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`.
+
+    Hooks of one folder share a `Listener`, which the first call makes.
+    """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"
         sink = None if name is None else getattr(import_module(name.partition(":")[0]), name.partition(":")[2])

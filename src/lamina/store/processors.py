@@ -67,13 +67,13 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
 
 
 def _settings_of(part: object) -> JSONObject | None:
-    """Return the settings of a processor, or of a part of one; None if it has none."""
+    """Return the settings of a processor, or of a part of one; None if the object has no settings (`to_dict`)."""
     to_dict: Callable[[], JSONObject] | None = getattr(part, "to_dict", None)
     return None if to_dict is None else _settings(to_dict())
 
 
 def _settings(fields: JSONObject) -> JSONObject:
-    """Return the settings of a processor, without those that only say where it comes from."""
+    """Return the settings of a processor without those, such as a path, that do not change what it computes."""
     return {name: value for name, value in fields.items() if name not in _NOISE}
 
 
@@ -137,13 +137,13 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     processor for only one of them.
 
     Args:
-        op: The operation, for messages.
+        op: The operation, for messages. "fit" is the one that trains readers.
         known: The bank's processor.
         processor: The processor that was passed.
 
     Raises:
-        ConfigError: If it makes other inputs, and readers would be trained on these.
-        BaseMismatchError: If it makes other inputs than those that the readers were trained on.
+        ConfigError: If it makes other inputs, and `op` is "fit".
+        BaseMismatchError: If it makes other inputs, which are then not those that the readers were trained on.
     """
     bank_facts, facts = _by_part(known), _by_part(processor)
     differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())
@@ -158,7 +158,10 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:
-    """Return the facts of a processor under the names that they have in a joint processor."""
+    """Return a processor's facts, with the settings of a lone image processor under "image processor", and so on.
+
+    A joint processor has these names for its parts, so that the two can be compared.
+    """
     facts = dict(_remembered_facts(processor))
     classes = {part.__name__ for part in type(processor).__mro__}
     for part, base in _PARTS.items():
@@ -192,5 +195,5 @@ def _differences(
 
 
 def _kind(facts: Mapping[str, JSON]) -> str:
-    """Return the word that messages use for a processor with these facts."""
+    """Return "tokenizer" or "processor", the word that messages use for a processor with these facts."""
     return "tokenizer" if "vocabulary" in facts else "processor"

@@ -74,7 +74,7 @@ def changed_blocks(model: PreTrainedModel) -> str | None:
 
 
 def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model without weights, built from a model's config and edits; LaminaError if that is not possible."""
+    """Return a model without weights, built from a model's config and edits; LaminaError if that is impossible."""
     empty = empty_model(deepcopy(model.config), type(model))
     replay_inserts(empty, edits(model))
     return empty
@@ -85,7 +85,7 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
 
     Args:
         model: The model.
-        empty: The model that is built from its config and its edits, without weights.
+        empty: The model without weights that was built from the config and the edits.
         under: Only weights whose names begin with this text are compared; "" for all.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
@@ -103,7 +103,10 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
 
 
 def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name, weight) for weights whose name begins with `under`. A shared weight is yielded once per name."""
+    """Yield (name, weight) for weights whose name begins with `under`, without a compiled model's prefixes.
+
+    A shared weight is yielded once per name.
+    """
     for name, weight in model.named_parameters(remove_duplicate=False):
         if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
             yield plain, weight
@@ -115,7 +118,7 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Find weights that several blocks share; return a set of names per weight, which differ only in block numbers.
+    """Return a set of names for each weight that several blocks share; the names differ only in block numbers.
 
     Only weights whose name begins with `under` are considered.
     """

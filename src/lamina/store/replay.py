@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LoadingInfo(TypedDict):
-    """The report of transformers' `from_pretrained` about the weights that it loaded."""
+    """The report of transformers' `from_pretrained` about the weights that it loaded and those that did not fit."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -220,7 +220,7 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Return the parameter names that belong to parts of the model with layers; see `_layered`.
+    """Return those parameter names that belong to parts of the model with layers; see `_layered`.
 
     Other parts, such as a pooler, are missing in some classes of the same family.
     """
@@ -229,7 +229,7 @@ def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    """Return the StoreError that says that the weights at `name` do not belong to the saved model; `what` says why."""
+    """Return the StoreError for weights at `name` that are not those of the saved model; `what` says why."""
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 
@@ -302,10 +302,7 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 
 
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
-    """Replay one freeze edit: freeze the parameters in `frozen`, and make trainable what the edit left trainable.
-
-    `number` is the position of the edit in the record.
-    """
+    """Replay edit `number` of the record: freeze the parameters in `frozen`, make trainable what it left trainable."""
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
         then = name_then(record, number, key)  # the names in `train` are those of that time

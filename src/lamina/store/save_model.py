@@ -83,10 +83,10 @@ def save(
 
 
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model whose weights are written: the model itself, or for RWKV a copy.
+    """Return the model whose weights are written: the model itself, or a copy if RWKV has rescaled its weights.
 
-    RWKV divides weights by powers of two in its first pass in eval mode. Weights that are saved after it would be
-    divided twice.
+    RWKV divides weights by powers of two in its first pass in eval mode. A model that was loaded from these weights
+    would divide them again. The copy has the original weights.
     """
     if not any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
         return model
@@ -132,8 +132,8 @@ def discard(folder: Path) -> None:
 def saved_names(folder: Path) -> list[str]:
     """Return the names of the files that `save` replaces in a folder: the record of edits, configs and weights.
 
-    The record and the configs are listed even if they do not exist, weight files only if they exist. The record is
-    first. A folder without it holds no model that `save` wrote.
+    The record comes first; a folder without it holds no model that `save` wrote. The record and the configs are listed
+    even if they do not exist, weight files only if they exist.
     """
     paths = folder.glob("model*") if is_dir(folder) else ()
     return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]

@@ -55,7 +55,7 @@ class StatesManifest(SavedFacts):
         layers: Layers in the files, ascending.
         arrays: The tensors. If several hold states of one layer, they come in the order of the rows.
         lengths: File `.npy` with the number of tokens of each row. None: the arrays show it.
-        pooling: How a row's tokens became one vector. None: there is a state of every token.
+        pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: every token has a state.
         stack: Name of the stack.
         model: Hub id or folder of the model. None: unknown.
         model_type: Family of the model, as in its config. None: unknown.
@@ -93,7 +93,7 @@ class StatesManifest(SavedFacts):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the nested object that is reached by these keys."""
+        """Return the class that describes the nested object at the keys `parents`, or this class without keys."""
         return StatesArray if parents else cls
 
     def problem(self) -> str | None:
