@@ -274,7 +274,6 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
 
 
 def _is_auto(layers: object) -> bool:
-    """Return whether the argument of --drop asks for the least important blocks."""
     return isinstance(layers, str) and layers.startswith("auto:")
 
 

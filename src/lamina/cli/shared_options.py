@@ -156,5 +156,4 @@ def selector_of(text: str | None) -> str | list[int]:
 
 
 def _is_integer(text: str) -> bool:
-    """Return whether a text is a whole number, such as "-1"."""
     return text.removeprefix("-").isdecimal()

@@ -480,7 +480,6 @@ def _cut(group: Group) -> int:
 
 
 def _finish(steps: Generator[None, None, ResultT]) -> ResultT:
-    """Run a generator to its end, and return its return value."""
     while True:
         try:
             next(steps)

@@ -110,7 +110,6 @@ class TrainedMonitor(Monitor):
 
 
 def _percent(rate: float, interval: tuple[float, float]) -> str:
-    """Return a rate and the ends of its interval as text, in percent."""
     low, high = interval
     return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 

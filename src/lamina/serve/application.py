@@ -131,7 +131,8 @@ def create_app(
 ) -> FastAPI:
     """Return the web application that answers requests with a bank, and start its scheduler's threads.
 
-    The application's `state` has `scheduler`, `generator` and `reloader`. They are closed when the application ends.
+    The application's `state` has `scheduler`, `generator` and `reloader`. The first two are closed when the application
+    ends.
 
     Args:
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
@@ -143,6 +144,7 @@ def create_app(
 
     Raises:
         ConfigError: If the bank has no reader.
+        LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank.
     """
     settings = settings or Settings.of()
     metrics = ServerMetrics(
@@ -195,7 +197,7 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Make errors into JSON bodies, in the shape that the clients of each path expect; see `problem_body`."""
+    """Register handlers that turn errors into JSON responses, in the shape that clients of each path expect."""
 
     def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
         body = problem_body(path_of(request.scope), error, error_type, param)
@@ -233,7 +235,7 @@ def _add_problems(app: FastAPI) -> None:
 
 
 def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name: str) -> None:
-    """Add the routes about the server itself: health, `/info` and `/metrics`."""
+    """Add the routes about the server itself: health, `/info` and `/metrics`; `name` is the bank's name in `/info`."""
 
     @app.get("/health")
     @app.get("/v2/health/ready")
@@ -347,9 +349,9 @@ async def _predictions(
 ) -> list[Prediction]:
     """Return the answers about the examples of a request, in their order.
 
-    `ask` queues examples of one kind, and returns a future of their answers: single texts and pairs of texts are queued
-    separately, because they cannot share a batch. Raises LaminaError if the request fails, and HTTPException with
-    status 499 if the client disconnects, 503 after `request_timeout` seconds.
+    `ask` queues examples and returns a future of their answers. It is called once for single texts and once for pairs
+    of texts, which cannot share a batch. Raises LaminaError if the request fails, and HTTPException with status 499 if
+    the client disconnects, 503 after `request_timeout` seconds.
     """
     is_pair = [isinstance(example, tuple) for example in examples]
     parts = [[row for row, pair in enumerate(is_pair) if pair == kind] for kind in sorted(set(is_pair))]
@@ -371,7 +373,7 @@ async def _predictions(
 
 
 async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:
-    """Wait for the answers to a request and return them, one per text; cancel `future` if the client disconnects.
+    """Wait for the answers in `future` and return them, one per text; cancel `future` if the client disconnects.
 
     Raises:
         HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.
@@ -437,7 +439,7 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 
 
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
-    """Return what `/info` says about a saved monitor."""
+    """Return what `/info` says about a saved monitor: its readers, flagged labels, threshold and rates."""
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration
     problem = bank[monitor.reader].config.head.problem_type
@@ -453,10 +455,7 @@ def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
 
 
 def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
-    """Return reader name -> hash of its weights, and stack name -> fingerprint.
-
-    Both are computed once per served bank.
-    """
+    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once per served bank."""
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}

@@ -120,9 +120,10 @@ def application(args: Mapping[str, JSON]) -> Application:
 
 
 def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Deployment:
-    """Return the application as a Ray Serve deployment; `build` is called in each replica, and returns the application.
+    """Return a Ray Serve deployment of the application that `build` returns; `build` is called in each replica.
 
-    Raises MissingExtraError if Ray Serve is not installed.
+    `settings` limit the requests of each replica, and `replicas` says how many there are and what each needs. Raises
+    MissingExtraError if Ray Serve is not installed.
     """
 
     def build_in_replica() -> FastAPI:  # Ray Serve accepts a plain function only, and `build` may be a partial
@@ -162,7 +163,7 @@ def _ray() -> ModuleType:
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait forever."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait forever for them."""
     available: dict[str, float] = _ray().cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):

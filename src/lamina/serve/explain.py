@@ -31,14 +31,14 @@ _DIGITS = 6  # of shares
 
 
 class PassSeconds(TypedDict):
-    """Seconds that a pass over one text takes without and with readers, up to the highest layer that they need."""
+    """Seconds of a pass over one text, without and with the readers; it ends at the highest layer that they need."""
 
     without_readers: float
     with_readers: float
 
 
 class TaskExplanation(TypedDict):
-    """The contributions of layers and tokens to one reader's answer. The shares in each field sum to 1.
+    """The contributions of layers and tokens to one reader's answer. `importance` and `contributions` each sum to 1.
 
     Keys:
         layers: Indices of the layers that the reader reads.
@@ -63,7 +63,7 @@ class Explanation(TypedDict):
 
 @final
 class PreparedTexts:
-    """Texts encoded one by one, with the counts that the scheduler needs; implements `workers.Tokenised`."""
+    """Texts that were encoded one by one, and how many tokens they have. It implements `workers.Tokenised`."""
 
     def __init__(self, texts: Sequence[Prepared]) -> None:
         self.texts = texts
@@ -84,7 +84,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         self._predictor = predictor_of(bank, names)
 
     def read(self, texts: Sequence[Example]) -> PreparedTexts:
-        """Encode texts, pairs or files, each by itself."""
+        """Encode texts, pairs or files, each by itself, so that each can have passes of its own."""
         return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
 
     def run(
@@ -94,7 +94,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
     ) -> Generator[None, None, list[Explanation]]:
         """Explain the texts one by one. A generator: it yields between two texts, and returns the list of explanations.
 
-        Raises NotFiniteError if a contribution is NaN or infinite.
+        `budget` is not used, because a pass has one text. Raises NotFiniteError if a contribution is NaN or infinite.
         """
         explanations: list[Explanation] = []
         for text in prepared.texts:
@@ -106,7 +106,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
     @property
     def lengths(self) -> Lengths:
-        """The lengths that the readers were trained with."""
+        """How many tokens of a text each reader reads."""
         return lengths_of(self.bank, self._predictor, self._names)
 
     @property
@@ -115,7 +115,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return side_of(self.bank, self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
-        """Return the explanation of one text. The times of groups of readers with equal inputs are added."""
+        """Return the explanation of one text. If readers need several passes, the times of these are added."""
         seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
         tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:
@@ -176,7 +176,6 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"without_readers": alone, "with_readers": together}
 
     def _seconds(self, run: Callable[[], object]) -> float:
-        """Call `run`, wait for the device to finish, and return the seconds that passed."""
         start = time.perf_counter()
         run()
         if self.bank.device.type == "cuda":
@@ -185,5 +184,4 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
 
 def _rounded(rows: list[list[float]]) -> list[list[float]]:
-    """Round the shares to 6 digits, to keep responses short."""
     return [[round(share, _DIGITS) for share in row] for row in rows]

@@ -27,7 +27,7 @@ _ANY_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 class JSONRequest(Request):
-    """A request whose JSON is parsed by `parse_body`."""
+    """A request whose body is parsed by `parse_body` in place of FastAPI's parser."""
 
     async def json(self) -> Any:  # noqa: ANN401
         """Return the value of the body, which FastAPI asks for once; raises the errors of `parse_body`."""
@@ -40,7 +40,7 @@ class JSONRoute(APIRoute):
     request_class: ClassVar[type[Request]] = JSONRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request."""
+        """Return the function that answers a request; FastAPI calls this once per route."""
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
@@ -50,7 +50,7 @@ class JSONRoute(APIRoute):
 
 
 def use_json_routes(app: FastAPI, settings: Settings) -> None:
-    """Make each route that is added to an application a `JSONRoute`, with the depth of the settings."""
+    """Make each route that is added to `app` after this a `JSONRoute`, which limits how deeply bodies are nested."""
     app.state.max_depth = settings.max_depth
     app.router.route_class = JSONRoute
 
@@ -75,7 +75,7 @@ def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """Return JSON with "\ufffd" in place of each half of a pair of surrogates that stands alone; the size stays."""
+    r"""Return a JSON body with "\ufffd" in place of each lone half of a surrogate pair; its size stays the same."""
 
     def replaced(part: re.Match[bytes]) -> bytes:
         if part[1]:

@@ -75,7 +75,7 @@ class InferHTTPRequest(JSONRequest):
         super().__init__({**scope, "headers": [*headers, (b"content-type", b"application/json")]}, receive)
 
     async def json(self) -> Any:  # noqa: ANN401
-        """Return the value of the JSON; binary data become the `data` of their tensors.
+        """Return the value of the JSON; binary data that follow it become the `data` of their tensors.
 
         Raises the errors of `parse_body`, and HTTPException with status 422 if the sizes of JSON or binary data do not
         fit the body.
@@ -142,9 +142,9 @@ def _strings(data: bytes, size: int) -> list[str]:
 
 
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
-    """Return the response to an inference request: `found` (its other keys) and the outputs.
+    """Return the response to an inference request: the output tensors, and `found`, the other keys of the response.
 
-    The outputs named in `binary` follow the JSON as bytes.
+    Outputs whose names are in `binary` follow the JSON as bytes.
     """
     if not binary:
         return {**found, "outputs": outputs}
@@ -162,7 +162,7 @@ def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor],
 
 
 def packed(output: OutputTensor) -> bytes:
-    """Return a tensor's data as bytes. A number has 4 bytes; a text is its length and its UTF-8 bytes."""
+    """Return a tensor's data as bytes: 4 per number; a text is its length in 4 bytes, then its UTF-8 bytes."""
     data = output.get("data", [])
     if output["datatype"] == "FP32":
         return struct.pack(f"<{len(data)}f", *data)
@@ -171,7 +171,7 @@ def packed(output: OutputTensor) -> bytes:
 
 
 def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
-    """Return KServe's description of a model: its version, its inputs, and the readers `tasks` (None: all)."""
+    """Return KServe's description of a model: its name and version, its inputs, and an output per reader (`tasks`)."""
     outputs: list[OutputMetadata] = []
     for task in tasks or [*bank]:
         head = bank[task].config.head
@@ -213,12 +213,12 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 
 
 def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task, with the answers (task -> prediction) about texts; labels are the columns."""
+    """Return one tensor per task, with a row per text and a column per label; `answers` are the texts' predictions."""
     return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
 
 
 def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return one task's tensor of predictions about several texts; see `kserve_outputs`."""
+    """Return the tensor of one task; `predictions` are its predictions about the texts. See `kserve_outputs`."""
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
         numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]

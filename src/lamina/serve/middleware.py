@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 @final
 class HeadAsGet:
-    """ASGI middleware that answers HEAD as GET, without the body."""
+    """ASGI middleware that answers HEAD requests as GET requests, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -75,9 +75,10 @@ class RootPath:
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses requests by their key or size. Others are passed on with the whole body.
+    """ASGI middleware that refuses a request if its key is wrong or its body too large, late or compressed.
 
-    It also adds headers to every response that forbid caching the response and guessing its type.
+    Other requests are passed on once the whole body has come. Every response gets headers that forbid caching it and
+    guessing its type.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -118,7 +119,7 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return a refusal if the key of a request is wrong or missing; None if it is right, or no key is needed."""
+        """Return a refusal if a request's key is wrong or missing, or the path needs an admin key that was not set."""
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):
@@ -155,7 +156,7 @@ class RequestGuard:
 
 
 def _encoding_problem(scope: Scope) -> Refusal | None:
-    """Return a refusal if a request's body is compressed, because that is not supported; else None."""
+    """Return a refusal if a request's body is compressed, which is not supported; None otherwise."""
     encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
     if encoding.strip().lower() in ("", "identity"):
         return None
@@ -163,13 +164,13 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a request within the application. The application may be mounted under another path."""
+    """Return a request's path within the application, without the path under which the application may be mounted."""
     root = scope.get("root_path", "").rstrip("/")
     return scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
 
 
 async def _refuse(send: Send, path: str, refusal: Refusal) -> None:
-    """Send a refusal as a JSON response; `path` is the request's path and decides the shape."""
+    """Send a refusal as a JSON response, in the shape that clients of `path` expect."""
     body = json.dumps(problem_body(path, refusal.error, refusal.error_type)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

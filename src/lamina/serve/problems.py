@@ -66,14 +66,15 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
 
 
 def _told(error: ErrorDetails) -> str:
-    """Return the message of one of pydantic's errors, in plain words where an object is needed."""
+    """Return the message of one of pydantic's errors, without its class names where an object is needed."""
     return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 
 
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
-    """Return the body of an error response for a path within the application, with the error's text and fixed type.
+    """Return the body of an error response, in the shape for `path`: OpenAI's or that of text-embeddings-inference.
 
-    `param` is the key of the request that is wrong, if a single one is.
+    `error` is the message, `error_type` the fixed name of this kind of error, and `param` the key of the request that
+    is wrong, if a single one is.
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}
@@ -105,6 +106,5 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
 
 
 async def _disconnected(request: Request) -> None:
-    """Return once the client of `request` has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -23,19 +23,19 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Answers(Future[AnswerT]):
-    """The future of a request's answers. It also records whether the client has left during the computation."""
+    """The future of a request's answers. It also records whether the client has left while they were computed."""
 
     has_left = False
 
     def cancel(self) -> bool:
-        """Record that the client has left; return whether the request could be cancelled because it had not begun."""
+        """Record that the client has left; return whether the request had not begun, and so was cancelled."""
         self.has_left = True
         return super().cancel()
 
 
 @dataclass(eq=False)
 class Job(Generic[AnswerT]):
-    """A queued request.
+    """A queued request; the scheduler makes it.
 
     Attributes:
         texts: Its texts, pairs of texts or files; all of one kind, and at least one. `fit` shortens them.
@@ -65,6 +65,7 @@ class Job(Generic[AnswerT]):
 
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
+            ConfigError: If the readers do not cut on the side that is asked for, or on different sides.
         """
         if not self._fits:
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
@@ -107,7 +108,7 @@ class JobQueue:
         self.tokens += job.size
 
     def remove(self, leaves: Callable[[AnyJob], bool]) -> list[AnyJob]:
-        """Remove the requests for which `leaves` is True, and return them."""
+        """Remove the requests for which `leaves` returns True, and return them."""
         removed = list(filter(leaves, self._jobs))
         self._jobs = [job for job in self._jobs if not leaves(job)]
         self.tokens -= sum(job.size for job in removed)
@@ -116,9 +117,9 @@ class JobQueue:
     def take(self, budget: Budget, piece: int | None = None) -> list[AnyJob]:
         """Remove the requests of the next batch, and return them, oldest first.
 
-        The batch has the oldest request, and the requests that are cheapest to run along with it (`next_batch`). A much
-        shorter request may overtake the oldest one, but only for a while: once the batches that overtook it cost as
-        much as a pass over itself, it is next.
+        The batch has the oldest request, and the requests that are cheapest to run along with it (see `next_batch`). A
+        much shorter request may overtake the oldest one, but not for long: once the batches that overtook a request
+        cost as much as a pass over itself, it is next.
 
         Args:
             budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens. The queue must not be empty.
@@ -141,16 +142,16 @@ class JobQueue:
 
 
 def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: int | None = None) -> list[AnyJob]:
-    """Return the jobs of a batch, oldest first: one job, and the jobs that are cheapest to run along with it.
+    """Return the jobs of a batch, oldest first: the job `first` (the leader), and the cheapest to run along with it.
 
-    All queued jobs that can share a batch with that job are divided by length into passes with the lowest total cost.
-    The batch has the jobs whose texts are all in the passes of that job, up to the budget. Texts of other lengths stay
+    All queued jobs that can share a batch with the leader are divided by text length into passes, so that the total
+    cost is lowest. The batch has the jobs whose texts are all in the leader's passes, up to the budget. Other jobs stay
     queued until they can share a pass with texts of their length.
 
     Args:
         jobs: The queued jobs, oldest first.
         budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.
-        first: Index of the job that is chosen in any case, even if it has more tokens.
+        first: Index of the leader, which is chosen even if it has more tokens than the budget.
         piece: A job of more tokens than this is not joined with others. None: the maximum of the budget.
     """
     piece = budget.max_tokens if piece is None else piece
@@ -178,7 +179,7 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
 
 
 def _estimated_tokens(text: Example) -> int:
-    """Estimate the number of tokens of a text, pair or file before it is tokenised.
+    """Return a rough number of tokens of a text, pair or file, without tokenising it.
 
     Four characters count as a token. A batch that turns out too large is still split into passes of the right size.
     """

@@ -103,8 +103,8 @@ class Reloader:
     ) -> ServedBank:
         """Build a bank from readers of other banks, and serve it. The caller holds the lock.
 
-        The served bank itself is not changed, because its readers still answer requests. Raises LaminaError if a reader
-        does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
+        The bank that was served so far is not changed, because its readers still answer requests. Raises LaminaError if
+        a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
 
         Args:
             unchanged: Reader name -> the bank it comes from, for readers that stay.
@@ -127,10 +127,10 @@ class Reloader:
         return served
 
     def _inside(self, folder: str) -> Path:
-        """Return the path of a bank's folder inside the root.
+        """Return the path of a bank's folder inside the root; `folder` is relative to the root.
 
         Links are resolved first, so that none leads out of the root. Raises ConfigError if the server has no root, or
-        `folder` is not the relative path of a bank in it.
+        there is no bank in `folder`.
         """
         if self._root is None:
             raise ConfigError("serve: the server was started without --readers-root; readers cannot be added.")

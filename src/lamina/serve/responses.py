@@ -69,10 +69,10 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 
 
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
-    """Return whether readers (None: all that read text) treat two texts as a pair: if they were trained on pairs.
+    """Return whether the readers `tasks` (None: all that read text) learnt from pairs, so that two texts are one pair.
 
-    Raises UnknownNameError if a reader does not exist, and ConfigError if some of the readers were trained on pairs,
-    and others were not.
+    Raises UnknownNameError if a reader does not exist, and ConfigError if only some of the readers were trained on
+    pairs.
     """
     names = readers_of(bank, tasks, ["", ""])
     learnt = [name for name in names if learnt_pairs(bank[name])]
@@ -95,7 +95,7 @@ def _example(part: str | Sequence[str] | FileInput) -> Example:
 def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON | list[LabelScore]:
     """Return the answer about one text in the shape of text-embeddings-inference, at most `top_k` labels per task.
 
-    The prediction of `only_task` is returned alone; None: a mapping of all tasks.
+    If `only_task` is set, the prediction of this task is returned alone; otherwise task -> prediction.
     """
     if only_task is not None:
         return _ranked(answer[only_task], top_k)
@@ -103,7 +103,7 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
 
 
 def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str | None) -> None:
-    """Raise ConfigError if a client asks for scores by another function of the logits than the task's own.
+    """Raise ConfigError if a client asks for scores by another function of the logits than a reader's own.
 
     Args:
         bank: The readers.
@@ -117,7 +117,7 @@ def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str 
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
-    """Return class predictions as labels with scores, best first; other predictions, such as spans, unchanged."""
+    """Return a prediction of classes as labels with scores, the best `top_k` first; other predictions unchanged."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction
@@ -158,9 +158,9 @@ def scores_whole_texts(head: HeadConfig) -> bool:
 
 
 def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return category -> score of one text, for the result of `categories_of`.
+    """Return category -> score of one text, from the readers' predictions (`answer`) and the result of `categories_of`.
 
-    A multi-label task has a category "task/label" for each of its labels.
+    A task with two labels is a category; a multi-label task has a category "task/label" for each of its labels.
     """
     scores: dict[str, float] = {}
     for task, labels in categories.items():
@@ -171,9 +171,9 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
 
 def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
-    """Return the response of OpenAI's moderation endpoint for texts, each given as category -> score.
+    """Return the response of OpenAI's moderation endpoint; `scored` has category -> score for each text.
 
-    A score of at least 0.5 flags a text in a category.
+    A score of at least 0.5 flags a text in a category. `model` is the name of the model in the response.
     """
     results: list[ModerationResult] = []
     for scores in scored:

@@ -99,10 +99,10 @@ class _Turn:
 
 
 def default_passes(bank: ReaderBank) -> int:
-    """Return the default number of passes that run at once: as many as the CPU has cores for.
+    """Return the default number of passes that run at once: as many as there are CPU cores for, at most 8.
 
     Each pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models
-    such as BigBird, which change their kind of attention when a text is short.
+    that change their kind of attention when a text is short, for example BigBird.
     """
     if bank.device.type != "cpu" or getattr(bank.model.config, "attention_type", None) == "block_sparse":
         return 1
@@ -251,7 +251,7 @@ class Scheduler:
     def explain(
         self, text: Example, tasks: Sequence[str] | None = None, *, truncate: Truncate = True
     ) -> Future[list[Explanation]]:
-        """Queue one text, pair or file; return a future of a list with one explanation of the readers' answers.
+        """Queue one text, pair or file; return a future of a list with one item, the explanation.
 
         Args:
             text: The text, pair or file.
@@ -283,9 +283,9 @@ class Scheduler:
         """Queue texts for the worker that is cached under `key`; return a future of one answer per text.
 
         Args:
-            texts: Texts, pairs of texts or files of one request.
+            texts: The texts, pairs of texts or files of one request, all of one kind.
             key: Identifies the worker: the bank, and the kind of answer.
-            make: Function that builds the worker if none is cached under `key`.
+            make: Function that builds the worker if none is cached under `key`. Its errors are raised here.
             truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
 
         Raises:
@@ -312,7 +312,7 @@ class Scheduler:
     def _worker_for(
         self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
     ) -> Worker[TokenisedT, AnswerT]:
-        """Return the worker cached under `key`, or build one. Workers of the bank that is served now are cached."""
+        """Return the worker cached under `key`, or else build one by `make`, and cache it if its bank is served now."""
         if key in self._workers:
             return self._workers[key]
         worker = make()
@@ -337,7 +337,10 @@ class Scheduler:
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
 
     def close(self) -> None:
-        """Stop accepting requests, and answer the queued ones. At the timeout, the others fail with ClosedError."""
+        """Stop accepting requests, and wait for the queued ones.
+
+        At the timeout, those that are left fail with ClosedError.
+        """
         self.engine.close()
         with self._changed:
             self._closing = True
@@ -397,7 +400,7 @@ class Scheduler:
     def _take_turn(self) -> _Turn:
         """Return a new batch from the queue, or the oldest paused batch, alternating between the two.
 
-        The caller holds the lock.
+        The caller holds the lock. The turn counts as running, or as ready if no pass is free.
         """
         begun = self._free > self._ready
         if begun and self._paused and not (self._is_new_next and self._waiting):
@@ -414,7 +417,7 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Wait until a batch that was tokenised ahead may run, and count its pass as running."""
+        """Wait until a batch that was tokenised ahead may run, and count its pass as running. Others run already."""
         with self._changed:
             if not turn.begun:
                 self._pass_ended.wait_for(lambda: self._free > 0)
@@ -423,10 +426,10 @@ class Scheduler:
                     self._changed.notify()
 
     def _end(self, turn: _Turn) -> None:
-        """End a turn: its pass no longer counts as running, and the threads that wait to run one are woken.
+        """End a turn: its pass no longer counts as running, and threads that wait for a free pass are woken.
 
-        A batch that was tokenised ahead may fail, or lose all its clients, before its pass began; then it only stops to
-        count as ready. A second call for the same turn changes nothing.
+        If a batch that was tokenised ahead fails, or loses all its clients, before its pass began, it no longer counts
+        as ready. A second call for the same turn changes nothing.
         """
         with self._changed:
             if turn.ended:
@@ -461,7 +464,7 @@ class Scheduler:
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
         """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        `tokenised` has the texts of the jobs.
+        `tokenised` has the texts of the jobs. A job that is too long and may not be cut fails.
         """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
@@ -470,7 +473,7 @@ class Scheduler:
         return [job for job in jobs if job.start()]
 
     def _run(self, jobs: Sequence[AnyJob], turn: _Turn) -> None:
-        """Answer the jobs of a batch; a job that causes an error fails with it.
+        """Answer the jobs of a batch in the pass that `turn` holds; a job that causes an error fails with it.
 
         If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
         is run by itself, so that one bad request does not fail the others.
@@ -502,7 +505,7 @@ class Scheduler:
             self._run([job], turn)
 
     def _continue(self, run: _Run, turn: _Turn) -> None:
-        """Run the passes of a batch, and answer its jobs. If all clients have left, the batch is dropped.
+        """Run the passes of a batch in a turn, and answer its jobs. If all clients have left, the batch is dropped.
 
         A single request with more than `_piece` tokens pauses after each pass, so that others can run in between.
         """
@@ -533,9 +536,9 @@ class Scheduler:
                 return
 
     def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
-        """Return whether jobs are answered no further: all clients have left, or the time of a shutdown is up.
+        """Return whether jobs need no answer any more: all clients have left, or the time of a shutdown is up.
 
-        The jobs have failed then.
+        If so, each job fails with ClosedError.
         """
         is_late = time.monotonic() >= self._ends_at
         if not is_late and not all(job.future.has_left for job in jobs):

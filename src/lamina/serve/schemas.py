@@ -82,7 +82,7 @@ class Truncation(Body):
 
     @property
     def cuts(self) -> Truncate:
-        """Whether texts that are too long may be cut, or the side on which they may be."""
+        """Whether texts that are too long are cut; a side ("left", "right") if they may be cut on this side only."""
         return self.truncate and (cast("Side", (self.truncation_direction or "").lower()) or True)
 
 
@@ -195,7 +195,7 @@ class ModerationRequest(Truncation):
     model: Name | None = Field(None, description="Only repeated in the response.")
 
     def texts(self) -> list[str]:
-        """Return the texts to judge. The parts of one text are joined by line breaks."""
+        """Return the texts to judge. If `input` is the parts of one text, they are joined by line breaks."""
         if isinstance(self.input, str):
             return [self.input]
         parts = [part.text for part in self.input if isinstance(part, TextPart)]
@@ -376,7 +376,7 @@ class Message(RequestBody):
         return self
 
     def plain(self) -> dict[str, str]:
-        """Return the message in the form of chat templates, with its parts joined to one text."""
+        """Return the message in the form of chat templates; its parts are joined to one text."""
         content = self.content if self.content is not None else self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -455,7 +455,7 @@ class ChatRequest(RequestBody):
 
     @property
     def has_usage(self) -> bool:
-        """Whether a stream ends with a chunk that holds the token counts."""
+        """Whether the client asked for a last chunk of the stream that has the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 

@@ -65,7 +65,7 @@ class ServedEngine:
         return "torch" if self._engine is None else "onnx" if self._engine.facts.int8 is None else "int8"
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits for a tokenised batch; None if PyTorch must answer it."""
+        """Return reader name -> logits of a tokenised batch for the readers `names`; None if PyTorch must answer it."""
         engine = self._engine
         if engine is None:
             return None
@@ -76,7 +76,10 @@ class ServedEngine:
         return answered
 
     def follow(self, bank: ReaderBank) -> None:
-        """If ONNX Runtime is in use, start making an engine for a new bank in the background."""
+        """Start making an engine for a new bank in the background, if ONNX Runtime answers and lacks its readers.
+
+        For the backend "int8" nothing is made, and a warning is logged: PyTorch answers.
+        """
         engine = self._engine
         if engine is None or engine.answers_for(bank, bank):
             return
@@ -90,14 +93,14 @@ class ServedEngine:
                 self._thread.start()
 
     def close(self) -> None:
-        """End an export that is running."""
+        """End an export that is running, and begin no other."""
         with self._lock:
             self._closed, self._wanted = True, None
             if self._process is not None:
                 self._process.kill()
 
     def _catch_up(self) -> None:
-        """Export the requested bank, then any newer one. Log errors; PyTorch then answers."""
+        """Export the requested bank and use its engine, until no bank is requested. After an error PyTorch answers."""
         while True:
             with self._lock:
                 bank, self._wanted = self._wanted, None
@@ -115,10 +118,10 @@ class ServedEngine:
             logger.info("serve: ONNX Runtime answers for %s", ", ".join(engine.names))
 
     def _opened(self, bank: ReaderBank) -> OnnxEngine:
-        """Open the export in the bank's folder, if it fits the bank; otherwise export the bank in another process.
+        """Return an engine for a bank: from the export in its folder, if this fits; otherwise from a new one.
 
-        An export in this process would slow down requests, and change global settings of torch while it runs. Raises
-        StoreError if the export fails, or the server is shutting down.
+        Another process exports, because an export in this one would slow down requests, and change global settings of
+        torch while it runs. Raises StoreError if the export fails, or the server is shutting down.
         """
         folder = export_folder(bank, "onnx")
         if folder is not None and is_file(folder / MARK):

@@ -26,9 +26,9 @@ _TOO_SLOW = (
 
 
 def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
-    """Return a uvicorn server for an application; it is not started yet, `run` starts it.
+    """Return a uvicorn server for an application, which `run` starts. Port 0: any free port.
 
-    The time limits of the application's settings apply to the server too. Port 0 is any free one.
+    The time limits in `settings` for headers and for the shutdown apply to it.
     """
     config = uvicorn.Config(
         app,
@@ -60,14 +60,14 @@ class TimedProtocol(_Protocol):
     def __init__(self, header_timeout_s: float, **options: object) -> None:
         super().__init__(**options)
         self._header_timeout_s = header_timeout_s
-        self._waiting: asyncio.TimerHandle | None = None  # the timer, while headers are incomplete
+        self._timer: asyncio.TimerHandle | None = None  # the timer, while headers are incomplete
         self._has_begun = False  # whether a part of the headers has come
         self._answered: Any = None  # the request that is being answered; `cycle` is the latest that has come
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timer for the headers of the first request."""
+        """Start the timer for the headers of the first request. uvicorn calls this for each new connection."""
         super().connection_made(transport)
-        self._wait()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         """Pass data on to uvicorn. A timer runs from the first data of a request until its headers are complete.
@@ -76,18 +76,18 @@ class TimedProtocol(_Protocol):
         """
         if not self._is_under_way():
             self._has_begun = True
-            self._wait()
+            self._start_timer()
         super().data_received(data)
         if self._is_under_way():
             self._has_begun = False
-            self._stop_waiting()
+            self._stop_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, and tell the application that the client has gone.
 
         uvicorn itself tells this for the latest request only, even if it is answering an earlier one.
         """
-        self._stop_waiting()
+        self._stop_timer()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -102,19 +102,19 @@ class TimedProtocol(_Protocol):
         """Return whether a request is under way: its headers are complete, and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _wait(self) -> None:
+    def _start_timer(self) -> None:
         """Start the timer, unless it is running."""
-        if self._waiting is None:
-            self._waiting = self.loop.call_later(self._header_timeout_s, self._give_up)
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._header_timeout_s, self._give_up)
 
-    def _stop_waiting(self) -> None:
+    def _stop_timer(self) -> None:
         """Stop the timer, if it is running."""
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
-        """Close the connection. If the client has sent a part of its headers, send it an error response first."""
+        """Close the connection because headers are late; if some of them have come, send an error response first."""
         if self._has_begun and not self.transport.is_closing():
             self.transport.write(_TOO_SLOW)
         self.transport.close()

@@ -49,7 +49,6 @@ def is_available() -> bool:
 
 @cache
 def _version() -> str:
-    """Return the version of Lamina. It is read from the disk."""
     return version("lamina")
 
 
@@ -110,7 +109,7 @@ def note_readers(names: Iterable[str]) -> None:
 
 
 def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
-    """Record a span for a batch that readers have just answered; do nothing without OpenTelemetry."""
+    """Record a span for a batch that the readers `readers` have just answered; do nothing without OpenTelemetry."""
     if not is_available():
         return
     from opentelemetry import trace
@@ -169,7 +168,7 @@ class ServerMetrics:
         self._drift_now = drift
 
     def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
-        """Record a batch that `worker` has answered."""
+        """Record the times and size of a batch that `worker` has answered, and count its texts for each task."""
         for seconds in timing.queue:
             self._queue.observe(seconds)
         self._read.observe(timing.read)
@@ -180,7 +179,7 @@ class ServerMetrics:
             self._answers.labels(task).inc(timing.texts)
 
     def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
-        """Record a generated text: seconds until the first token, and mean seconds per further token, if any."""
+        """Record a generated text: seconds to its first token, mean seconds per further token, number of tokens."""
         self._first.observe(first_s)
         if tokens > 1:
             self._next.observe(next_s)

@@ -54,8 +54,8 @@ def medium_of(bank: ReaderBank, task: str) -> str:
 def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
     """Return examples in the form that `lamina.predict` accepts: files as bytes, texts and pairs unchanged.
 
-    Call it only after `readers_of` has checked the examples: for readers of files, `lamina.predict` opens a text as a
-    path.
+    Call it only after `readers_of` has checked the examples: for readers of files, `lamina.predict` would open a text
+    as a path.
     """
     return [example.data if isinstance(example, Upload) else example for example in examples]
 
@@ -98,5 +98,4 @@ def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -
 
 
 def _file_class(bank: ReaderBank, task: str) -> type[LazyFile] | None:
-    """Return the class for the files that the reader called `task` reads; None if it reads text."""
     return kind_of(bank[task].config.head.kind).file

@@ -46,7 +46,7 @@ _GAP = "Maria flew to {mask} on Monday."
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the route `/` to an application. The page itself holds no data of the bank, so it needs no key."""
+    """Add the route `/`, a page for trying the readers. It needs no key, since it holds no data of the bank."""
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -71,7 +71,7 @@ def page_of() -> tuple[str, str]:
 
 
 def _hash(text: str) -> str:
-    """Return the SHA-256 of a style or script, in the form of a Content-Security-Policy."""
+    """Return the SHA-256 of a style or script in the form that a Content-Security-Policy uses to allow it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -58,8 +58,8 @@ class TooLongError(LaminaError):
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:
     """Return a text's number of tokens without special tokens, and whether the whole text was counted.
 
-    The text is counted in pieces, until the number exceeds `most`. Pieces end at spaces, if the text has any, so that
-    the number is exact for most texts.
+    Counting stops once the number exceeds `most`. The text is counted in pieces, which end at spaces if it has any, so
+    that the number is exact for most texts.
     """
     text, count, start = encodable(text), 0, 0
     while start < len(text) and count <= most:
@@ -72,10 +72,11 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return a part of a long text that has at least `2 * most` tokens: its beginning, or for `side` "left" its end.
+    """Return the part of a long text that holds the `most` tokens to read: its start, or its end if `side` is "left".
 
-    The `most` tokens that will be read are the same in this part as in the whole text, which would take seconds to
-    tokenise. A short text is returned whole. Raises TooLongError if a very long part of the text has too few tokens.
+    It has at least `2 * most` tokens, so that the tokens that are read are the same as in the whole text, which would
+    take seconds to tokenise. A short text is returned whole. Raises TooLongError if even a very long part has fewer
+    tokens.
     """
     size = 2 * _CHARACTERS * most + _PIECE
     for end in (size, 4 * size):
@@ -146,14 +147,14 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text are read, special tokens included."""
+    """How many tokens of a text the readers read, special tokens included."""
 
     whole: tuple[int, ...] = ()  # by each reader that reads a part of a long text
     windows: tuple[int, ...] = ()  # by each reader that reads a long text whole: the length of a window
 
 
 class Worker(ABC, Generic[TokenisedT, AnswerT]):
-    """Answers one kind of question about texts, with one bank.
+    """Answers one kind of question about texts (such as predictions or embeddings) with one bank.
 
     The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
     """
@@ -170,19 +171,21 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def run(self, prepared: TokenisedT, budget: Budget) -> Generator[None, None, Sequence[AnswerT]]:
-        """Run the model in passes of at most `budget` tokens. A generator: it yields between two passes.
+        """Run the model in passes within `budget`.
 
-        It may be continued in another thread. Its return value is a list with one answer per text.
+        A generator: it yields between two passes, possibly in other threads.
+
+        Its return value is a list with one answer per text.
         """
 
     @property
     @abstractmethod
     def lengths(self) -> Lengths:
-        """How many tokens of a text are read."""
+        """How many tokens of a text each reader reads."""
 
     @property
     def max_length(self) -> int:
-        """Number of tokens of a text that all readers read: the smallest of their lengths."""
+        """Number of tokens up to which each reader reads a text in one piece: the smallest of their lengths."""
         return min(self.lengths.whole + self.lengths.windows)
 
     @property
@@ -192,7 +195,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, so that no reader reads them in windows; None if no reader would."""
+        """Number of tokens to which texts are cut, so that readers by windows need one window; None: there are none."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
@@ -200,7 +203,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
         Args:
             texts: Texts, pairs of texts or files. Files are returned unchanged.
-            truncate: Cut texts that are too long, for every kind of reader.
+            truncate: Whether texts that are too long are cut; see `Truncate`. False: they are returned whole.
             limit: Number of tokens that the request may have.
 
         Raises:
@@ -230,7 +233,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
-        """Return a text or pair, cut so that readers of tokens read it in one window. Others read what they read alone.
+        """Return a text or pair, cut so that readers of tokens need one window and others read what they read before.
 
         Readers of tokens read at most half a window of the first text of a pair. Tokenizers cut the longer text for the
         other readers, so the text that is longer must stay the longer one.
@@ -251,7 +254,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [part[: places[max(0, limit)]] if limit < count else part for part, places, count, limit in cut]
 
     def check_lengths(self, texts: Sequence[Example]) -> None:
-        """Raise TooLongError if a text, pair or file would lose tokens; the message gives its number."""
+        """Raise TooLongError if a text, pair or file is longer than a reader reads; the message gives its index."""
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 
         def check(what: str, most: int, *parts: str, special: bool = True) -> None:
@@ -280,7 +283,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """Return a predictor for the readers in `tasks`; its passes are limited only by a number of tokens."""
+    """Return a predictor for the readers `tasks`; only a number of tokens limits the size of its passes."""
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
@@ -294,7 +297,7 @@ def lengths_of(bank: ReaderBank, predictor: Predictor, tasks: Sequence[str]) -> 
 
 
 def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
-    """Return the side on which texts that are too long for a reader are cut; None if the readers differ."""
+    """Return the side on which texts that are too long for the readers `tasks` are cut; None if the readers differ."""
     sides: set[Side] = set()
     for kind in (kind_of(bank[task].config.head.kind) for task in tasks):
         own = tokenizer_of(bank.processor).truncation_side
@@ -304,7 +307,7 @@ def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
 
 @final
 class PredictWorker(Worker[Prepared, Prediction]):
-    """Answers with readers' predictions, in the form of `lamina.predict`.
+    """Answers with the readers' predictions, in the form of `lamina.predict`.
 
     Args:
         bank: The readers and their model.
@@ -323,9 +326,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
-        """Predict in passes.
-
-        A generator: it yields between passes, and returns a list of task -> prediction, one per text.
+        """Predict in passes. A generator: it yields between passes, and returns task -> prediction for each text.
 
         Raises NotFiniteError if a prediction is NaN or infinite.
         """
@@ -333,12 +334,12 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
     @cached_property
     def _lengths(self) -> Lengths:
-        """The lengths that the readers were trained with. This looks through all modules of the model."""
+        """How many tokens of a text each reader reads; computed once, since this looks through the whole model."""
         return lengths_of(self.bank, self._predictor, self.tasks)
 
     @property
     def lengths(self) -> Lengths:
-        """How many tokens of a text are read."""
+        """How many tokens of a text each reader reads."""
         return self._lengths
 
     @cached_property
@@ -352,7 +353,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
     @property
     def window_length(self) -> int | None:
-        """The largest length that a reader was trained with, if one of them reads in windows; else None."""
+        """The largest number of tokens that a reader reads, if one of them reads in windows; otherwise None."""
         return max(self.lengths.whole + self.lengths.windows) if self.lengths.windows else None
 
 
@@ -406,7 +407,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the inputs of the model for some rows, padded to the longest of these rows."""
+        """Return the model's inputs for the texts numbered in `rows`, padded to the longest of them."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
@@ -423,5 +424,5 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
 
     @property
     def lengths(self) -> Lengths:
-        """The number of tokens that the model reads."""
+        """The number of tokens that the model reads, for all texts."""
         return Lengths((length_limit(self.bank.model, self.bank.processor),))

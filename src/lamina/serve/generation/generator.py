@@ -44,10 +44,10 @@ class SeededSampling(LogitsProcessor):
     class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as after
     `torch.manual_seed(seed)` in a process that generates this text alone.
 
-    Interception slows down every function of torch. So it is switched on only while `generate` samples a token. The
-    instance is a logits processor: `generate` calls it right before sampling, and the call turns interception on.
-    `after_sampling` is a stopping criterion: `generate` calls it right after sampling, and it turns interception off.
-    Pass both to `generate`, inside a `with` block of the instance.
+    Interception slows down every function of torch, so it is on only while a token is sampled. The instance is a logits
+    processor, which `generate` calls right before sampling: the call turns interception on. `after_sampling` is a
+    stopping criterion, which `generate` calls right after sampling: it turns interception off. Pass both to `generate`,
+    inside a `with` block of the instance.
 
     Args:
         seed: Seed of the text's generator.
@@ -87,7 +87,7 @@ class _AfterSampling(StopOnEvent):
         self._sampling = sampling
 
     def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:  # noqa: ANN401
-        """Turn interception off; return False for each row of `input_ids`."""
+        """Turn interception off after a token was sampled; return False for each row of `input_ids`: no text ends."""
         self._sampling.end()
         return super().__call__(input_ids, scores, **options)
 
@@ -237,13 +237,13 @@ class Generation:
         self.start, self.join = self._thread.start, self._thread.join
 
     def leave(self) -> None:
-        """End the text after its current step, because the client has left."""
+        """End the text after its current step. Called when the client has left."""
         self._has_left.set()
 
     def _is_over(self) -> bool:
         """Return whether the text must end now: its client has left, or its time is up. Called between two steps.
 
-        Between two steps, a thread that needs the model for itself may run; this call lets it.
+        A thread that waits to change the model may do so during this call.
         """
         self._scheduler.pass_lock.give_way()
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
@@ -342,7 +342,7 @@ class Generation:
 
 @final
 class DriftTests:
-    """The drift tests of each bank that is served. If a bank is replaced, the new one begins with new tests."""
+    """For each served bank, tests whether replies are still like those that its monitors were calibrated on."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # several texts begin at the same time
@@ -350,9 +350,9 @@ class DriftTests:
         self._watchers: WeakKeyDictionary[ReaderBank, dict[str, DriftWatcher]] = WeakKeyDictionary()
 
     def of(self, bank: ReaderBank) -> Mapping[str, DriftWatcher]:
-        """Return monitor name -> drift test of a bank. It is made at the first call, and stays the same object.
+        """Return monitor name -> drift test of a bank; made at the first call, later calls return the same tests.
 
-        Monitors without a sketch of their calibration texts, and cascades, have none.
+        Cascades, and monitors without a `sketch` (a summary of their calibration texts), have none.
         """
         with self._lock:
             if bank not in self._watchers:

@@ -78,7 +78,7 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
 
 
 def _rendered(bank: ReaderBank, messages: Messages) -> str:
-    """Return a chat as one text, by the chat template of the bank's tokenizer.
+    """Return a chat as one text that ends where the reply begins, by the chat template of the bank's tokenizer.
 
     Raises ConfigError if the messages are not a chat, the tokenizer has no template, or the template fails.
     """
@@ -113,7 +113,7 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
 
 
 def _too_long(tokens: int | str, most: int) -> TooLongError:
-    """Return the TooLongError for a prompt of `tokens` tokens; prompt and text together may have `most`."""
+    """Return the TooLongError for a prompt of `tokens` tokens; prompt and generated text together may have `most`."""
     return TooLongError(
         f"serve: the prompt has {tokens} tokens; together with the generated text at most {most} are accepted."
     )

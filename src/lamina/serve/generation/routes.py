@@ -37,7 +37,7 @@ _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "fl
 
 
 class TokenInfo(TypedDict):
-    """A token in a response. For a special token, the text is its name, such as "</s>"."""
+    """A token in a response. For a special token, `special` is true and the text is its name, such as "</s>"."""
 
     id: int
     text: str
@@ -67,8 +67,8 @@ class EndDetails(TypedDict):
 class Items:
     """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
-    The text begins at once; at most `timeout_s` seconds are waited for each token. Raises LaminaError if the text
-    cannot begin, in the cases of `TextGenerator.begin`.
+    Making it begins the text of `request`. `next` waits at most `timeout_s` seconds for a token. Raises LaminaError if
+    the text cannot begin, in the cases of `TextGenerator.begin`.
     """
 
     def __init__(self, generator: TextGenerator, request: GenerationRequest, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ class Items:
         self._generation = generator.begin(request, put)
 
     async def next(self) -> Item:
-        """Wait for the next token or the end, and return it.
+        """Wait for the next token or the end of the text, and return it.
 
         Raises:
             HTTPException: With status 503 if nothing comes in time.
@@ -112,9 +112,9 @@ class Items:
 class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
-    `first` is the first token, already taken from `items`. `shape` converts a token or the end to the data of events,
-    `nested` says whether errors are sent in OpenAI's shape, and clients that read nothing are disconnected after
-    `timeout_s` seconds.
+    The events are those of `first`, the first token, which was already taken from `items`, and of all later items.
+    `shape` converts a token or the end to the data of events, `nested` says whether errors are sent in OpenAI's shape,
+    and clients that read nothing for `timeout_s` seconds are disconnected.
     """
 
     media_type = "text/event-stream"
@@ -164,7 +164,7 @@ class Events(StreamingResponse):
 
 
 def _encoded(event: Event) -> bytes:
-    """Return a server-sent event as bytes."""
+    """Return a server-sent event as bytes, with `event` as its data."""
     text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
     return f"data: {text}\n\n".encode()
 
@@ -188,7 +188,6 @@ def details_of(ending: GenerationEnd) -> EndDetails:
 
 
 def _token(token: TokenEvent) -> TokenInfo:
-    """Return a token's id and text as a part of a response."""
     text = token.text if token.special_text is None else token.special_text
     return {"id": token.id, "text": text, "special": token.special_text is not None}
 
@@ -217,9 +216,10 @@ def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
 def generate_body(
     tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = ""
 ) -> dict[str, JSON]:
-    """Return the response of text-generation-inference for a whole text that follows `before` (the prompt, or "").
+    """Return the response of text-generation-inference for a whole text.
 
-    With `details`, it has those of the tokens too.
+    `before` is put in front of the text: the prompt, or "". With `details`, the response says how the text ended and
+    has the scores at each token.
     """
     body: dict[str, JSON] = {"generated_text": before + ending.text}
     if details:
@@ -229,9 +229,9 @@ def generate_body(
 
 
 class ChatShape:
-    """Converts one text to OpenAI's chat completions, with the readers' scores beside the choices.
+    """Converts one generated text to OpenAI's chat completions, with the readers' scores beside the choices.
 
-    `model` is the model's name in the response, if the request names none.
+    `model` is the model's name in the response if the request names none.
     """
 
     def __init__(self, request: ChatRequest, model: str) -> None:
@@ -244,7 +244,7 @@ class ChatShape:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
-        """Return one chunk of a streamed chat completion.
+        """Return one chunk of a streamed chat completion, with `delta` as what it adds to the message.
 
         `reason` is the reason why the text ended; None in all chunks but the last. `extra` holds further keys.
         """
@@ -268,7 +268,7 @@ class ChatShape:
         yield "[DONE]"
 
     def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> dict[str, JSON]:
-        """Return the response for a whole text, cut off before the first stop string."""
+        """Return the response for a whole text, cut off before the first stop string; `tokens` hold the scores."""
         text = self._stop.add(ending.text) + self._stop.rest()
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[ending.reason]}
@@ -337,7 +337,7 @@ async def _streamed(
 ) -> Events:
     """Wait for the first of `items`, and return the response that streams the text; see `Events` for the parameters.
 
-    An error before the first token is raised, so that the client gets it as an HTTP status.
+    An error before the first token ends the text and is raised, so that the client gets it as an HTTP status.
     """
     try:
         first = await wait_while_connected(request, items.next())
@@ -380,5 +380,5 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with; it is shorter than `stop`."""
+    """Return how many characters at the end of `text` may be the beginning of `stop`; always fewer than `stop` has."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

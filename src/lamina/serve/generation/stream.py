@@ -132,7 +132,7 @@ class TokenStreamer(StopOnEvent):
         return "length" if self.count == conditions.max_tokens else ""
 
     def _emit(self, *, is_read: bool) -> None:
-        """Emit the event of the token that waits for its scores, if there is one.
+        """Emit the event of the newest token, which waits for its scores; do nothing if there is none.
 
         `is_read` says whether the model has read that token. The last token is not read: it has no scores, only the
         flags raised before.

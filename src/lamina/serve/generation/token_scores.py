@@ -24,7 +24,7 @@ _MAX_LABELS = 32  # labels of a reader that gives scores token by token: each la
 
 
 class TokenLabel(TypedDict):
-    """A token's most probable label with its probability; `id` is None if the token is not text."""
+    """A token's most probable label with its probability; `id` is the token's id, or None if the token is not text."""
 
     id: int | None
     label: str
@@ -91,7 +91,7 @@ class TokenScores:
         self.saved, self.monitors = tuple(saved), [*label_monitors, *saved.values()]
 
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
-        """Return one monitor for each label of the reader `name`; its score is the label's probability."""
+        """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability."""
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
             key = f"{name}\0{label}"  # cannot be the name of a saved monitor
@@ -155,9 +155,9 @@ def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
 
 
 def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
-    """Return why a reader cannot give scores token by token, as text; None if it can.
+    """Return why a reader cannot give scores token by token, as a sentence; None if it can.
 
-    `monitors` are the monitors for the reader's labels.
+    `monitors` are the monitors for the reader's labels, one each.
     """
     if not monitors:
         return "it has no labels."
