@@ -34,7 +34,7 @@ _PUNCTUATION = re.compile(r"[.,!?;:](?=[\s.,!?;:]|$)")  # at the end of a word
 
 @dataclass(frozen=True)
 class Pair:
-    """One line of the file of sentences.
+    """One line of the file of handwritten sentences: an acceptable sentence, and the same sentence with a fault.
 
     Args:
         good: An acceptable sentence.
@@ -64,7 +64,7 @@ class Pair:
         return {word for name, _ in self.names for word in words_of(name)}
 
     def _row(self, text: str, acceptability: str) -> Sentence:
-        """Return one text of the pair as a row of the corpus."""
+        """Return a sentence of the pair as a row of the corpus, with the label `acceptability`."""
         words, tags = _tag_words(text, self.names)
         return Sentence(
             text=" ".join(words), words=words, tags=tags, sentiment=self.sentiment, acceptability=acceptability
@@ -119,13 +119,13 @@ def split_pairs(
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
-    """Return a pair made from the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
+    """Return the pair in one line of the file, from its five columns; `names` has the form "Anna=PER;Rosa's=ORG"."""
     entities = [name.rpartition("=") for name in names.split(";") if name]
     return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 
 
 def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
-    """Split a text into words; return them with one IOB2 tag each.
+    """Split a text into words; return the words, and one IOB2 tag for each.
 
     Words end at spaces, before punctuation, and at both ends of an entity. `names` are the text and type of each
     entity; if entities overlap, the longer one wins.
@@ -222,9 +222,9 @@ def _write_lines(path: Path, rows: list[Sentence]) -> Path:
 
 
 def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts: set[str]) -> list[Sentence]:
-    """Return a split's `size` rows in random order: the handwritten ones, and sentences from templates.
+    """Return a split's `size` rows in random order: the handwritten ones (`written`), and sentences from templates.
 
-    `texts` has every lower-case text used so far; the new texts are added to it.
+    No text occurs twice: `texts` has every lower-case text used so far, and the new texts are added to it.
     """
     rng = random.Random(f"{seed}/{split}")
     writer = Writer(rng, split)
@@ -242,7 +242,7 @@ def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts
 
 
 def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
-    """Return the sentence with one random fault. Its type is drawn from those that the sentence has a place for."""
+    """Return the sentence with one random fault. Its type is one of those that the sentence has a place for."""
     names = list(FAULTS)
     rng.shuffle(names)
     options = next(options for name in names if (options := FAULTS[name](tokens)))
@@ -293,9 +293,9 @@ def _no_verb(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
-    """Find noun phrases: a token for which `starts` returns True, then adjectives, then a noun with the role `role`.
+    """Return the noun phrases of a sentence, each as the positions of its first token and of its noun.
 
-    Returns for each phrase the position of its first token and of its noun.
+    A noun phrase is a token for which `starts` returns True, then any adjectives, then a noun with the role `role`.
     """
     phrases = []
     for i, token in enumerate(tokens):

@@ -249,7 +249,7 @@ def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassific
 def _score(
     task: str, metric: str, readers: Sequence[DemoReader], validation: Mapping[str, float], test: Mapping[str, float]
 ) -> Score:
-    """Return the test scores of one task; the best single layer is chosen by its validation score.
+    """Return the test scores of one task, whose best single layer is chosen by its validation score.
 
     `validation` and `test` are reader name -> score in the metric, and `readers` are the readers of all tasks.
     """
@@ -266,7 +266,7 @@ def _score(
 
 
 def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
-    """Draw each single layer's score as one curve per task, and the default reader's score as a horizontal line."""
+    """Draw each single layer's score, a curve per task, and the default reader's as a line; return the file's path."""
     points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
         _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]
@@ -275,12 +275,12 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return one point of the picture for a task's score. Without a layer, the score is a horizontal line."""
+    """Return a point of the picture: a score of a task, in the curve `series`. `layer` None: a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 
 def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
-    """Draw the importances of layers for each reader as bar charts, and return the path of the file."""
+    """Draw how important each layer is to each reader, as bar charts; return the path of the file."""
     rows = [
         {"reader": name, "layer": layer, "importance": share}
         for name in bank
@@ -308,9 +308,9 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 
 
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
-    """Load the saved bank again, and return the largest difference between its logits and the bank's.
+    """Load the saved bank again, and return the largest difference between its logits and those of `bank`.
 
-    Raises LaminaError if the difference is not 0.
+    Raises LaminaError if the difference is not 0, so the result is always 0.
     """
     loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
     batch = _batch(bank, [example.text for example in EXAMPLES])
@@ -324,16 +324,16 @@ def _reload_difference(bank: ReaderBank, folder: Path) -> float:
 
 
 def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tokenize texts into one batch on the bank's device."""
+    """Tokenise texts into one batch on the bank's device; texts are cut at 128 tokens."""
     batch = bank.processor(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
     return dict(batch.to(bank.device))
 
 
 def time_passes(bank: ReaderBank, texts: Sequence[str]) -> dict[str, float]:
-    """Time a forward pass of the model alone and with all readers, alternately.
+    """Time a forward pass of the model alone and with all readers, in turns.
 
     Args:
-        bank: A bank of readers on a model.
+        bank: A bank of readers on a model; it is put into evaluation mode.
         texts: One batch of texts.
 
     Returns:

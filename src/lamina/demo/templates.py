@@ -123,7 +123,7 @@ class Writer:
     def sentence(self, sentiment: str) -> list[Token]:
         """Return the tokens of an acceptable sentence with the given sentiment.
 
-        Afterwards, the set `used` has only the words of this sentence.
+        No word is drawn twice for a sentence, as long as the word lists have others.
         """
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
@@ -136,7 +136,7 @@ class Writer:
         return tokens if template.endswith("!") else [*tokens, Token(".")]
 
     def _frame(self, clause: str) -> str:
-        """Return the clause with a random opener or tail, both, or neither; an exclamation stays unchanged."""
+        """Return a clause with a random opener, a tail, both or neither; an exclamation stays unchanged."""
         if clause.endswith("!"):
             return clause
         times = "" if PRESENT.search(clause) else "past_"
@@ -148,7 +148,10 @@ class Writer:
         return clause
 
     def _fill(self, piece: str, polarity: str) -> list[Token]:
-        """Return the tokens for one piece of a template: `word`, `word/role`, `{slot}` or `{slot.form/role}`."""
+        """Return the tokens for one piece of a template: `word`, `word/role`, `{slot}` or `{slot.form/role}`.
+
+        `polarity` is the sentiment of the words that are drawn for a slot.
+        """
         if not piece.startswith("{"):
             word, _, role = piece.partition("/")
             return [Token(word, role=role)]
@@ -165,7 +168,10 @@ class Writer:
         return [self._word(name, form, role, polarity)]
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
-        """Return a random word for a slot (`name`), in the form that its template asks for."""
+        """Return a random word with the sentiment `polarity` for the slot `name`, in the form `form`.
+
+        `role` is its role in the template; "": the slot's usual role.
+        """
         singular = name.removesuffix("s") if name not in SLOTS else name
         listed, usual_role = SLOTS[singular]
         drawn = self._draw(listed.replace("%", OTHER[polarity] if name == "opposite" else polarity))
@@ -184,7 +190,7 @@ class Writer:
         return _entity(first if chance < 0.4 else f"{first} {self._draw('surname')}", "PER")
 
     def _draw(self, listed: str) -> str:
-        """Draw a word of the writer's split from a list of words.json, and note it in `used`."""
+        """Draw a word of the writer's split from the list `listed` of words.json, and add it to `used`."""
         groups = data()["words"][listed]
         if "shared" not in groups:
             choices = groups[self.split]
@@ -203,7 +209,7 @@ def _entity(name: str, entity_type: str) -> list[Token]:
 
 
 def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
-    """Return tokens as a labelled row of the corpus; "an" stands before vowels, and the first letter is a capital."""
+    """Return tokens as a labelled row of the corpus; "a" becomes "an" before vowels, the first letter a capital."""
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
         if word == "a" and _takes_an(after):

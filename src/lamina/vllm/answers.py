@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @final
 class Answers(Mapping[str, "dict[str, JSON]"]):
-    """The readers' answers for one sequence: reader name -> answers, computed on access.
+    """The readers' answers for one output sequence: reader name -> answers, computed on access.
 
     The value of a reader has the keys "prompt", "output" and "both", which hold the answer over that part of the text,
     or None if the part has no tokens. The key "tokens" holds the scores of each token that the engine has read, the
-    prompt's first. Readers that label tokens have only "tokens", and readers that pool whole prompts only "prompt". The
-    engine does not read the last token of a sequence.
+    prompt's first; the engine does not read the last token of a sequence. Readers that label tokens have only "tokens",
+    and readers that pool whole prompts only "prompt".
 
     Args:
         layout: The engine's readers.
@@ -50,7 +50,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self.ended_by: str | None = None
 
     def on_message(self, message: Message) -> None:
-        """Add a message from the scheduler: scores of one or several steps, and verdicts."""
+        """Store a message of the scheduler: this sequence's scores of one or several steps, and verdicts."""
         for part in message["scores"]:
             self.add(StepScores(*part))
         self.monitors = {name: Verdict(*verdict) for name, verdict in message.get("monitors", {}).items()}
@@ -89,21 +89,23 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**answers, "tokens": tokens}
 
     def _token_rows(self, reader: ReaderColumns, first: int, last: int) -> list[JSON]:
-        """Return the probabilities of the tokens at positions `first` to `last - 1`, a list for each token."""
+        """Return a reader's probabilities for the tokens at positions `first` to `last - 1`, a list for each token."""
         logits = torch.from_numpy(self._scores[first:last, reader.first : reader.first + reader.logits])
         return probabilities(reader, logits).tolist()
 
     @property
     def read(self) -> int:
-        """Number of tokens, of prompt and output together, that have scores so far."""
+        """Number of tokens of the text (prompt and output together) that have scores so far."""
         return self._end
 
     def before(self, output: int) -> int:
-        """Return how many tokens of the text the engine has read when it has chosen `output` tokens of the output."""
+        """Return how many tokens of the text the engine has read once it has chosen `output` tokens of the output."""
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
-        """Return all answers as JSON-ready values: reader name -> its answers, and the monitors' verdicts.
+        """Return all answers as JSON-ready values: reader name -> its answers.
+
+        With monitors, also "monitors" -> verdicts.
 
         The scores of the first `first` tokens of the text are left out.
         """
@@ -113,9 +115,9 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**fields, **self._verdicts()}
 
     def part_to_dict(self, first: int, last: int) -> dict[str, JSON]:
-        """Return the scores of the tokens at positions `first` to `last - 1`, and the verdicts, as JSON-ready values.
+        """Return the scores of the tokens at positions `first` to `last - 1` as JSON-ready values, with the verdicts.
 
-        Readers that pool whole prompts add their answer if the part begins with the first token.
+        Readers that pool whole prompts add their answer if `first` is 0.
         """
         fields: dict[str, JSON] = {name: self[name] for name in self if first == 0 and name not in self._streamed()}
         for name in self._streamed():
@@ -123,7 +125,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**fields, **self._verdicts()}
 
     def _streamed(self) -> list[str]:
-        """Return the names of the chosen readers that score tokens."""
+        """Return the names of the chosen readers that score each token, and so can be streamed."""
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
@@ -143,7 +145,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
 
 def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
-    """Return the probabilities of the classes, from logits `[..., classes]`; for a regression the values themselves."""
+    """Return the probabilities of a reader's classes, from logits `[..., classes]`; for a regression, the logits."""
     if reader.head.problem_type == "regression":
         return logits
     return logits.sigmoid() if reader.head.problem_type == "multi_label" else logits.softmax(-1)

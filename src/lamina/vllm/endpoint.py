@@ -43,7 +43,7 @@ class ReadersEndpoint:
             app.add_api_route(ROUTE, _show_readers, methods=["GET"])
 
     async def init_state(self, engine_client: Configured, state: State, args: Namespace) -> None:  # noqa: ARG002
-        """Store what the route returns in the server's `state`; readers do not change while an engine runs."""
+        """Store what the route returns in the server's `state`, once: readers do not change while an engine runs."""
         config = engine_client.vllm_config
         pooling = config.model_config.runner_type == "pooling"
         if (layout := Layout.from_config(config.additional_config, pooling=pooling)) is not None:
@@ -51,7 +51,7 @@ class ReadersEndpoint:
 
 
 async def _show_readers(request: Request) -> JSONResponse:
-    """Return the readers and monitors of the server."""
+    """Answer `GET /v1/lamina` with the readers and monitors of the server."""
     return JSONResponse(request.app.state.lamina)
 
 

@@ -93,21 +93,21 @@ class CacheGroup(Protocol):
 
 
 class CacheConfig(Protocol):
-    """A `KVCacheConfig`."""
+    """A `KVCacheConfig`: the number of cache blocks, and the groups of layers that share them."""
 
     num_blocks: int
     kv_cache_groups: Sequence[CacheGroup]
 
 
 class Buffer(Protocol):
-    """The same numbers on the device and on the CPU."""
+    """Numbers that are stored twice: on the device and on the CPU."""
 
     gpu: Tensor
     np: np.ndarray
 
 
 class BlockTable(Protocol):
-    """The cache blocks of the requests in a batch, one row per request."""
+    """The cache blocks of the requests in a batch, one row per request; `slot_mapping` has each token's cache slot."""
 
     block_size: int
     block_table: Buffer
@@ -131,7 +131,7 @@ class NewRequest(Protocol):
 
 
 class ScheduledStep(Protocol):
-    """A `SchedulerOutput`."""
+    """A `SchedulerOutput`: how many tokens of each request the step computes, and which requests begin in it."""
 
     num_scheduled_tokens: Mapping[str, int]
     scheduled_new_reqs: Sequence[NewRequest]
@@ -171,7 +171,7 @@ class Runner(Configured, Protocol):
 
 
 class TokenOutput(Protocol):
-    """An `EngineCoreOutput`: the new tokens of one request."""
+    """An `EngineCoreOutput`: the new tokens of one request, which the scheduler sends to the frontend."""
 
     request_id: str
     finish_reason: object | None
@@ -185,11 +185,11 @@ class ClientOutputs(Protocol):
 
 
 class Scheduler(Configured, Protocol):
-    """A scheduler (V1)."""
+    """A scheduler of vLLM's V1 engine."""
 
     requests: Mapping[str, Request]
     update_from_output: Callable[[object, object], Mapping[int, ClientOutputs]]
 
     def finish_requests(self, request_ids: str, finished_status: object) -> object:
-        """End a request."""
+        """End the request with the id `request_ids`; `finished_status` says how it ended."""
         ...

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def install(engine: Frontend, layout: Layout) -> None:
     """Make a vLLM frontend check which readers a request chooses, and add an attribute `lamina` to its outputs.
 
-    Methods of the engine's processors are replaced, in place. A prompt that comes in pieces then raises ValueError. The
-    scheduler's messages are taken out of the outputs' `kv_transfer_params`.
+    Methods of the frontend's processors are replaced, in place. A request that names an unknown reader, or whose prompt
+    comes in pieces, then raises ValueError. The scheduler's messages are taken out of the outputs'
+    `kv_transfer_params`.
     """
     processor = engine.output_processor
     process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
@@ -56,7 +57,7 @@ def install(engine: Frontend, layout: Layout) -> None:
 
 
 def _check_choice(params: Params, layout: Layout) -> None:
-    """Raise ValueError if a request names an unknown reader.
+    """Raise ValueError if a request's parameters name an unknown reader.
 
     For pooling models, also set `params` so that the request does not use the prefix cache.
     """
@@ -69,12 +70,12 @@ def _check_choice(params: Params, layout: Layout) -> None:
 
 
 def _arguments(params: Params | None) -> Mapping[str, object] | None:
-    """Return a request's free-form arguments, from its `SamplingParams` or `PoolingParams`."""
+    """Return a request's free-form arguments, from its `SamplingParams` or `PoolingParams`; None if it has none."""
     return getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
 
 
 def keep_answers(output: OutputClass) -> None:
-    """Make an output class keep the attribute `lamina` when vLLM builds it from a pooling output."""
+    """Make an output class keep the attribute `lamina` when vLLM converts a pooling output to this class."""
     convert = output.from_base
     if hasattr(convert, KEY):
         return
@@ -93,7 +94,8 @@ def _attach(state: RequestState, answers: Answers) -> None:
     """Set the attribute `lamina` on each output that vLLM creates from a request's `state`.
 
     A `CompletionOutput` gets the answers about its sequence. A `RequestOutput` gets the answers about its first
-    sequence. If a monitor ended a sequence, its finish reason is "content_filter", its stop reason the monitor's name.
+    sequence. If a monitor ended the sequence, its finish reason becomes "content_filter", and its stop reason the
+    monitor's name.
     """
     state.lamina = answers
     new_completion, make_output = state._new_completion_output, state.make_request_output

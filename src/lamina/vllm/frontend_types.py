@@ -32,7 +32,7 @@ class Output(Protocol):
 
 
 class RequestState(Protocol):
-    """What a frontend keeps for a request."""
+    """What a frontend keeps for a request until it ends."""
 
     prompt_len: int
     lamina: Answers
@@ -92,26 +92,26 @@ Results: TypeAlias = "AsyncIterator[Result | tuple[int, Result]]"
 
 
 class Request(Protocol):
-    """A request to generate text."""
+    """A request to generate text; `n` is its number of output sequences."""
 
     n: int | None
 
 
 class ResponseChoice(Protocol):
-    """A choice of a response."""
+    """A choice (one output sequence) of a response."""
 
     index: int
     lamina: dict[str, JSON]
 
 
 class Response(Protocol):
-    """A response, to which attributes are added."""
+    """A response of a server, to which the attribute `lamina` is added."""
 
     lamina: dict[str, JSON]
 
 
 class Serving(Route, Protocol):
-    """A route for models that generate text."""
+    """The object of vLLM that serves a route of models that generate text."""
 
     create_error_response: Method
 
@@ -175,13 +175,13 @@ class PoolingParams(Protocol):
 
 
 class PoolingResult(Protocol):
-    """The output for one text."""
+    """The output of a pooling model for one text."""
 
     lamina: Answers
 
 
 class PoolingContext(Protocol):
-    """A request to a pooling model while it is served."""
+    """What a server keeps for a request to a pooling model: its parameters and, at the end, its results."""
 
     pooling_params: PoolingParams
     final_res_batch: Sequence[PoolingResult]
@@ -194,7 +194,7 @@ class PoolingRequest(Protocol):
 
 
 class PoolingServing(Route, Protocol):
-    """A `PoolingBaseServing`."""
+    """The object of vLLM that serves a route of pooling models, a `PoolingBaseServing`."""
 
     _init_ctx: Callable[..., Awaitable[PoolingContext]]
     _build_response: Callable[[PoolingContext], object]

@@ -50,8 +50,8 @@ Latest = dict[int, Choice]  # index of a choice -> its latest state
 def install_chat(serving: ChatServing, layout: Layout) -> None:
     """Change vLLM's chat endpoint `serving` in place, so that its responses, also streams, have the field `lamina`.
 
-    Requests for which the readers cannot run get status 422. Batches of chats get the field too, if `serving` has that
-    route. Responses of `/v1/messages` say if a monitor ended the text. `layout` is that of the bank.
+    Requests for which the readers of `layout` cannot run get status 422. If `serving` also answers batches of chats,
+    their responses get the field too. If it answers `/v1/messages`, these responses say if a monitor ended the text.
     """
     _check_requests(serving, "create_chat_completion", layout)
     full, stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
@@ -75,9 +75,9 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
 
 
 def _install_messages(serving: MessagesServing) -> None:
-    """Let responses of `/v1/messages`, also streams, say that a monitor ended the text.
+    """Let responses of `/v1/messages`, also streams, say that a monitor ended the text: by the stop reason "refusal".
 
-    Their stop reason is then "refusal", as that of Anthropic's API if a classifier ends a text. vLLM leaves it empty.
+    Anthropic's API has this reason if a classifier ends a text. vLLM leaves the reason empty.
     """
     convert, stream = serving.messages_full_converter, serving.message_stream_converter
 
@@ -128,7 +128,10 @@ def _install_batch(serving: BatchServing, layout: Layout) -> None:
 
 
 def install_completion(serving: CompletionServing, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/completions`."""
+    """Change vLLM's endpoint for `/v1/completions` in place, so that its responses have the field `lamina`.
+
+    Requests for which the readers of `layout` cannot run get status 422.
+    """
     _check_requests(serving, "create_completion", layout)
     respond, stream = serving.request_output_to_completion_response, serving.completion_stream_generator
 
@@ -150,9 +153,10 @@ def install_completion(serving: CompletionServing, layout: Layout) -> None:
 
 
 def install_responses(serving: ResponsesServing, layout: Layout) -> None:
-    """Let responses of `/v1/responses` say that a monitor ended the text.
+    """Change vLLM's endpoint for `/v1/responses` in place, so that a response says that a monitor ended its text.
 
-    Their status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers.
+    Its status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers. Requests
+    for which the readers of `layout` cannot run get status 422.
     """
     _check_requests(serving, "create_responses", layout)
     full = serving.responses_full_generator
@@ -174,9 +178,10 @@ def install_responses(serving: ResponsesServing, layout: Layout) -> None:
 
 
 def install_pooling(serving: PoolingServing, layout: Layout) -> None:
-    """Add the field `lamina` to the texts of a response of `/pooling`, `/v1/embeddings` or `/classify`.
+    """Change vLLM's pooling endpoints in place, so that each text of a response has the field `lamina`.
 
-    Responses that hold bytes instead of JSON are left as they are.
+    They are `/pooling`, `/v1/embeddings` and `/classify`. Responses that hold bytes instead of JSON are left as they
+    are. Requests that name an unknown reader get status 422.
     """
     init, build = serving._init_ctx, serving._build_response
 

@@ -33,7 +33,7 @@ TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 @final
 @dataclass(frozen=True)
 class ReaderColumns:
-    """One reader of the bank, and its columns in the matrix of scores."""
+    """One reader of the bank, and its columns in the matrix of scores: logits, then maybe the token's weight."""
 
     name: str  # name of the reader
     head: HeadConfig  # config of its head, which has the labels
@@ -49,7 +49,7 @@ class ReaderColumns:
 
     @property
     def last(self) -> int:
-        """Number of the column that follows the reader's last column."""
+        """Index after the reader's last column."""
         return self.first + self.logits + self.weighs_tokens
 
     @property
@@ -63,7 +63,7 @@ class ReaderColumns:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The readers that an engine runs, in the order of their columns.
+    """The readers that an engine runs, in the order of their columns in the matrix of scores.
 
     Attributes:
         folder: Local folder of the bank.
@@ -108,10 +108,10 @@ class Layout:
 
     @classmethod
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
-        """Return the layout of some readers (None: all) of the bank in `folder`.
+        """Return the layout of the readers `readers` (None: all) of the bank in `folder`.
 
-        `on_flag` and `pooling` are stored as attributes. With `pooling` there are no monitors. The errors are those of
-        `from_config`.
+        `on_flag` and `pooling` are the layout's attributes. With `pooling` there are no monitors. The errors are those
+        of `from_config`.
         """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
@@ -138,9 +138,9 @@ class Layout:
         return cls(folder, manifest, columns, monitors, on_flag, pooling)
 
     def check_base(self, *, layers: int, width: int) -> None:
-        """Raise BaseMismatchError if the bank was trained on a model with another number or width of layers.
+        """Raise BaseMismatchError if the bank was trained on a model with another number of layers or other `width`.
 
-        The weights are compared later, by the worker, which has loaded them.
+        `layers` counts the embeddings. The weights are compared later, by the worker, which has loaded them.
         """
         saved = next(iter(self.manifest.base.stacks.values()))
         facts: dict[str, tuple[object, object]] = {"layers": (saved.layers, layers), "width": (saved.width, width)}
@@ -157,7 +157,7 @@ class Layout:
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
-        """Return the names of the readers that a request chooses in its `extra_args`; all names if it makes no choice.
+        """Return the names of the readers that a request chooses in its `extra_args`; all names if it chooses none.
 
         Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
         a reader is not in the bank.
@@ -172,7 +172,7 @@ class Layout:
 
 
 def _reader_names(what: str, names: object) -> list[str]:
-    """Return readers' names without duplicates. Raise ConfigError about `what` if `names` is no list of names."""
+    """Return readers' names, each once. Raise ConfigError, which names `what`, if `names` is no list of strings."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"vllm: {what} is {names!r}; it must be a list of readers' names.")
     return list(dict.fromkeys(names))
@@ -198,7 +198,7 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def warn_untried(layout: Layout, version: str, dtype: str) -> None:
-    """Log a warning for a vLLM version that was never tried, or if states have another data type than the bank's."""
+    """Log a warning for a vLLM version that was never tried, or if `dtype`, the engine's, is not the bank's."""
     if version not in TRIED:
         logger.warning("lamina: vLLM %s was not tried with readers; versions that were: %s.", version, ", ".join(TRIED))
     trained = layout.manifest.base.dtype

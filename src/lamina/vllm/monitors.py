@@ -29,7 +29,10 @@ class Verdict(NamedTuple):
 
 @final
 class RequestMonitors:
-    """The monitors of a bank, applied to the output of one request.
+    """The monitors of a bank, applied to the output of one request step by step.
+
+    Attributes:
+        verdicts: Monitor name -> its verdict on the output so far; empty before the first token.
 
     Args:
         layout: The engine's readers and monitors.
@@ -46,8 +49,8 @@ class RequestMonitors:
         """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
 
         Args:
-            first: Position of the first token in the text of the request.
-            tokens: The tokens' scores, as in `StepScores`.
+            first: Position in the text of the first token in `tokens`. Tokens that were scored before are skipped.
+            tokens: The readers' scores of the tokens, as in `StepScores`.
         """
         rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)
         new = torch.from_numpy(rows[max(0, self._scored - first) :].copy())  # torch needs a writable array

@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def _hook_engines() -> None:
-    """Hook the frontends, schedulers and model runners of vLLM."""
+    """Hook the frontends, schedulers and model runners of vLLM; raise ImportError or KeyError if one does not exist."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -66,7 +66,7 @@ def _hook(
 ) -> None:
     """Wrap a method of a class, so that a call runs `before`, the method, and then `after(instance)`.
 
-    `before` gets the instance and the arguments of the method.
+    `before` gets the instance and the arguments of the method. A method that is wrapped already stays as it is.
     """
     original = owner.__dict__[method]
     if hasattr(original, "lamina"):
@@ -86,7 +86,7 @@ def _hook(
 
 
 def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
-    """Raise ConfigError for an engine with a bank, in a version of vLLM that the hooks do not fit."""
+    """Raise ConfigError for an engine with a bank: `problem` says why the hooks do not fit this version of vLLM."""
     if "lamina" in (vllm_config.additional_config or {}):
         import vllm
         from lamina.errors import ConfigError
@@ -109,7 +109,11 @@ def _layout(vllm_config: EngineConfig) -> Layout | None:
 
 
 def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, **_kwargs: object) -> None:
-    """Check, before the engine starts, that the readers can run in it; warn about untried combinations."""
+    """Check, before an engine starts, that the readers can run in it; log warnings about untried combinations.
+
+    Raises ConfigError if the engine has settings that readers do not support, and BaseMismatchError if its model has
+    another size than the bank's.
+    """
     if (layout := _layout(vllm_config)) is not None:
         import vllm
         from lamina.vllm.layout import check_engine, warn_untried
@@ -152,13 +156,13 @@ def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
 
 
 def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
-    """Install the hooks of an OpenAI-compatible route, if its engine was started with a bank."""
+    """Call `install` for a route of a server and the readers, if its engine was started with a bank."""
     if (layout := _layout(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 
 
 def _start_scheduler(scheduler: Scheduler) -> None:
-    """Install the hooks of a scheduler, if its engine was started with a bank."""
+    """Make a scheduler send the readers' scores to the frontend, if its engine was started with a bank."""
     if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
 
@@ -166,7 +170,7 @@ def _start_scheduler(scheduler: Scheduler) -> None:
 
 
 def _start_worker(runner: Runner) -> None:
-    """Install the hooks of a model runner, if its engine was started with a bank."""
+    """Make a model runner run the readers on each step, if its engine was started with a bank."""
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """Tokens in segments. Each segment lies in one cache block."""
+    """Tokens of a step in segments. Each segment has consecutive tokens that lie in one block of the engine's cache."""
 
     blocks: Int[Tensor, " segments"]  # number of the cache block of each segment, `[segments]`
     opens: Tensor  # True at segments that begin at the first token of their block, `[segments]`
@@ -58,7 +58,7 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens that wait to be added to `PooledReaders`, with states of some layers; adding many at once is faster."""
+    """Tokens, as states of some layers, that wait for `PooledReaders`; adding many at once is faster."""
 
     def __init__(self, layers: Sequence[int], block_size: int) -> None:
         self._layers, self._block_size = layers, block_size
@@ -66,9 +66,9 @@ class PendingTokens:
         self._borrowed = False  # whether the last part lies in memory of the engine
 
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Add tokens of a step, or those with the indices `rows`, by their states (per layer) and cache slots.
+        """Add a step's tokens, or only those with the indices `rows`, by their states (per layer) and cache slots.
 
-        The engine reuses their memory, so `take` or `keep` must follow.
+        The states may lie in memory that the engine uses again, so `take` or `keep` must follow before the next step.
         """
         if rows is None or len(rows) == len(slots):
             self._parts.append(({layer: states[layer] for layer in self._layers}, slots))
@@ -78,7 +78,7 @@ class PendingTokens:
             self._parts.append(({layer: states[layer][index] for layer in self._layers}, slots[rows]))
 
     def keep(self) -> None:
-        """Copy the tokens of the last `push`, unless they were taken."""
+        """Copy the states of the last `push` out of the engine's memory, unless they were taken."""
         if self._borrowed:
             states, slots = self._parts[-1]
             self._parts[-1] = ({layer: state.clone() for layer, state in states.items()}, slots.copy())
@@ -94,7 +94,7 @@ class PendingTokens:
         return sum(state.nbytes for states, _ in self._parts for state in states.values())
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
-        """Return the states of all waiting tokens and their segments, and forget these tokens."""
+        """Return the states of all waiting tokens (per layer) and their segments, and forget these tokens."""
         parts, self._parts, self._borrowed = self._parts, [], False
         if len(parts) == 1:  # the tokens of each request, and so of each block, stand together in a step
             ((states, slots),) = parts
@@ -176,7 +176,8 @@ class PooledReaders:
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
         """Merge new tokens' partial results (`maxima`, `sums`, `projected`) with those stored for their blocks.
 
-        `index` is the layer's. A segment at the start of a block replaces what an earlier request left there.
+        `index` is the index of the layer. A segment at the start of a block replaces what an earlier request left
+        there.
         """
         blocks = segments.blocks
         before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)
@@ -190,7 +191,7 @@ class PooledReaders:
         self._projected[blocks, index] = old_projected * old.unsqueeze(-1) + projected * new.unsqueeze(-1)
 
     def logits(self, blocks: Int[Tensor, " blocks"]) -> dict[str, Float[Tensor, " classes"]]:
-        """Return reader name -> its logits over the tokens of the given cache blocks together."""
+        """Return reader name -> its logits over all tokens in the given cache blocks: those of one prompt."""
         maxima = self._maxima[blocks]
         factors = (maxima - maxima.amax(0)).exp()
         sums = (self._sums[blocks] * factors).sum(0)

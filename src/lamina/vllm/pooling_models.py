@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 @final
 class TextReaders:
-    """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed."""
+    """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed.
+
+    Made by `worker.install`. Raises ConfigError if a reader cannot run in such an engine, and BaseMismatchError if the
+    bank was trained on another model.
+    """
 
     method: ClassVar[str] = "_pool"
 
@@ -75,9 +79,9 @@ class TextReaders:
         return scores
 
     def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Tensor]) -> dict[str, StepScores]:
-        """Let the readers read finished texts; return request id -> scores.
+        """Let the readers read finished texts; return request id -> their scores.
 
-        `texts` is request id -> the states of all its layers, and `ids` has the texts' token ids.
+        `texts` is request id -> the states of all layers, each `[tokens, width]`; `ids` has each text's token ids.
         """
         device = self._runner.device
         mask = pad_sequence([torch.ones_like(part) for part in ids], batch_first=True).to(device)
@@ -102,7 +106,7 @@ class TextReaders:
 def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None:
     """Raise ConfigError if a reader cannot run in a pooling engine.
 
-    Such a reader compares two texts, reads inside blocks, or has a head that is not for sequence or token
+    That is so if it compares two texts, reads inside blocks, or has a head that is not for sequence or token
     classification.
     """
     for name in layout.readers:

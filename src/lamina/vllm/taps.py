@@ -48,9 +48,10 @@ class Taps:
             block.__class__ = _tapped(type(block))
 
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
-        """Return copies of layers' states `[tokens, width]` in the last pass. The last layer cannot be read.
+        """Return copies of layers' states in the last pass, each `[tokens, width]`: the first `tokens` of the buffers.
 
-        Layer i is the input of block i. Raises RuntimeError if the last pass did not write every buffer.
+        Layer i is the input of block i, so the last layer cannot be read. Raises RuntimeError if the last pass did not
+        write every buffer.
         """
         states = [self._buffers[layer][:tokens].clone() for layer in layers]
         self.check()
@@ -65,7 +66,10 @@ class Taps:
 
 
 def tap(runner: Runner, stack: LayerStack) -> Taps:
-    """Install `Taps` in a model runner's model. After each warm-up pass it is checked that all buffers were written."""
+    """Install `Taps` in a model runner's model; return them.
+
+    Each warm-up pass then checks that all buffers were written.
+    """
     dummy_run = runner._dummy_run
     taps = Taps(
         runner.get_model(),
@@ -85,7 +89,7 @@ def tap(runner: Runner, stack: LayerStack) -> Taps:
 
 
 def _blocks_of(model: nn.Module, depth: int) -> nn.ModuleList:
-    """Return the list of the model's blocks; ConfigError if not exactly one list has `depth` modules of one class."""
+    """Return the list of a model's `depth` blocks; raise ConfigError if no list, or several, could be it."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
     lists = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
     if len(lists) != 1:

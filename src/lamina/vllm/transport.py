@@ -41,7 +41,7 @@ def install(scheduler: Scheduler, layout: Layout) -> None:
 
 @final
 class _Sender:
-    """The scores and monitors of one scheduler's requests, until the requests end."""
+    """Holds the scores and monitors of a scheduler's requests until they are sent or the requests end."""
 
     def __init__(self, scheduler: Scheduler, layout: Layout) -> None:
         self._scheduler, self._layout = scheduler, layout
@@ -50,10 +50,10 @@ class _Sender:
         self._monitors: dict[str, RequestMonitors] = {}
 
     def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: Sequence[TokenOutput]) -> None:
-        """Attach scores and verdicts to the `EngineCoreOutput`s of a step.
+        """Attach scores and verdicts to the `EngineCoreOutput`s of a step, and end requests that a monitor flags.
 
-        `scores` are those of each request in this step, and `prompts` the numbers of tokens of the prompts, for
-        requests that had not ended before.
+        `scores` has the scores of each request in this step. `prompts` is request id -> number of tokens of its prompt,
+        for requests that had not ended before the step.
         """
         flagged: dict[str, str] = {}
         for request, prompt in prompts.items():

@@ -54,9 +54,9 @@ class Message(TypedDict):
     """What the scheduler sends to the frontend with new tokens of a request.
 
     Attributes:
-        scores: The fields of `StepScores`, of one or several steps.
+        scores: The fields of `StepScores`, for one or several steps.
         monitors: Monitor name -> the fields of its `Verdict`; left out if there are no monitors.
-        ended_by: Name of the monitor that ends the request.
+        ended_by: Name of the monitor that ends the request; left out if none does.
     """
 
     scores: list[tuple[int, bytes, bytes | None]]
@@ -101,7 +101,7 @@ def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], Ste
 
 @final
 class EngineReaders:
-    """The readers of a bank in one engine, with their scores of every token in the engine's cache.
+    """The readers of a bank in one engine that generates text, with their scores of every token in the engine's cache.
 
     A token that the prefix cache provides is not computed again. Its scores are therefore stored under the number of
     its cache slot, where a later request that shares the token finds them. Readers of whole prompts store sums per
@@ -199,7 +199,10 @@ class EngineReaders:
         return np.flatnonzero(place < np.repeat(left, scheduled))
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
-        """Return the scores of the tokens of a step, on the CPU; the states are layer -> `[tokens, width]`."""
+        """Return the scores of a step's tokens, on the CPU.
+
+        `states` is layer -> states of the tokens `[tokens, width]`.
+        """
         if not self._token_pass.readers:
             return torch.empty(len(states[self._depth]), 0)
         stack_pass = self._token_pass.renewed()
@@ -209,10 +212,12 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in stack_pass.readers], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
-        """Return the logits of readers that pool whole prompts, if this step ends the prompt of a request; else None.
+        """Return the logits of readers that pool whole prompts, as bytes, if this step ends the prompt of a request.
 
-        `table` and `row` say which cache blocks the request has; `last` is the number of its tokens that the engine
-        has read.
+        Else None.
+
+        The request has the cache blocks in row `row` of `table`; `last` is the number of its tokens that the engine has
+        read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
         if not self._whole or self._buffers is None or last < prompt:
@@ -251,7 +256,7 @@ class _Buffers:
         logger.info("lamina: what readers keep beside the cache takes %.0f bytes per token of it.", size / slots)
 
     def pool(self) -> None:
-        """Let the readers of whole prompts process the tokens in `pending`."""
+        """Let the readers of whole prompts process the tokens in `pending`, which is empty afterwards."""
         if len(self.pending):
             states, segments = self.pending.take()
             for group in self.pooled:
@@ -283,7 +288,7 @@ def load_bank(
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check` is called with
     the bank, the stack and `layout`, and raises an error if the readers cannot run. Raises ConfigError if the readers
-    read several stacks.
+    read several stacks, and BaseMismatchError if the bank was trained on another model.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -301,8 +306,8 @@ def load_bank(
 def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
     """Raise ConfigError if a reader cannot read a text that is still being generated.
 
-    That is so if the model is not causal, or a reader of tokens looks at other tokens. Readers of whole prompts may not
-    compare two texts.
+    That is so if the model is not causal, a reader of tokens looks at other tokens, or a reader of whole prompts
+    compares two texts.
     """
     if not is_causal(bank.model, stack):
         model = type(bank.model).__name__
