@@ -54,13 +54,13 @@ class Gate:
 
     def __init__(self, bank: ReaderBank) -> None:
         self.passes, self.pause, self.holds_at, self.breaks_at = 0, 0.0, 10**9, 10**9
-        self.go = threading.Event()
+        self.go, self.error = threading.Event(), RuntimeError("broken")
         bank.model.get_output_embeddings().register_forward_pre_hook(self)
 
     def __call__(self, *_: Any) -> None:
         self.passes += 1
         time.sleep(self.pause)
         if self.passes >= self.breaks_at:
-            raise RuntimeError("broken")
+            raise self.error
         if self.passes >= self.holds_at:
             assert self.go.wait(20)

@@ -85,7 +85,7 @@ class RequestSpans:
             async def send_noting_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
-                    if message["status"] >= 500:
+                    if message["status"] >= 500 or message["status"] == 424:  # 424: the model could not answer
                         span.set_status(trace.StatusCode.ERROR)
                 await send(message)
 
@@ -106,6 +106,17 @@ def note_readers(names: Iterable[str]) -> None:
         from opentelemetry import trace
 
         trace.get_current_span().set_attribute(READERS, list(names))
+
+
+def note_failure() -> None:
+    """Mark the current request's span as failed; do nothing without OpenTelemetry.
+
+    The status of a stream is sent before its first token, so it does not tell that the stream broke off.
+    """
+    if is_available():
+        from opentelemetry import trace
+
+        trace.get_current_span().set_status(trace.StatusCode.ERROR)
 
 
 def record_batch(readers: Collection[str], timing: BatchTiming) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.stored import tiny_bank
-from tests.support.writing import writing_bank
+from tests.support.writing import Gate, writing_bank
 
 from lamina.serve import create_app
 
@@ -86,3 +86,19 @@ def test_a_generated_text_has_the_names_of_its_readers(spans: Callable[[int], li
     assert span.name == "POST /generate"
     assert span.attributes["lamina.readers"] == ("odd",)
     assert SECRET not in span.to_json()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_text_that_breaks_off_is_an_error_without_a_word_of_it(spans: Callable[[int], list[Any]], stream: bool):
+    bank = writing_bank(None, ["odd"], ())
+    gate = Gate(bank)
+    gate.error, gate.breaks_at = RuntimeError(TEXT), 3
+    with TestClient(create_app(bank)) as client:
+        body = {"inputs": TEXT, "parameters": {"max_new_tokens": 5}, "stream": stream}
+        answer = client.post("/generate", json=body)
+        (span,) = spans(1)
+    assert answer.status_code == (200 if stream else 424)
+    assert "RuntimeError" in answer.text
+    assert span.attributes["http.response.status_code"] == answer.status_code
+    assert span.status.status_code.name == "ERROR"
+    assert SECRET not in answer.text + span.to_json()

@@ -20,6 +20,7 @@ from lamina.serve.generation.stream import GenerationEnd, TokenEvent
 from lamina.serve.problems import OPENAI, problem_body, wait_while_connected
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
+from lamina.serve.telemetry import note_failure
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class Events(StreamingResponse):
         except (LaminaError, HTTPException) as error:
             text = str(error.detail) if isinstance(error, HTTPException) else str(error)
             kind = "Backend" if not isinstance(error, ClosedError | HTTPException) else "Unhealthy"
+            note_failure()
             yield _encoded(problem_body(OPENAI if nested else "", text, kind))
 
 
