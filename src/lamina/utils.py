@@ -34,9 +34,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def _is_torch_generator(value: object) -> bool:
-    """Return whether a value is a torch.Generator, without importing torch; NumPy has a class of that name too."""
-    return any(kind.__name__ == "Generator" and kind.__module__.startswith("torch") for kind in type(value).__mro__)
+def _is_of_torch(value: object, name: str) -> bool:
+    """Return whether a value is of torch's class `name`, without importing torch; NumPy has a Generator too."""
+    return any(kind.__name__ == name and kind.__module__.startswith("torch") for kind in type(value).__mro__)
 
 
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
@@ -46,7 +46,8 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
-    "torch.Generator": ("a torch.Generator", _is_torch_generator),
+    "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
+    "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable)),
     "None": ("None", lambda value: value is None),
 }

@@ -57,6 +57,7 @@ def extract(  # noqa: PLR0913
     Task.from_states trains readers on them without the model. The command first prints how much disk space the states
     need. If it is interrupted, run it again: it continues with the first file that is missing.
     """
+    from lamina.layers.devices import usable_device
     from lamina.prediction import extract as write_states
     from lamina.store import load
 
@@ -64,7 +65,7 @@ def extract(  # noqa: PLR0913
 
     base, processor = load(model)
     manifest = write_states(
-        base.to(options.device_of(device)),  # pyright: ignore[reportArgumentType]
+        base.to(usable_device(device)),  # pyright: ignore[reportArgumentType]
         file,
         output,
         layers=options.selector_of(layers),

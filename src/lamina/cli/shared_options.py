@@ -77,22 +77,10 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
         device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
         writes: Whether the bank's model will generate text; it is then loaded with its language model head, if any.
     """
+    from lamina.layers.devices import usable_device
     from lamina.store.open_saved import open_saved
 
-    return open_saved(saved, base=base, writes=writes).to(device_of(device))  # pyright: ignore[reportArgumentType]
-
-
-def device_of(device: str) -> str:
-    """Return the name of a device, for "auto" a GPU if there is one; raise ConfigError if torch cannot use it."""
-    import torch
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ConfigError(f"device: '{device}' cannot be used; torch does not find it. Use 'cpu' or 'auto'.") from None
-    return device
+    return open_saved(saved, base=base, writes=writes).to(usable_device(device))  # pyright: ignore[reportArgumentType]
 
 
 def check_output(

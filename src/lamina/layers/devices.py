@@ -10,6 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lamina.errors import ConfigError
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return a device, for "auto" a GPU if there is one; raise ConfigError if torch cannot use it."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(f"device: '{device}' cannot be used; torch does not find it. Use 'cpu' or 'auto'.") from None
+
 
 def main_device(model: nn.Module) -> torch.device:
     """Return the device for a model's inputs: the device of its first parameter, or the CPU if it has none.

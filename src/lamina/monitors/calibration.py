@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Literal, Self, SupportsFloat, TypedDict, Unpack, cast, final
 
 from lamina.errors import ConfigError
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from lamina.utils import JSON
@@ -106,9 +107,10 @@ class Calibration:
         return {**asdict(self), **{key: list(value) for key, value in vars(self).items() if isinstance(value, tuple)}}
 
     @classmethod
+    @check_types("calibrate")
     def of(
         cls,
-        highest: Sequence[float],
+        highest: Sequence[object],
         positive: Sequence[object],
         *,
         false_positive_rate: float = 0.01,
@@ -145,8 +147,12 @@ class Calibration:
             problem = "guarantee is set for a threshold that was given; only one that is chosen keeps a rate"
             raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
         threshold = None if threshold is None else float(threshold)
-        highest = [float(score) for score in highest]  # NumPy's numbers would not be written as JSON
-        negatives, positives = by_label(highest, positive)
+        try:
+            # NumPy's numbers would not be written as JSON
+            scores = [float(cast("SupportsFloat", score)) for score in highest]
+        except (TypeError, ValueError):
+            raise ConfigError("calibrate: `highest` has an entry that is no number; it has a score per text.") from None
+        negatives, positives = by_label(scores, positive)
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
             _check_rate(false_positive_rate)
@@ -157,7 +163,7 @@ class Calibration:
                 hint = "Give more, or ask for a higher rate."
                 raise ConfigError(f"calibrate: {problem}{sure}; at least {least} are needed. {hint}")
             allowed = allowed_positives(len(negatives), false_positive_rate, confidence if guarantee else None)
-            threshold = lowest_threshold(negatives, highest, allowed)
+            threshold = lowest_threshold(negatives, scores, allowed)
         false_positives = sum(score >= threshold for score in negatives)
         true_positives = sum(score >= threshold for score in positives)
         return cls(
@@ -213,6 +219,7 @@ def _check_rate(false_positive_rate: float) -> None:
         raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
 
 
+@check_types("calibrate")
 def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
     """Return the smallest number of negative texts from which a threshold for this false positive rate can be chosen.
 

@@ -80,9 +80,11 @@ class Monitor:
             got = self.aggregate.__name__ if isinstance(self.aggregate, type) else repr(self.aggregate)[:60]
             raise ConfigError(f"monitor: aggregate is {got}; it must be an object, such as lamina.monitors.EMA(5).")
         check_known("monitor", [self.scale], get_args(Scale), "scale")
-        threshold = self.threshold
-        if threshold is not None and not (isinstance(threshold, int | float) and math.isfinite(threshold)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"monitor: the threshold of '{self.name}' is {threshold!r}; it must be a finite number.")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            problem = f"the threshold of '{self.name}' is {self.threshold!r}"
+            raise ConfigError(f"monitor: {problem}; it must be a finite number.")
+        if odd := [label for label in self.flag if not isinstance(label, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"monitor: '{self.name}' flags {odd[0]!r}; a label is a text.")
         if not self.flag:
             raise ConfigError(f"monitor: '{self.name}' flags no label; give at least one.")
         if twice := [label for label in self.flag if list(self.flag).count(label) > 1]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
+from lamina.utils import check_type
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -184,6 +185,7 @@ class DriftWatcher:
     """
 
     def __init__(self, sketch: DriftSketch, *, false_alarm_rate: float = 0.01, seed: int = 0) -> None:
+        check_type("drift", "false_alarm_rate", false_alarm_rate, "float")
         if not 0 < false_alarm_rate < 1:
             rule = "it must be above 0 and below 1, such as 0.01"
             raise ConfigError(f"drift: false_alarm_rate is {false_alarm_rate}; {rule}.")

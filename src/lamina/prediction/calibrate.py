@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 import numpy as np
@@ -135,6 +138,9 @@ def calibrate(  # noqa: PLR0913
     features = not isinstance(monitor, Cascade)  # a cascade has no sketch
     scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
     positives = positives_of(task, split, positive)
+    facts = facts_of(task, split, positives)
+    if isinstance(monitor, Cascade):
+        facts["asked"] = scored.asked()
     calibration = scored.calibration(
         positives,
         rate=false_positive_rate,
@@ -142,9 +148,7 @@ def calibrate(  # noqa: PLR0913
         threshold=threshold,
         confidence=confidence,
         guarantee=guarantee,
-        task=task.name,
-        split=split,
-        asked=scored.asked() if isinstance(monitor, Cascade) else None,
+        **facts,
     )
     chosen = {"threshold": calibration.threshold, "calibration": calibration}
     if isinstance(monitor, Cascade):
@@ -383,3 +387,14 @@ def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool |
         return True if not wanted.isdisjoint(own) else None if IGNORED in own else False
 
     return [is_positive(label) for label in task.split(split).labels]
+
+
+def facts_of(task: Task, split: str, positives: Sequence[bool | None]) -> Facts:
+    """Return the task, the split, the day, and a digest of the texts in the split and of their `positives`."""
+    digest = sha256(json.dumps([task.split(split).key, list(positives)]).encode()).hexdigest()[:16]
+    return {"task": task.name, "split": split, "data": digest, "date": today()}
+
+
+def today() -> str:
+    """Return the day in UTC, as "2026-01-31"."""
+    return datetime.now(UTC).date().isoformat()

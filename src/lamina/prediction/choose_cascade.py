@@ -14,7 +14,7 @@ from lamina.bank.monitoring import reader_seconds
 from lamina.errors import ConfigError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
-from lamina.prediction.calibrate import TextScores, flagged_labels, positives_of, score_texts
+from lamina.prediction.calibrate import TextScores, facts_of, flagged_labels, positives_of, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -140,7 +140,7 @@ def choose_cascade(  # noqa: PLR0913
     (group,) = scoring_groups(runner, {first.reader: task}, split, options)
     labels = positives_of(task, split, flags)
     halves = _halves(labels, seed)
-    rates: JSONObject = {"confidence": confidence, "task": task.name, "split": split}
+    rates: JSONObject = {"confidence": confidence, **facts_of(task, split, labels)}
 
     alone = replace(first, name="first", threshold=None), replace(second, name="second", threshold=None)
     scored = score_texts(runner, group, task, alone, options)

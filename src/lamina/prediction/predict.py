@@ -260,7 +260,7 @@ class Predictor:
         """The device on which the model runs."""
         return self._runner.device
 
-    def to(self, device: str) -> None:
+    def to(self, device: str | torch.device) -> None:
         """Move the model and its readers to a device, in place."""
         for module in (*self._runner.modules, self._runner.base):
             nn.Module.to(module, device)

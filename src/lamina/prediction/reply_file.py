@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -243,11 +245,13 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
     """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
     Prompts with a bad reply and prompts without are divided separately, so that each part gets its share of both.
-    `seed` decides which prompts go where. Prompts that differ only in white space count as one.
+    `seed` decides which prompts go where. Prompts with the same words count as one, whatever their case, punctuation
+    and white space.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:
-        groups[" ".join(reply.prompt.split())].append(reply)
+        words = re.findall(r"\w+", unicodedata.normalize("NFKC", reply.prompt).casefold()) or reply.prompt.split()
+        groups[" ".join(words)].append(reply)
     parts: dict[str, list[LabelledReply]] = {part: [] for part in SHARES}
     for bad in (True, False):
         own = [group for group in groups.values() if any(reply.positive for reply in group) is bad]

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final, get_args
@@ -19,10 +18,11 @@ from lamina.errors import ConfigError, MissingExtraError, check_known, require_p
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
+from lamina.layers.devices import usable_device
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
 from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
-from lamina.prediction.calibrate import TextScores, score_texts
+from lamina.prediction.calibrate import TextScores, score_texts, today
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.store.load_model import load
@@ -34,6 +34,7 @@ from lamina.train.options import PassOptions
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
+    import torch
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
@@ -135,7 +136,7 @@ def monitor(  # noqa: PLR0913
     batch_size: int = 32,
     learning_rate: float = 1e-3,
     max_length: int | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> TrainedMonitor:
@@ -171,7 +172,8 @@ def monitor(  # noqa: PLR0913
         batch_size: Rows per pass of the model.
         learning_rate: Peak learning rate of the readers.
         max_length: Tokens per window. None: the most that the model allows.
-        device: Device to run on. None: the model's device.
+        device: Device on which replies are scored; "auto" is a GPU if there is one. Training uses a GPU if there is
+            one, as `fit` does. None: scoring uses the device of the training.
         seed: Seed of the division and of the readers.
         progress: Show a progress bar.
 
@@ -187,6 +189,7 @@ def monitor(  # noqa: PLR0913
         MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence).checked()
+    scores_on = None if device is None else usable_device(device)
     require_packages("monitor", "metrics", "scipy")
     columns = ReplyColumns(messages, prompt, reply, label, spans)
     labelled = read_labels(train, columns, positive)  # before a large model is loaded
@@ -196,7 +199,7 @@ def monitor(  # noqa: PLR0913
     _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)
     options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
-    bank = ReaderBank(base if device is None else base.to(device), processor=processor)  # pyright: ignore[reportArgumentType]
+    bank = ReaderBank(base, processor=processor)
     tasks = _tasks(parts, str(positive))
     live = _add_candidates(bank, tasks["train"], seed)
     fit(
@@ -211,6 +214,7 @@ def monitor(  # noqa: PLR0913
         cache="auto",
         progress=progress,
     )
+    bank.to(scores_on or bank.device)
     flags = [tag for tag in tasks["train"].labels if tag != "O"]
     candidates = [
         Monitor(name, flags, aggregate, scale="log_odds", name=f"{name}, {type(aggregate).__name__}")
@@ -230,7 +234,7 @@ def monitor(  # noqa: PLR0913
     chosen = promise.rates(unseen["calibration"], parts["calibration"], None)
     found = promise.rates(unseen["test"], parts["test"], chosen.threshold)
     facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True, "per": per}
-    found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
+    found = replace(found, **facts, data=digest, date=today())
     best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
     rival = _tfidf_recall(parts, unseen, promise)
     trained = TrainedMonitor(

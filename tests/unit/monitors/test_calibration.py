@@ -187,6 +187,23 @@ def test_a_score_equal_to_the_threshold_counts_as_flagged():
     assert (found.false_positive_rate, found.recall) == (0.5, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"highest": 5}, "calibrate: highest is 5; it must be a list"),
+        ({"highest": [0.1, None, 0.9]}, "calibrate: `highest` has an entry that is no number"),
+        ({"positive": True}, "calibrate: positive is True; it must be a list"),
+        ({"false_positive_rate": "low"}, "calibrate: false_positive_rate is 'low'; it must be a number"),
+        ({"threshold": "0.5"}, "calibrate: threshold is '0.5'; it must be a number or None"),
+        ({"guarantee": 1}, "calibrate: guarantee is 1; it must be True or False"),
+    ],
+)
+def test_options_of_other_types_are_named(options: Any, message: str):
+    how: dict[str, Any] = {"highest": [0.1, 0.2, 0.9], "positive": [False, False, True], **options}
+    with pytest.raises(ConfigError, match=message):
+        Calibration.of(**how)
+
+
 @pytest.mark.parametrize("odd", [None, "no", math.nan, -1])
 def test_labels_that_are_neither_true_nor_false_are_refused(odd: Any):
     with pytest.raises(ConfigError, match=r"it is True or False\. Leave out texts without a label"):

@@ -87,7 +87,7 @@ def test_replies_that_are_trained_on_and_scored_are_counted(tmp_path: Path, capl
     rows = replies()
     for row in rows[1::4]:
         row["reply"] = "the  film is good"
-    trained(written(tmp_path, rows), epochs=1, anyway=True)
+    trained(written(tmp_path, rows), epochs=1, anyway=True, device=torch.device("cpu"))
     (said,) = [message for message in caplog.messages if "test replies" in message]
     counts = re.match(r"monitor: (\d+) of (\d+) test replies \(([\d.]+) %\) are in the train part too", said)
     assert counts
@@ -170,9 +170,10 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written():
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):
-    read, _ = read_replies(written(tmp_path, replies()), ReplyColumns(), "bad", tiny_tokenizer())
+    rows = [row | {"prompt": row["prompt"].capitalize() + " ?"} if at % 2 else row for at, row in enumerate(replies())]
+    read, _ = read_replies(written(tmp_path, rows), ReplyColumns(), "bad", tiny_tokenizer())
     parts = divide(read, 0)
-    prompts = [{one.prompt for one in part} for part in parts.values()]
+    prompts = [{one.prompt.casefold().removesuffix(" ?") for one in part} for part in parts.values()]
     assert sum(map(len, prompts)) == len(set.union(*prompts))
     shares = [sum(one.positive for one in part) / len(part) for part in parts.values()]
     assert all(abs(share - 0.25) < 0.05 for share in shares)
@@ -266,6 +267,7 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
         (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
         (replies(100), {"confidence": 1}, ConfigError, "^monitor: confidence is 1"),
+        (replies(100), {"device": "warp"}, ConfigError, "^device: 'warp' cannot be used"),
         (
             replies(100),
             {"rate": 0.1, "per": "1000 tokens"},
