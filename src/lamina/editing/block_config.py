@@ -82,11 +82,14 @@ def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op
     for part in parts:
         for name in BLOCK_SETTINGS.types:
             kinds = getattr(part, name, None) or ()
-            attends = [str(kind).endswith("attention") and not str(kind).startswith("linear") for kind in kinds]
+            attends = [str(kind).endswith(_ATTENDING) and not str(kind).startswith("linear") for kind in kinds]
             if any(attends) and len(kinds) >= max(order) and not any(attends[layer - 1] for layer in order):
                 where = ", ".join(str(layer) for layer, attending in enumerate(attends, 1) if attending)
                 problem = f"no block with attention would stay, and this {part.model_type} needs one to count tokens"
                 raise ConfigError(f"{op}: {problem}. Keep one of the blocks {where}.")
+
+
+_ATTENDING = ("attention", "hybrid")  # endings of the kinds of blocks that have attention
 
 
 def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
@@ -125,7 +128,8 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
         setattr(part, CACHE_DEPTH if part.is_encoder_decoder else "num_hidden_layers", depth)
     if depth > (entries := _cache_depth(part)):
         problem = f"the decoder of a {part.model_type} would have {depth} blocks, and its cache has {entries} entries"
-        raise ConfigError(f"{op}: {problem}, one for each block of the encoder. Keep at most {entries} in the decoder.")
+        hint = "Let the encoder have as many blocks as the decoder, or more"
+        raise ConfigError(f"{op}: {problem}, one for each block of the encoder. {hint}.")
 
 
 def _cache_depth(part: PretrainedConfig) -> int:

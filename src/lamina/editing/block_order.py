@@ -129,7 +129,7 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             problem = f"with {len(order)} blocks the config does not hold together ({reason})"
-            errors.append((ConfigError(f"{op}: {problem}. Keep another number."), error))
+            errors.append((ConfigError(f"{op}: {problem}. Keep other blocks."), error))
             continue
         try:
             plan.attributes = [] if path is None else _changes(plan, stack.depth, path)
@@ -256,13 +256,21 @@ def _differing(
         if key.startswith("_") or not isinstance(value, (*_PLAIN, dict)) or (value == old and type(value) is not dict):
             continue
         is_number = type(value) is int and type(old) is int and value - old == numbers[1] - numbers[0]
-        is_setting = value == vars(plan.after.config).get(key)  # a copy of a setting that describes all blocks
+        is_setting = _is_setting(key, value, old, plan)
         fits = _table_fits(key, value, old, numbers) if isinstance(value, dict) else is_number or is_setting
         if fits or "drop" in key or (owns_first and isinstance(value, bool)):
             changes[key] = copy.copy(value)
         else:
-            raise _WrongPlaceError(f"{where}: there '{f'{name}.{key}'.lstrip('.')}' is {value}, not {old}. {_ORDER}")
+            differs = f"is {value}, not {old}" if value != old else f"has the entry of block {numbers[1] + 1}"
+            raise _WrongPlaceError(f"{where}: there '{f'{name}.{key}'.lstrip('.')}' {differs}. {_ORDER}")
     return changes
+
+
+def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
+    """Return whether an attribute is a copy of a setting that describes all blocks, or a list under another name."""
+    was, now = vars(plan.before.config), vars(plan.after.config)
+    lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]
+    return value == now.get(key) or any(was.get(name) == old for name in lists)
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
@@ -308,8 +316,8 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
     }
     named = model.named_modules(remove_duplicate=False)
     shared |= {id(module): module for name, module in named if not name.startswith(f"{path}.")}
-    uses = Counter(module for block in old for module in block.modules())
-    shared |= {id(module): module for module, count in uses.items() if count > 1}  # the attention of a Zamba
+    uses = Counter(part for block in old for part in (*block.modules(), *block.parameters()))
+    shared |= {id(part): part for part, count in uses.items() if count > 1}  # the attention of a Zamba
     new: list[nn.Module] = []
     for layer in plan.order:
         block = old[layer - 1]
@@ -348,7 +356,7 @@ def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]
 
 
 def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
-    """Update transformers' list of tied weights: rename entries, and delete those of removed weights."""
+    """Update transformers' list of tied weights: rename entries, delete removed weights, add copies that are shared."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     renamed = {
         new: sources[0]
@@ -356,8 +364,11 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
         for new in plan.renamed(name)
         if (sources := plan.renamed(source))
     }
+    now = dict(model.named_parameters(remove_duplicate=False))
+    planned: dict[str, str] = getattr(plan.after, "all_tied_weights_keys", None) or {}
+    ties = {name: source for name, source in planned.items() if name in now and now[name] is now.get(source)}
     tied.clear()
-    tied.update(renamed)
+    tied.update({name: source for name, source in renamed.items() if name not in ties.values()} | ties)
 
 
 def _copy_changes(target: object, was: object, now: object) -> None:
@@ -371,7 +382,7 @@ def _copy_changes(target: object, was: object, now: object) -> None:
             if getattr(target, name, None) is not None:
                 _copy_changes(getattr(target, name), old, value)
         elif (
-            (isinstance(value, int | list | tuple | set) or name == OVERRIDES)
+            (isinstance(value, int | list | tuple | set) or name in (OVERRIDES, "_tied_weights_keys"))
             and type(old) is type(value)
             and old != value
         ):

@@ -5,11 +5,9 @@ Editing functions call these checks before they change anything.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.utils.parametrize import is_parametrized
 
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
@@ -160,9 +158,15 @@ def _is_packed(tensor: Tensor) -> bool:
 
 
 def _computed(module: nn.Module) -> str | None:
-    """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None."""
-    by_hook = (name for name in ("weight", "bias") if isinstance(vars(module).get(name), Tensor))
-    return next(by_hook, None) or next(filter(partial(is_parametrized, module), ("weight", "bias")), None)
+    """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None.
+
+    A hook has then set it as an attribute, or the class has a property of that name.
+    """
+    owners = {name: (vars(module).get(name), getattr(type(module), name, None)) for name in ("weight", "bias")}
+    return next(
+        (name for name, (own, of_class) in owners.items() if isinstance(own, Tensor) or isinstance(of_class, property)),
+        None,
+    )
 
 
 _PLAIN = "Merge adapters, undo weight norm, pruning and quantisation, or correct the family's row."

@@ -242,9 +242,24 @@ def integers(model: Any) -> Any:
     return model
 
 
+class Halved(torch.nn.Linear):
+    """Computes its weight in a property; the parameter has another name."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.stored / 2
+
+
+def a_property(model: Any) -> Any:
+    query = model.encoder.layer[1].attention.self.query
+    query.register_parameter("stored", query._parameters.pop("weight"))
+    query.__class__ = Halved
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("scope", ["linear", "block"])
-@pytest.mark.parametrize("pack", [quantised, weight_normed, pruned, integers])
+@pytest.mark.parametrize("pack", [quantised, weight_normed, pruned, integers, a_property])
 def test_weights_that_are_no_plain_parameters_are_refused(pack: Any, scope: Any):
     model = pack(tiny_model())
     before = {key: value for key, value in copy.deepcopy(model.state_dict()).items() if isinstance(value, torch.Tensor)}
