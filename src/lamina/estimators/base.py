@@ -82,7 +82,6 @@ def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[Pr
 
 
 def _checked(processor: Processor | None, op: str) -> Processor:
-    """Return `processor`; raise ConfigError, whose message begins with `op`, if it is None."""
     if processor is None:
         raise ConfigError(f"{op}: there is no tokenizer with the model; one is needed. Give it as `processor`.")
     return processor
@@ -99,10 +98,7 @@ def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTraine
 
 
 def _file_times(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return (name, modification time in ns) of each file in a folder, sorted.
-
-    () if `folder` is no folder, but a hub id.
-    """
+    """Return (name, modification time in ns) of each file in a folder, sorted; () if it is no folder but a hub id."""
     files = folder.glob("*") if is_dir(folder) else ()
     return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))
 
@@ -226,10 +222,7 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, object]:
-        """Return settings of the default head that differ if the parameter `reader` is a fusion.
-
-        Subclasses override this.
-        """
+        """Return the head's settings if the parameter `reader` is a fusion; {}: defaults. Subclasses override this."""
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
@@ -267,10 +260,7 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
-        """Return reader name -> logits `[texts, labels]` for a split.
-
-        The heads must give one row per text, and not per token.
-        """
+        """Return reader name -> logits `[texts, labels]` for a split, if the heads give one row per text."""
         results = self._results(split, method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 

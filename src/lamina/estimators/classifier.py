@@ -171,10 +171,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return the logits `[texts, classes]`. With two classes: the second logit minus the first, `[texts]`.
-
-        Errors: those of `predict`.
-        """
+        """Return logits `[texts, classes]`; with two classes, the second minus the first. Errors as in `predict`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

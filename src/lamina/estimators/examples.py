@@ -99,10 +99,7 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
 
 
 def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> None:
-    """Raise DataError unless `parts`, the content of one row of X, are `count` strings.
-
-    The message begins with `op` and names the index `row`.
-    """
+    """Raise DataError, which begins with `op`, unless `parts`, the content of row `row` of X, are `count` strings."""
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
     wrong = next((part for part in parts if not isinstance(part, str)), parts)
@@ -169,10 +166,7 @@ class Targets:
 
     @property
     def stratify(self) -> list[int] | None:
-        """Index of each text's class, to stratify a validation split by.
-
-        None if a text does not have exactly one class.
-        """
+        """Index of each text's class, to stratify a validation split by; None unless each text has exactly one."""
         several = self.classes is None or self.problem_type == "multi_label"
         return None if several else cast("list[int]", self.values)
 

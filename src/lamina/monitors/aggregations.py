@@ -177,10 +177,7 @@ class ExponentialMean(Aggregation):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state after one token: (exponent of the token, its score, 1).
-
-        `next` calls this for every new token.
-        """
+        """Return the state after one token: (its exponent, its score, 1). `next` calls this for every token."""
 
     def next(self, state: State, score: Tensor) -> State:
         """Return the state with one more token; both sums are rescaled to the new highest exponent."""
@@ -238,8 +235,5 @@ class AttentionMean(ExponentialMean):
     weighted: ClassVar[bool] = True
 
     def first(self, score: Tensor) -> State:
-        """Return the state after one token: (log weight, score, 1).
-
-        `score` is `[batch, 2]`: the token's score, then its log weight.
-        """
+        """Return the state after one token: (log weight, score, 1). `score` has two columns: score and log weight."""
         return score[:, 1], score[:, 0], torch.ones_like(score[:, 0])

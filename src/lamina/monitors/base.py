@@ -100,10 +100,7 @@ class RunningScore:
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
     def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Add one token of each text, and return each text's running score, which is NaN before its first token.
-
-        Texts where `real` is False have padding here; their state stays.
-        """
+        """Add a token of each text where `real` is True; return all running scores, NaN before a text's first token."""
         aggregation = self._aggregation
         if self._state is None:
             fresh, self._begun = aggregation.first(score), torch.zeros_like(real)

@@ -95,10 +95,7 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the guaranteed rate as text, such as "at most 0.01 with 95% confidence".
-
-        "" if the rate is not guaranteed.
-        """
+        """Return the guaranteed rate as text, "at most 0.01 with 95% confidence"; "" if none is guaranteed."""
         what = f"{self.target or 0:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
         return f"at most {what} with {self.confidence:.0%} confidence" if self.guaranteed else ""
 
@@ -214,7 +211,6 @@ def check_confidence(confidence: float, op: str = "calibrate") -> None:
 
 
 def _check_rate(false_positive_rate: float) -> None:
-    """Raise ConfigError unless a false positive rate is more than 0 and less than 1."""
     if not 0 < false_positive_rate < 1:
         raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
 

@@ -200,10 +200,7 @@ class Monitor:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Monitor:
-        """Build a monitor from the fields that `to_dict` returned.
-
-        Raise the errors of `Monitor` and of its aggregation.
-        """
+        """Build a monitor from the fields that `to_dict` returned; raise its errors, and those of its aggregation."""
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
         sketch = DriftSketch.from_dict(fields["sketch"]) if "sketch" in fields else None
@@ -211,10 +208,7 @@ class Monitor:
 
 
 class RunningMonitors(ABC):
-    """One or several monitors in progress, over a batch of texts whose tokens arrive in chunks.
-
-    `start_monitors` makes it.
-    """
+    """One or several monitors in progress, over a batch of texts that arrive in chunks. `start_monitors` makes it."""
 
     @abstractmethod
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:

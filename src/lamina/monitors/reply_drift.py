@@ -199,7 +199,6 @@ class DriftWatcher:
             self._begin()
 
     def _begin(self) -> None:
-        """Forget all replies and the alarm. The caller holds the lock."""
         self._gamblers = {name: _Gambler(own) for name, own in self._sketch.values.items()}
         self._count = 0
         self._alarm: DriftAlarm | None = None
@@ -216,10 +215,7 @@ class DriftWatcher:
 
     @property
     def evidence(self) -> float:
-        """Evidence of drift: the largest wealth of a gambler, as a fraction of the wealth at which the alarm is raised.
-
-        1 or more means that the alarm is raised.
-        """
+        """Evidence of drift: a gambler's largest wealth, over the wealth at which the alarm is raised."""
         with self._lock:
             largest = max(gambler.log_wealth for gambler in self._gamblers.values())
         return math.exp(min(700.0, largest - math.log(len(self._gamblers) / self._rate)))

@@ -80,10 +80,7 @@ _CHECKED = {"Selector": check_selector, "Parts": lambda value: None if value is 
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
-    """Return name -> parameter for those parameters of an edit that a recipe may set.
-
-    Raises UnknownNameError if the edit does not exist.
-    """
+    """Return name -> parameter that a recipe may set for an edit; raise UnknownNameError if there is no such edit."""
     check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
@@ -91,9 +88,9 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """Return a pydantic model that checks the arguments of an edit; arguments may be missing.
+    """Return a pydantic model that checks an edit's arguments, which are all optional in it.
 
-    Raises UnknownNameError if the edit does not exist.
+    Raises UnknownNameError if there is no such edit.
     """
     types: dict[str, Any] = {
         name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()

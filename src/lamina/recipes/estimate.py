@@ -130,10 +130,7 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
-    """Return the rows of `Estimate.runs`: one per task, method and setting, with its runs, sizes and operations.
-
-    `planned` are all runs of the recipe.
-    """
+    """Return the rows of `Estimate.runs`: one per task, method and setting of the runs in `planned`."""
     rows: dict[str, TableRow] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}

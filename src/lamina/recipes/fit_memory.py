@@ -39,10 +39,7 @@ LONGEST = 4  # the longest text of a task is taken to be so many times as long a
 
 @dataclass(frozen=True)
 class FittedBatch:
-    """The batch size of the runs of one task and method, before and after it was fitted to a GPU's memory.
-
-    `fit_batches` returns it.
-    """
+    """The batch size of the runs of a task and method, before and after `fit_batches` fitted it to a GPU's memory."""
 
     task: str
     method: str  # several methods whose readers share passes are joined by ", "
@@ -201,10 +198,7 @@ def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) 
 
 
 def _read_batches(folder: Path) -> dict[str, Batches]:
-    """Return run name -> batches that an earlier run saved in its output folder; {} if it saved none.
-
-    Raises StoreError if the file is damaged.
-    """
+    """Return run name -> batches saved in an output folder, {} if none; raise StoreError if the file is damaged."""
     if not is_file(path := folder / BATCHES):
         return {}
     with convert_errors(lambda reason: damaged(path, f"does not hold batches ({reason})")):

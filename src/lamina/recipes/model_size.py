@@ -149,10 +149,7 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules that make up the layers, each with a dot at its end.
-
-        Without stacks, the base model's path.
-        """
+        """Paths of the modules that make up the layers, each with a dot at its end; the base model's without stacks."""
         paths = {module: path for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
@@ -173,10 +170,7 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
-        """Return the memory that a batch takes for the gradients of readers that share passes.
-
-        `tokens` is the number of tokens of each row.
-        """
+        """Return the memory for the gradients of readers that share a batch, whose rows have `tokens` tokens."""
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -355,10 +349,7 @@ class ReaderMemory(NamedTuple):
 
 
 def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
-    """Return the memory that one batch takes for the gradients of readers that share each pass of the model.
-
-    `runs` are the runs of these readers.
-    """
+    """Return the memory for the gradients of one batch, for the readers of `runs`, which share each pass."""
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)

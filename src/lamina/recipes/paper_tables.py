@@ -116,10 +116,7 @@ def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> J
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure of a recipe, laid out by `layout` and filled from `rows` of results.
-
-    If its x axis is epochs, `history` (see `pivot`) fills it.
-    """
+    """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs."""
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}

@@ -257,7 +257,6 @@ def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | No
 
 
 def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
-    """Return the chart with the selection `picked` added; if `picked` is None, return the chart unchanged."""
     return chart if picked is None else chart.add_params(picked)
 
 

@@ -44,10 +44,7 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
 
 def _ends(along: Sequence[float | str]) -> list[float | str]:
-    """Return the lowest and the highest number in `along`, the x of points; all names, if not all are numbers.
-
-    [0] if empty.
-    """
+    """Return the ends of an x axis: the lowest and highest number in `along`, or all names in it; [0] if empty."""
     numbers = [x for x in along if isinstance(x, int | float)]
     if len(numbers) < len(along):
         return list(dict.fromkeys(along))

@@ -117,12 +117,11 @@ def _default_title(sections: Sequence[Section]) -> str:
 
 
 def _check_packages() -> None:
-    """Raise MissingExtraError unless the packages that the page needs are installed."""
     require_packages("report", "report", "altair", "jinja2", "vl_convert", "scipy", "sklearn")
 
 
 def _section(folder: Path, label: str) -> Section:
-    """Return the section of the page about the study or the training run in a folder; `label` is its name on the page.
+    """Return the page's section about the study or training run in a folder; `label` is its name on the page.
 
     Raises StoreError if the folder is missing, damaged, or holds neither a study nor a finished training run; DataError
     if the table of the study is empty.
@@ -164,7 +163,6 @@ class _Chart:
 
     @property
     def wide(self) -> bool:
-        """Whether the chart gets the whole width of the page."""
         return self.layout.get("columns", 0) >= FULL or self.layout["panels"] > 1
 
     @property

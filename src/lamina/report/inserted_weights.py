@@ -166,10 +166,7 @@ SHOWN = 7  # default number of rows and columns of a weight that are drawn
 
 
 class Entry(TypedDict):
-    """One number of a drawn weight matrix.
-
-    `model` and `state` ("start", "trained" or "change") name the matrix; `row` and `column` count from 1.
-    """
+    """A number of a drawn matrix, which `model` and `state` name; `row` and `column` count from 1."""
 
     model: str
     state: str

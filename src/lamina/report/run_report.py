@@ -45,10 +45,7 @@ def heads(table: PivotTable) -> list[tuple[str, bool]]:
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """Return the rows of a table as text: the name of the row, then one cell per column of `heads`.
-
-    A cell without a number is "".
-    """
+    """Return the rows of a table as text: the row's name, then a cell per column of `heads`, "" without a number."""
     measured = {(cell.row, cell.column): cell for cell in table.cells}
     rows = []
     for name, published in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:
@@ -69,10 +66,7 @@ def _cell_text(cell: Cell | None, table: PivotTable) -> str:
 
 
 def _paper_text(number: float | None, table: PivotTable) -> str:
-    """Return a paper's number as text, with at least the digits of the table's measured numbers; "" for None.
-
-    YAML drops zeros at the end of a number, so they are added again.
-    """
+    """Return a paper's number as text, with the zeros at its end that YAML dropped; "" for None."""
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
     return max(f"{number:.{table.digits}f}", str(number), key=len)
@@ -94,7 +88,6 @@ def remarks(table: PivotTable) -> list[str]:
 
 
 def _sentences(notes: Sequence[str]) -> list[str]:
-    """Return notes as sentences, each with one full stop at its end."""
     return [note.rstrip(".") + "." for note in notes]
 
 

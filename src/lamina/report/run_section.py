@@ -55,10 +55,7 @@ def run_section(folder: Path, label: str) -> Section:
 
 
 def _table(folder: Path) -> list[SummaryRow]:
-    """Return the rows of a run's `table.json`, one per task, method and setting; [] if there is no such file.
-
-    Raises StoreError if the file is damaged.
-    """
+    """Return the rows of a run's `table.json`; [] if there is none. Raises StoreError if the file is damaged."""
     if not (path := folder / TABLE).exists():
         return []
     with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
@@ -119,7 +116,6 @@ def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
 
 
 def _method_name(row: SummaryRow) -> str:
-    """Return the name of a method, with its settings if a grid has several, such as "AdaLayers (dim=64)"."""
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 

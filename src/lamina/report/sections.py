@@ -54,10 +54,7 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The most important sentence about each task, as pairs (task, sentence).
-
-        Sentences about no task count under the task "".
-        """
+        """The most important sentence about each task, as (task, sentence); task "" has sentences about no task."""
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
             task, separator, rest = sentence.partition(": ")
@@ -96,10 +93,7 @@ class DataTable:
         return "\n".join([f"## {markdown_text(self.title)}", "", head, ruled, *body, *note, ""])
 
     def latex(self) -> str:
-        """Return the table as LaTeX, with title and note as the caption.
-
-        It needs the packages booktabs and longtable, and may span several pages.
-        """
+        """Return the table as LaTeX for booktabs and longtable, with title and note as the caption."""
         head, *body = (" & ".join(map(escaped, line)) + r" \\" for line in self._lines())
         aligned = "".join("r" if self._is_numeric(at) else "l" for at in range(len(self.columns)))
         caption = rf"\caption{{{escaped(' '.join(filter(None, (f'{self.title}.', self.note))))}}} \\"

@@ -215,10 +215,7 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _stands_for(annotation: object) -> Loads | None:
-    """Return what a name in a recipe stands for (model, bank or checkpoint), from the type of the study's parameter.
-
-    None if it is just a value.
-    """
+    """Return what a parameter of this type is in a recipe: the name of a model, bank or checkpoint; None: a value."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
@@ -238,20 +235,14 @@ class TextsRecipe(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
-        """Check that the texts come from exactly one place: a list, a file or a task.
-
-        Raises ValueError otherwise.
-        """
+        """Raise ValueError unless the texts come from exactly one place: a list, a file or a task."""
         if sum(source is not None for source in (self.lines, self.file, self.task)) != 1:
             raise ValueError("texts are a list, or have one of 'file' and 'task'")
         return self
 
 
 def _lines(texts: object) -> object:
-    """Return the value of a recipe's key `texts` in its long form: a list becomes `{"lines": texts}`.
-
-    Other values stay.
-    """
+    """Return the value of a recipe's key `texts` in long form: a list becomes `{"lines": texts}`, others stay."""
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
@@ -310,18 +301,15 @@ class StudyRecipe(Strict):
 
 
 def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a study's function: name -> parameter.
-
-    Raises UnknownNameError if there is no such study.
-    """
+    """Return name -> parameter of the study's function; raise UnknownNameError if there is no such study."""
     return inspect.signature(STUDIES.get(name)).parameters
 
 
 @cache
 def options_of(name: str) -> type[BaseModel]:
-    """Return a pydantic model that checks a study's options in a recipe; all of them are optional.
+    """Return a pydantic model that checks a study's options in a recipe, which are all optional in it.
 
-    Raises UnknownNameError if the study does not exist.
+    Raises UnknownNameError if there is no such study.
     """
     excluded = {*SHARED, *CONTROLS, *_IN_MEMORY} - {"base"}
     return _model_of(name, tuple(key for key in parameters_of(name) if key not in excluded))

@@ -122,10 +122,7 @@ def encode_rows(
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
-    """Return task name -> its kind, its metric, and for each split the number of rows and digests of the data.
-
-    JSON-ready.
-    """
+    """Return task name -> kind, metric, and for each split its number of rows and digests of its data; JSON-ready."""
     return {
         name: {
             "kind": task.kind.name,

@@ -218,7 +218,6 @@ def mean_and_interval(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a score as text with three decimals."""
     return f"{value:.3f}"
 
 

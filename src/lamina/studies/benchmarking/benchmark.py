@@ -387,10 +387,7 @@ def critical_difference(methods: int, sets: int) -> float:
 
 
 def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
-    """Return one sentence for each row of `compare_methods`.
-
-    `sets` and `seeds` are the numbers of data sets and of seeds.
-    """
+    """Return one sentence for each row of `compare_methods`; `sets` and `seeds` are numbers of data sets and seeds."""
     return [_sentence(row, sets, seeds) for row in compared]
 
 
@@ -457,10 +454,7 @@ def _leader(study: Study) -> str:
 
 
 def _place(key: Mapping[str, Any]) -> str:
-    """Return the data set of a failed cell as text, with its point (see `_points`) if it has one.
-
-    `key` is the cell's key: "set" and "point".
-    """
+    """Return the data set of a failed cell, and its point (see `_points`) if it has one, as text from its key."""
     return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 

@@ -59,7 +59,6 @@ ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the read
 
 
 def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any config, any setting of the head
-    """Return a function that makes a reader of `fusion` with a linear head; `head` holds settings of the head."""
     return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
 
 
@@ -143,7 +142,6 @@ class SetStates:
         self._drop()
 
     def _drop(self) -> None:
-        """Forget the states, and remove their folder."""
         self._name, self._states = "", None
         if self._folder is not None:
             self._folder.cleanup()
@@ -287,7 +285,6 @@ class _States:
         self.seconds = kept.seconds if isinstance(kept, SetStates) else time.perf_counter() - start
 
     def _new_bank(self, readers: Mapping[str, Reader]) -> ReaderBank:
-        """Return a bank of untrained readers on the cell's model."""
         bank = ReaderBank(self._model, self._processor)
         for name, reader in readers.items():
             bank.add(name, reader)
@@ -361,10 +358,7 @@ class _States:
         return row | ({} if chosen is None else {"chosen": chosen})
 
     def _fitted(self, method: str) -> tuple[Fitted, int | None]:
-        """Fit a method that uses fixed features.
-
-        Return its result, and the layer that it chose (only "best_layer" does).
-        """
+        """Fit a method on fixed features; return its result and the layer that it chose ("best_layer") or None."""
         classes, seed = self._drawn.train.labels, self._settings.draw
         if method == "majority":
             return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None

@@ -153,10 +153,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Score the test rows by a vote of the nearest training rows, whose number is chosen on held-out rows.
-
-    Arguments as in `logistic`.
-    """
+    """Score test rows by a vote of the nearest training rows; held-out rows choose their number. See `logistic`."""
     from sklearn.neighbors import KNeighborsClassifier
 
     train, test = _standardised(train, test)

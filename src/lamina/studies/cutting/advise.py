@@ -297,7 +297,6 @@ def measure_speedup(
 
 @torch.no_grad()
 def _pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
-    """Return how many seconds one pass of the model's backbone takes on a batch."""
     with evaluating(model):
         start = time.perf_counter()
         model.base_model(**batch)  # pyright: ignore[reportCallIssue]

@@ -32,10 +32,7 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 
 
 class _Insertion(NamedTuple):
-    """One setting of the study: the blocks that get inserted layers, and how the layers are initialised.
-
-    Its fields are table columns.
-    """
+    """A setting of the study, in table columns: which blocks get inserted layers, and how these are initialised."""
 
     end: str  # whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer
     start: str  # initial weights: "identity", "xavier", or "none"
@@ -131,10 +128,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
-    """Return the edits that insert layers for one setting of the study, at `position` in its blocks.
-
-    [] if the setting has no inserted layers.
-    """
+    """Return the edits that insert the layers of one setting, at `position` in its blocks; [] if it has none."""
     if not inserted.inserted:
         return []
     first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
@@ -151,10 +145,7 @@ def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
 
 
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
-    """Return a sentence that compares a task's scores with inserted layers and without.
-
-    `inserted` is the setting of the study whose scores are used.
-    """
+    """Return a sentence that compares a task's scores with the inserted layers of one setting and without layers."""
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
     scores = trained_scores(table, task, metric, **inserted._asdict())

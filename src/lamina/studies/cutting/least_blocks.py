@@ -216,10 +216,7 @@ class _Subject:
 
 
 def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> bool:
-    """Return whether the model's own head fits the task.
-
-    Raises LaminaError if the data or the processor are not usable.
-    """
+    """Return whether the model's own head fits the task; raise LaminaError if data or processor are not usable."""
     few = {task.name: _rows_of(task, range(min(_TRIED, len(task.split("validation")))))}
     runner = ModelRunner(model, few[task.name], _OP, processor, PassOptions())
     runner.check(few, ("validation",))
@@ -232,10 +229,7 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has few rows to measure a loss on, or few to choose blocks on.
-
-    With `by` "influence", few rows suffice to choose blocks.
-    """
+    """Log a warning if the task has few rows to measure a loss on, or, if `by` scores rows, to choose blocks on."""
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
         logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
@@ -341,10 +335,7 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the `count` blocks whose removal lowers the score of a linear reader least.
-
-    The reader is trained on the whole model, and scored on held-out training rows.
-    """
+    """Choose the `count` blocks whose removal lowers the score of a linear reader of the whole model least."""
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as bank:
         costs = _falls(subject, partial(_only_score, bank, held_out), (), "scoring without each block")
@@ -352,7 +343,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 
 
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return block number -> how far `score()` falls if the model skips that block, besides the blocks in `without`.
+    """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
 
     `desc` is the text of the progress bar.
     """

@@ -218,10 +218,7 @@ class _CellModel:
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
-        """Return table rows: block influence and CKA distance of each range of blocks.
-
-        They are measured on `inputs`, of which there are `count` encoded rows.
-        """
+        """Return table rows: block influence and CKA distance of each range of blocks, on `count` rows of `inputs`."""
         groups = row_groups(count, 32, 0)
         batches = [{key: value for key, value in inputs.batch(rows).items() if key != "labels"} for rows in groups]
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)

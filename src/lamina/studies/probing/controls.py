@@ -64,7 +64,6 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
 
 def _words(split: Split) -> Iterable[list[str]]:
-    """Yield, for each text of a split of a word tagging task, the list of its words."""
     for text, spans in zip(split.texts, split.words or (), strict=True):
         yield [text[start:end] for start, end in spans]
 
@@ -90,10 +89,7 @@ def code_portions(rows: int, seed: int) -> list[list[int]]:
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the "train" split of a task with labels on the given `rows` only.
-
-    All other labels become -100, the index that losses ignore.
-    """
+    """Return the "train" split with labels on the given `rows` only; losses ignore the others, which become -100."""
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
         label if row in labelled else (IGNORED,) * len(label) if tags else IGNORED
@@ -139,10 +135,7 @@ class LabelBits(Results):
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None: only a sum is stored, so that the row of an infinite value is not known.
-
-        An infinite sum is visible in the study's table.
-        """
+        """Return None: only a sum is stored, so the row is not known. The study's table shows an infinite sum."""
         return None
 
 

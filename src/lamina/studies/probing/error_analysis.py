@@ -165,10 +165,7 @@ class _ErrorAnalysis:
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return table rows: for each layer's probe, its most confident wrong answers, at most `count`.
-
-        If labels are numbers, these are the answers with the largest errors.
-        """
+        """Return table rows: the `count` most confident (for numbers, largest) errors of each layer's probe."""
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):
@@ -261,7 +258,6 @@ class _ErrorAnalysis:
 
     @property
     def _reads_text(self) -> bool:
-        """Whether the examples of the task are texts, not images or audio."""
         return self._task.kind.processor == "tokenizer"
 
 

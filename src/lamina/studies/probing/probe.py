@@ -315,7 +315,6 @@ def _study(
 
 
 def _several_sites(table: pd.DataFrame) -> bool:
-    """Return whether the table has scores of more than one site ("output", "attention", "ffn")."""
     return "site" in table and len(set(table["site"].dropna())) > 1
 
 
@@ -359,10 +358,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 
 
 class ScoredRow(TypedDict):
-    """A row of measure "score" of a probe or a baseline, with its scored predictions under "guesses".
-
-    Baselines have neither layer nor seed.
-    """
+    """A row of measure "score", with the scored predictions as "guesses". Baselines have neither layer nor seed."""
 
     task: str
     seed: NotRequired[int | None]
@@ -477,10 +473,7 @@ def _site_of(site: Site) -> str:
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return sentences about one task, the most important first, each of which begins with its name `task`.
-
-    [] if there is no score.
-    """
+    """Return sentences that begin with the task's name `task`, the most important first; [] if there is no score."""
     if not comparison.scores:
         return []
     best = comparison.scores[comparison.best]
@@ -499,9 +492,9 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 
 
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
-    """Return the rest of a sentence: which probes are conclusively better than the best baseline, if any are.
+    """Return the end of a sentence: which probes are conclusively better than the baseline.
 
-    `baseline` is the phrase that names this baseline.
+    `baseline` is the phrase that describes the baseline.
     """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."

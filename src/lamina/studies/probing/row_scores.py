@@ -118,10 +118,7 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return what `_moments` returns, for the ranks of `predictions` and `truths`; it gives Spearman's correlation.
-
-    `labels` is not used.
-    """
+    """Return what `_moments` returns, for the ranks of predictions and truths; sums give Spearman's correlation."""
     from scipy.stats import rankdata
 
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)

@@ -146,10 +146,7 @@ def drift(
 
 
 def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
-    """Yield the table rows that compare the base with the checkpoint `name`: one per block, role and measure.
-
-    `base` and `other` hold the weights of the two.
-    """
+    """Yield the rows that compare the base with the checkpoint `name`, `other`: one per block, role and measure."""
     for layer in base.layers:
         for role, weights in base.maps[layer].items():
             for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
@@ -164,10 +161,7 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_Dri
 
 
 def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
-    """Yield one sentence per compared checkpoint: which blocks moved most and least.
-
-    `rows` are the study's table rows. Blocks are compared by the mean relative distance over roles.
-    """
+    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles."""
     # a distance from weights that are all 0 has no relative size
     relative = [row for row in rows if row["measure"] == "relative" and math.isfinite(row["score"])]
     for run in dict.fromkeys(row["run"] for row in relative):
@@ -226,7 +220,6 @@ class _BlockWeights:
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
-    """Return the error for a model whose weights cannot be compared; `reason` says why."""
     hint = "Compare models whose weights are plain linear maps."
     return UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
@@ -237,10 +230,7 @@ def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return name -> checkpoint; checkpoints without a name are numbered from 1.
-
-    Raises ConfigError if there is no checkpoint, or one is named "base".
-    """
+    """Return name -> checkpoint, numbered from 1 if not named; ConfigError if there is none, or one is named "base"."""
     if isinstance(others, Mapping):
         named = {str(name): checkpoint for name, checkpoint in others.items()}
     else:

@@ -95,10 +95,6 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
-        """Return the error for a model whose output head cannot be applied to the states of other layers.
-
-        `reason` says why.
-        """
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
@@ -192,10 +188,7 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Return a tensor in chunks along its first axis, so small that the logits of each chunk fit into memory.
-
-    `head` tells the size of the vocabulary.
-    """
+    """Return a tensor in chunks along its first axis, so small that a chunk's logits from `head` fit into memory."""
     return values.split(max(1, _LOGITS // head.classes))
 
 

@@ -109,10 +109,7 @@ class Entropy(LayerMeasure):
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the entropy of every text that has a state other than zero, `[1, texts]`.
-
-        Padding, where `real` is False, is left out. `index` is unused.
-        """
+        """Return the entropy of every text without padding, `[1, texts]`; texts whose states are all 0 are left out."""
         del index
         states = state * real.unsqueeze(-1)
         lengths = states.flatten(1).norm(dim=1)
@@ -251,10 +248,7 @@ class NeighbourSample:
         self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Store each layer's vectors `[rows, width]` in float32 on the CPU.
-
-        Once `most` rows are stored, over all calls, further rows are ignored.
-        """
+        """Store each layer's vectors `[rows, width]` in float32 on the CPU, up to `most` rows over all calls."""
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
             self._parts.append([vectors[:count].float().cpu() for vectors in features])

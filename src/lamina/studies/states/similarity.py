@@ -259,10 +259,7 @@ def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
-    """Return chart name -> chart for the chosen measures.
-
-    `sides` holds the names of the models: "model", and "other" if there are two.
-    """
+    """Return chart name -> chart for the chosen measures. `sides` are the models: "model", and maybe "other"."""
     figures: dict[str, Figure] = {}
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
@@ -293,10 +290,7 @@ def _block_name(row: _LayerRow) -> str:
 
 
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
-    """Yield one sentence per model: which blocks change the tokens' states least and most.
-
-    A model without rows of measure "block_influence" has none.
-    """
+    """Yield a sentence per model with block influences: which blocks change the tokens' states least and most."""
     influences = [row for row in rows if row["measure"] == "block_influence" and math.isfinite(row["score"])]
     for model in dict.fromkeys(row["model"] for row in influences):
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])

@@ -79,10 +79,7 @@ class RowVectors:
 def mean_state(
     state: Float[Tensor, "batch tokens width"], counted: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch width"]:
-    """Return the mean state of each text, over the tokens where `counted` is True, in float32.
-
-    A text without such a token becomes NaN.
-    """
+    """Return each text's mean state, over the tokens where `counted` is True, in float32; NaN without such a token."""
     weights = counted.float() / counted.sum(1, keepdim=True)
     return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
 
