@@ -226,7 +226,7 @@ class LaminaEstimator(BaseEstimator):
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
-        """Train the bank's reader on the task with `lamina.fit`, and set `bank_` and `result_`.
+        """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
         Raises ConfigError if `options` is no mapping, or has an option that is a parameter of the estimator.
         """
@@ -260,7 +260,10 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
-        """Return reader name -> logits `[texts, labels]` for a split, if the heads give one row per text."""
+        """Return reader name -> logits `[texts, labels]` for a split; messages begin with the calling `method`.
+
+        The readers' heads must give one row per text.
+        """
         results = self._results(split, method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 

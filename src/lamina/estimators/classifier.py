@@ -123,7 +123,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self
 
     def _weights(self, targets: Targets) -> tuple[float, ...] | None:
-        """Return the weight of each class in the loss; None if `class_weight` is None.
+        """Return the weight of each class in the loss, by the classes of `targets`; None if `class_weight` is None.
 
         Raises ConfigError if texts have several labels, and DataError if scikit-learn refuses `class_weight`.
         """

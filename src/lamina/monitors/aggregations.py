@@ -86,7 +86,7 @@ class EMA(Aggregation):
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the average after one more token: the old average, moved towards the new score."""
+        """Return the average after one more token: the old average in `state`, moved towards the new score."""
         return (state[0] + (1 - 2 ** (-1 / self.half_life)) * (score - state[0]),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
@@ -180,7 +180,7 @@ class ExponentialMean(Aggregation):
         """Return the state after one token: (its exponent, its score, 1). `next` calls this for every token."""
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state with one more token; both sums are rescaled to the new highest exponent."""
+        """Return the state with the new token's score; both sums are rescaled to the new highest exponent."""
         exponent, value, _ = self.first(score)
         top = torch.maximum(state[0], exponent)
         before, weight = (state[0] - top).exp(), (exponent - top).exp()

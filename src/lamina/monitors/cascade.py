@@ -135,7 +135,7 @@ class _RunningCascade(RunningMonitors):
         self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens with both monitors, and return the cascade's score at each token.
+        """Score the tokens with both monitors, as `RunningMonitors.add` does, and return the cascade's score at each.
 
         The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else the
         second monitor's running score. The second reader is run only for texts that have a token of this last sort.
@@ -146,7 +146,7 @@ class _RunningCascade(RunningMonitors):
         rows = unsure.any(1)
 
         def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return the reader's logits for all texts: computed for those with an unsure token, else 0."""
+            """Return logits of the reader `name` for all texts: computed where a token is unsure, else 0."""
             logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits

@@ -230,7 +230,10 @@ class MonitorGroup(RunningMonitors):
         self._running = RunningScore(monitors[0].aggregate)
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens for all monitors at once, as one batch that holds the texts once per monitor."""
+        """Score the tokens for all monitors at once, as one batch that holds the texts once per monitor.
+
+        Parameters and result are those of `RunningMonitors.add`.
+        """
         all_rows = torch.ones_like(mask[:, 0])
         logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)

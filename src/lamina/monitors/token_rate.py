@@ -31,7 +31,8 @@ _GUESS, _WEIGHT = 100, 0.1  # guess of a text's length in tokens, and how many t
 def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
     """Return the alarms per thousand tokens, and the interval of this rate: Garwood's, exact for a Poisson count.
 
-    `alarms` is the number of texts with an alarm, `tokens` the number of tokens that were read.
+    `alarms` is the number of texts with an alarm, `tokens` the number of tokens that were read, and `confidence` the
+    confidence level of the interval.
     """
     from scipy.stats import chi2
 
@@ -89,7 +90,7 @@ class TokenRateTest:
         """Return the stake of each text: the fraction of the wealth that the gambler bets at this text.
 
         It is the stake with which the test would pass at the most alarms, if all texts were as long as those before
-        this one.
+        this one. `lengths` are the texts' lengths in the order of the bets, and `confidence` is that of the test.
         """
         count, needed = len(lengths), -math.log1p(-confidence)
         before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -120,10 +120,10 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
 
 
 def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a reader's grid; `template` has its name, its task and default options.
+    """Yield a run for each setting of a reader's grid; `template` is a run with the name, task and default options.
 
-    The reader's epochs and learning rate replace the template's, and the grid's values replace both. Raises ConfigError
-    or UnknownNameError if a setting is not allowed.
+    The epochs and learning rate of the reader, `body`, replace the template's, and the grid's values replace both.
+    Raises ConfigError or UnknownNameError if a setting is not allowed.
     """
     for spec in expand(body.template(task), body.grid, name=template.name):
         changes = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
@@ -132,7 +132,7 @@ def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> It
 
 
 def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a method's grid; `template` has its name, its task and default options.
+    """Yield a run for each setting of a method's grid; `template` is a run with the name, task and default options.
 
     The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
     set an argument of one of the method's edits.

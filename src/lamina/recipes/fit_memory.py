@@ -99,7 +99,7 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
 
 
 def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -> _Group:
-    """Return the group of readers that share passes; it includes the base model's memory if that is trained too.
+    """Return the group of readers (`runs`) that share passes, with the base model's memory if that is trained too.
 
     `weight_bytes` is the memory of the weights of the whole bank, which also has the readers of other tasks.
     """

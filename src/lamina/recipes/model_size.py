@@ -170,7 +170,7 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
-        """Return the memory for the gradients of readers that share a batch, whose rows have `tokens` tokens."""
+        """Return the memory for the gradients of a batch that readers share; its rows have `tokens` tokens each."""
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -401,7 +401,7 @@ def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task
 
 
 def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
-    """Return the bytes of weights, gradients and optimizer moments that are in memory at the same time.
+    """Return the most bytes of weights, gradients and optimizer moments that the runs in `planned` hold at a time.
 
     They belong to the base model and all readers that are trained together, or to the largest fine-tuned model.
     """

@@ -146,7 +146,7 @@ class SeparateRuns:
         return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
 
     def _is_best(self, name: str, metric: str, score: float) -> bool:
-        """Return whether a score makes the run `name` the best finished run of its task.
+        """Return whether `score`, in `metric`, makes the run `name` the best finished run of its task.
 
         If scores are equal, a run of another part of the recipe is preferred, because its model is already saved; then
         the first run in the recipe's order.

@@ -77,7 +77,9 @@ class _Loader(yaml.SafeLoader):
         self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Return the next node of the file. Raises DataError if the node breaks a rule of this class.
+        """Return the next node of the file; the arguments are PyYAML's.
+
+        Raises DataError if it breaks a rule of this class.
 
         The rules are those on deep nesting, too many values, aliases within themselves, and tags.
         """
@@ -100,7 +102,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Return the next mapping of the file. Raises DataError if a key occurs twice or is not a name."""
+        """Return the next mapping of the file; `anchor` is PyYAML's. Raises DataError for a repeated or wrong key."""
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:

@@ -274,13 +274,13 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return the chart `base` of the rows whose "mark" is `mark`; None if there are no such rows."""
+    """Return `base`, a chart, with only the rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return the chart `base` of the rows without a "mark", that is, without single seeds and reference values."""
+    """Return `base`, a chart, with only the rows that have no "mark": not single seeds or reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 

@@ -234,8 +234,7 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
     Args:
         rows: The rows of the study's table that the figure shows.
         figure: The description of the chart.
-        columns: What a column of the table becomes in the chart ("x", "y", "colour", "facet" and so on) -> the column's
-            name.
+        columns: Role in the chart ("x", "y", "colour", "facet" and so on) -> name of the table's column.
         name: Name of the figure, for messages.
     """
     try:

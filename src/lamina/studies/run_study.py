@@ -215,7 +215,10 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _stands_for(annotation: object) -> Loads | None:
-    """Return what a parameter of this type is in a recipe: the name of a model, bank or checkpoint; None: a value."""
+    """Return what the name in a recipe stands for (model, bank or checkpoint), from its parameter's `annotation`.
+
+    None if the parameter takes a plain value.
+    """
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())

@@ -375,7 +375,9 @@ def mean_ranks(scores: Scores) -> dict[str, float]:
 
 
 def critical_difference(methods: int, sets: int) -> float:
-    """Return the smallest difference of two mean ranks that is significant at the 5 % level, by Nemenyi's test.
+    """Return the smallest significant difference of two mean ranks, by Nemenyi's test at the 5 % level.
+
+    `methods` and `sets` are the numbers of ranked methods and of data sets.
 
     Source:
         Demšar 2006, "Statistical Comparisons of Classifiers over Multiple Data Sets", section 3.2.2.
@@ -392,7 +394,7 @@ def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
 
 
 def _sentence(row: Row, sets: int, seeds: int) -> str:
-    """Return the sentence for one row of `compare_methods`."""
+    """Return the sentence for one row of `compare_methods`; see `sentences`."""
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
     mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"

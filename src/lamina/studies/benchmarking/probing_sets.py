@@ -99,7 +99,7 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 
 
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
-    """Return a data set; with `shifted`, its version with texts of another kind.
+    """Return the data set `name`; with `shifted`, its version with texts of another kind.
 
     `folder` is the folder of the data files. Raises DataError if the set's file is missing or damaged, or does not have
     two classes.
@@ -231,7 +231,8 @@ def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
 def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:
     """Return indices of the training rows and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
 
-    `train` and `test` are the numbers of rows, and `share` is the share of the positive class in both.
+    `labels` are the classes of all rows, `train` and `test` the numbers of rows to draw with `seed`, and `share` is the
+    share of the positive class in both.
     """
     rng = np.random.RandomState(seed)
     positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)

@@ -40,9 +40,9 @@ class Fitted(NamedTuple):
 def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
-    With up to 12 rows, all pairs of rows are held out in turn. With fewer than 128, there are six stratified folds,
-    drawn with `seed`. Otherwise the last fifth of the rows, at most 100, is held out. Folds whose held-out rows lack a
-    class are left out.
+    `classes` are those of the training rows. With up to 12 rows, all pairs of rows are held out in turn. With fewer
+    than 128, there are six stratified folds, drawn with `seed`. Otherwise the last fifth of the rows, at most 100, is
+    held out. Folds whose held-out rows lack a class are left out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -153,7 +153,10 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Score test rows by a vote of the nearest training rows; held-out rows choose their number. See `logistic`."""
+    """Score test rows by a vote of their nearest training rows; held-out rows choose how many vote.
+
+    Arguments as in `logistic`.
+    """
     from sklearn.neighbors import KNeighborsClassifier
 
     train, test = _standardised(train, test)

@@ -69,7 +69,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class _Start:
+class _CellInputs:
     """State that all cells of the study share: the model, its processor, the stack's name and the training options."""
 
     model: Source
@@ -155,7 +155,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}
     options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
     settings = cell_settings(model, named, edited, training, **options)
-    start = _Start(model, processor, stack, training)
+    start = _CellInputs(model, processor, stack, training)
     run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
     layer_cells = [
         Cell(
@@ -214,7 +214,7 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
     }
 
 
-def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
+def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer and one of all layers.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` sets aside, and one row of the
@@ -235,15 +235,17 @@ def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
 
 
 def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    """Return the config of an untrained reader: a linear head over a scalar mix of `layers` of a stack."""
+    """Return the config of an untrained reader: a linear head over a scalar mix of `layers`, drawn with `seed`."""
     return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 
-def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, folders: _Folders | None) -> list[Row]:
-    """Run a cell of the phase "cut": cut the model, train a reader of the proposed layers, and score that reader.
+def _score_cut_model(
+    start: _CellInputs, task: Task, proposal: Proposal, seed: int, folders: _Folders | None
+) -> list[Row]:
+    """Run a cell of the phase "cut": cut the model as proposed, train a reader of the proposed layers, and score it.
 
     Returns one table row, with the score on the validation rows. The cut model and its bank are saved in `folders`,
-    unless that is None.
+    unless that is None. `seed` decides the reader's initial weights, the held-out rows and the order of the rows.
     """
     model, processor = fresh_model(start.model, start.processor)
     truncate_(model, proposal.keep, proposal.stack)
@@ -257,8 +259,8 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
     return [{"blocks": proposal.keep, "measure": task.metric, "score": score}]
 
 
-def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
-    """Measure parameters and perplexity of the whole and of the cut model, and how much faster the cut model is.
+def _measure_costs(start: _CellInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
+    """Measure parameters and perplexity of the whole and of the proposed cut model, and how much faster the latter is.
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
     perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32

@@ -83,7 +83,7 @@ def finetuned_rows(
 
 
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
-    """Return the numbers of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
+    """Return the `counts` of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
 
     Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`, or there is no seed.
     """

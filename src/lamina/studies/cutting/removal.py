@@ -153,7 +153,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
-    start = _Start(model, processor, stack, block_ranges, max_length)
+    start = _CellInputs(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
         for name, task in (named.items() if seeds else ())
@@ -180,7 +180,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 @dataclass(frozen=True)
-class _Start:
+class _CellInputs:
     """What all cells of the study share: the model, its stack, and the ranges of blocks to remove."""
 
     source: PreTrainedModel | str | Path  # a model, which the cell copies, or the name or folder to load it from
@@ -199,7 +199,7 @@ class _CellModel:
         stack: The stack whose blocks are removed.
     """
 
-    def __init__(self, start: _Start) -> None:
+    def __init__(self, start: _CellInputs) -> None:
         self.model, self.processor = fresh_model(start.source, start.processor)
         self.stack = select_blocks(self.model, "all", start.stack, _OP)[0]
         self._block_ranges = start.block_ranges
@@ -251,7 +251,7 @@ class _CellModel:
         ]
 
 
-def _score_readers(start: _Start, task: Task, seeds: list[int], training: Training) -> list[Row]:
+def _score_readers(start: _CellInputs, task: Task, seeds: list[int], training: Training) -> list[Row]:
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
@@ -274,7 +274,7 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
     return cell.measure(score)
 
 
-def _task_proxies(start: _Start, task: Task) -> list[Row]:
+def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
     They are measured on up to 512 validation rows.
@@ -286,7 +286,7 @@ def _task_proxies(start: _Start, task: Task) -> list[Row]:
     return [*rows, *cell.nu_falls(task, start.max_length)] if task.kind.single_label(task.problem_type) else rows
 
 
-def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
+def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
     """Measure the perplexity of texts, whole and without each range of blocks; and the proxies, on the same texts.
 
     Returns table rows; [] if the model has no output over a vocabulary.
@@ -303,13 +303,15 @@ def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
     return [*cell.measure(score), *cell.proxies(inputs, len(texts))]
 
 
-def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
+def _measure_generation(
+    start: _CellInputs, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int
+) -> list[Row]:
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
-    Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued. Proxies are measured on `texts`, or on
-    the prompts if there are no texts. Returns table rows of measure "same_tokens", whose column "text" has the first
-    prompt and its continuation, and rows of the proxies; [] if the model does not generate text, is not causal, or
-    there is no prompt.
+    Up to `new_tokens` tokens are generated. Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued.
+    Proxies are measured on `texts`, or on the prompts if there are no texts. Returns table rows of measure
+    "same_tokens", whose column "text" has the first prompt and its continuation, and rows of the proxies; [] if the
+    model does not generate text, is not causal, or there is no prompt.
     """
     cell = _CellModel(start)
     model = cell.model

@@ -302,7 +302,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 
 
 def without_span(task: Task, part: str, share: float, seed: int) -> Split:
-    """Return the split `part` of a task with one span of words, at a random place, removed from each text.
+    """Return the split `part` of a task with one span of words, at a place that `seed` decides, removed from each text.
 
     `share` is the share of the words to remove, rounded to whole words; at least one word stays. In word tagging tasks,
     the words are the tagged ones, and their tags are removed with them. In other tasks, words are separated by spaces;
@@ -333,9 +333,9 @@ def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int
 
 
 def _remaining_places(count: int, share: float, seed: int) -> list[int]:
-    """Return the positions, from 0, of the words that stay when a random span is removed from `count` words.
+    """Return the positions, from 0, of the words that stay when a span is removed from `count` words.
 
-    The span has the fraction `share` of the words, but at least one word stays.
+    The span has the fraction `share` of the words, but at least one word stays; `seed` decides its place.
     """
     size = min(round(share * count), count - 1) if count else 0
     start = int(np.random.default_rng(seed).integers(0, count - size + 1))

@@ -153,7 +153,7 @@ class _ProbeStream(Stream):
         self._state: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:  # noqa: ARG002
-        """Store the layer's normed states `[batch, tokens, width]`; if pooled, their mean `[batch, 1, width]`.
+        """Store the layer's normed states `[batch, tokens, width]` from `view`; if pooled, their mean over the tokens.
 
         `index` is not used, because the probes read one layer.
         """
@@ -164,7 +164,10 @@ class _ProbeStream(Stream):
         self._state = state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features `[batch, tokens, dim]` of each probe; pooled features are repeated for every token."""
+        """Return the features `[batch, tokens, dim]` of each probe; pooled features are repeated for every token.
+
+        `mask` only tells the number of tokens.
+        """
         state: Tensor = require_fed(self._state)
         if self._config.hidden is None:
             features = state.expand(-1, mask.shape[1], -1) if self._config.pooled else state
@@ -359,7 +362,7 @@ def plain_metric(task: Task) -> str:
 
 
 def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
-    """Return the table rows of one probe, from its outputs and its control's outputs (None: there is no control).
+    """Return the table rows of one probe, from its outputs `results` and those of its control (None: no control).
 
     The first row is of measure "score". "accuracy" follows if the task has it and its own metric is another. With a
     control, "control" and "selectivity" follow: the probe's score minus the control's, in the metric of `plain_metric`.

@@ -76,7 +76,7 @@ def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _label
 
 
 def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `[rows, classes * classes]`: 1 at `true class * classes + predicted class`, 0 elsewhere."""
+    """Return flat confusion matrices `[rows, classes * classes]`: 1 at `true class * classes + predicted class`."""
     counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
     counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
     return counts

@@ -230,7 +230,10 @@ def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return name -> checkpoint, numbered from 1 if not named; ConfigError if there is none, or one is named "base"."""
+    """Return name -> checkpoint for the argument `others` of `drift`; without names, they are numbered from 1.
+
+    Raises ConfigError if there is no checkpoint, or one is named "base".
+    """
     if isinstance(others, Mapping):
         named = {str(name): checkpoint for name, checkpoint in others.items()}
     else:

@@ -79,8 +79,9 @@ class BlockDistance(LayerMeasure):
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
         """Return how far each token moved since the layer that was read before: angular distance and block influence.
 
-        The result is `[2, tokens]`. Padding, and tokens with an all-zero state, are left out. The lowest layer gives
-        `[2, 0]`, because no layer was read before it. Call this once per layer, in ascending order of `index`.
+        The result is `[2, tokens]`. Padding (`real` is False), and tokens with an all-zero state, are left out. The
+        lowest layer gives `[2, 0]`, because no layer was read before it. Call this once per layer, in ascending order
+        of `index`.
         """
         unit = F.normalize(state[real], dim=-1)
         previous, self._previous = self._previous, unit
@@ -109,7 +110,10 @@ class Entropy(LayerMeasure):
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the entropy of every text without padding, `[1, texts]`; texts whose states are all 0 are left out."""
+        """Return the entropy of every text, `[1, texts]`, over its tokens without padding (`real` is False).
+
+        Texts whose states are all zero are left out. `index` is unused.
+        """
         del index
         states = state * real.unsqueeze(-1)
         lengths = states.flatten(1).norm(dim=1)
@@ -214,7 +218,7 @@ class MinibatchCKA:
 
 
 def u_centred_kernel(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
-    """Return the U-centred matrix of the inner products of all pairs of rows, in float64.
+    """Return the U-centred matrix of the inner products of `vectors`, in float64.
 
     It is 0 on the diagonal, and `k_ij - r_i - r_j + m` elsewhere. `r_i` is the sum of row i divided by n - 2, and `m`
     the sum of all entries divided by (n - 1)(n - 2); both leave out the diagonal. On devices without float64 (MPS) the
@@ -248,7 +252,7 @@ class NeighbourSample:
         self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Store each layer's vectors `[rows, width]` in float32 on the CPU, up to `most` rows over all calls."""
+        """Store the vectors `[rows, width]` of each layer in float32 on the CPU, `most` rows over all calls."""
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
             self._parts.append([vectors[:count].float().cpu() for vectors in features])

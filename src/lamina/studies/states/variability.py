@@ -178,7 +178,7 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 
 
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return the scores of a probing study, or of the folder that has one: task -> layer -> mean score over seeds.
+    """Return task -> layer -> mean score of its probe over seeds, from a probing study or the folder that has one.
 
     Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones. Raises ConfigError if
     another function made the study; UnknownNameError if the study does not have a task in `tasks`; StoreError if the
