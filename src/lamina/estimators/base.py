@@ -222,7 +222,7 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, object]:
-        """Return the head's settings if the parameter `reader` is a fusion; {}: defaults. Subclasses override this."""
+        """Return settings of the head that is made if the parameter `reader` is a fusion. Subclasses override this."""
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:

@@ -53,7 +53,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
         backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
-            estimator that was loaded from a folder stores its ONNX export there.
+            estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         classes_: The classes, sorted. With several labels per text: the numbers of the labels, from 0.

@@ -38,8 +38,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             correlation. None: train on all texts, and use the last epoch.
         random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
-            estimator that was loaded from a folder keeps its export there.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
+            estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         bank_: The `lamina.ReaderBank` with the reader, which is named "reader".

@@ -36,8 +36,8 @@ class LaminaTagger(LaminaEstimator):
             all sentences, and use the last epoch.
         random_state: Seed of the reader's initial weights, of dropout and of the order of the sentences.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
-            estimator that was loaded from a folder keeps its export there.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
+            estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         classes_: The tags, sorted by their names.

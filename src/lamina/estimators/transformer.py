@@ -51,8 +51,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             texts, and use the last epoch.
         random_state: Seed of the training of a fusion.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
-            estimator that was loaded from a folder keeps its export there.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
+            estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         bank_: The `lamina.ReaderBank` whose readers compute the features.

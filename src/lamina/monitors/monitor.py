@@ -200,7 +200,7 @@ class Monitor:
 
     @classmethod
     def from_dict(cls, fields: JSONObject) -> Monitor:
-        """Build a monitor from the fields that `to_dict` returned; raise its errors, and those of its aggregation."""
+        """Build a monitor from the fields that `to_dict` returned; raise the errors of `Monitor` and `Aggregation`."""
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
         sketch = DriftSketch.from_dict(fields["sketch"]) if "sketch" in fields else None
@@ -208,7 +208,7 @@ class Monitor:
 
 
 class RunningMonitors(ABC):
-    """One or several monitors in progress, over a batch of texts that arrive in chunks. `start_monitors` makes it."""
+    """Monitors in progress, over a batch of texts whose tokens arrive in chunks. `start_monitors` makes it."""
 
     @abstractmethod
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:

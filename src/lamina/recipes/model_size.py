@@ -149,7 +149,10 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules that make up the layers, each with a dot at its end; the base model's without stacks."""
+        """Paths of the modules that make up the layers, each with a dot at its end.
+
+        Without stacks, the only path is that of the base model.
+        """
         paths = {module: path for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
@@ -331,7 +334,7 @@ def sized_runs(
 
 
 class SharedPass(NamedTuple):
-    """The forward passes of the base model over one split in all epochs. Several readers share its states."""
+    """The forward passes of the base model over one split, in all epochs; several readers share their states."""
 
     part: str  # the split: "train", "validation" or "test"
     task: str  # name of the first reader's task; the others have the same data

@@ -180,7 +180,10 @@ def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
 def _epoch_summaries(
     best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
 ) -> dict[int, _ScoreSummary]:
-    """Return epoch -> summary of the validation scores in a metric, times `scale`, over all runs of the `best` rows."""
+    """Return epoch -> summary of the validation scores in a metric, over all runs of the `best` rows of results.
+
+    The scores come from the rows of `history` (see `pivot`), times `scale`.
+    """
     names = {run["reader"] for row in best for run in row["runs"]}
     scores: dict[int, list[float]] = {}
     for row in history:

@@ -458,7 +458,7 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates (settings) that all runs of a recipe have in common, but other recipes need not have."""
+    """Return the coordinates "model" and "train_base", in which runs of one recipe agree and recipes may differ."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 

@@ -56,7 +56,7 @@ class SeparateRuns:
 
     @property
     def place(self) -> Path:
-        """The subfolder "separate"."""
+        """The subfolder "separate" of the output folder."""
         return self.folder / "separate"
 
     @cached_property
@@ -136,7 +136,7 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return how many models more than now the disk will hold, at the moment when it holds the most."""
+        """Return how many further models the disk must have room for, at the moment when it holds the most."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0

@@ -116,7 +116,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the Python value of a node. Raises DataError for a malformed number."""
+        """Return the Python value of a node; `deep` is PyYAML's. Raises DataError for a malformed number."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, IndexError) as error:  # the text looks like a number, but has no digits, or too many

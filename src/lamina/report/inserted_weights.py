@@ -166,7 +166,10 @@ SHOWN = 7  # default number of rows and columns of a weight that are drawn
 
 
 class Entry(TypedDict):
-    """A number of a drawn matrix, which `model` and `state` name; `row` and `column` count from 1."""
+    """A number of a drawn weight matrix; `row` and `column` count from 1.
+
+    `model` and `state` ("start", "trained" or "change") name the matrix.
+    """
 
     model: str
     state: str

@@ -54,7 +54,7 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The most important sentence about each task, as (task, sentence); task "" has sentences about no task."""
+        """The most important sentence about each task, as (task, sentence); "" as task: it is about no task."""
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
             task, separator, rest = sentence.partition(": ")

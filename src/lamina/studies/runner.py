@@ -208,7 +208,7 @@ def study_of_cells(
 
 
 class CellResult(TypedDict):
-    """The content of a finished cell's file."""
+    """The content of the file of a finished cell (a piece of a study's work that runs on its own)."""
 
     key: Row  # the cell's key, such as `{"task": "cola", "seed": 0}`
     rows: list[Row]  # the table rows of the cell; the entries of the key are their first columns

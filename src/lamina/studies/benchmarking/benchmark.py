@@ -264,9 +264,9 @@ class _Summary:
 
 
 def _over_sets(part: Frame) -> _Summary:
-    """Return the comparison of the methods at one point (see `_points`), over the data sets that have all methods.
+    """Return the comparison of methods at one point (see `_points`), over the sets for which all have a score.
 
-    `part` holds the rows of that point.
+    `part` holds the table rows of that point.
     """
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]

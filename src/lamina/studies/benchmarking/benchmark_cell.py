@@ -358,7 +358,10 @@ class _States:
         return row | ({} if chosen is None else {"chosen": chosen})
 
     def _fitted(self, method: str) -> tuple[Fitted, int | None]:
-        """Fit a method on fixed features; return its result and the layer that it chose ("best_layer") or None."""
+        """Fit a method that uses fixed features; return its result, and the layer that it chose.
+
+        The layer is None for all methods but "best_layer".
+        """
         classes, seed = self._drawn.train.labels, self._settings.draw
         if method == "majority":
             return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None

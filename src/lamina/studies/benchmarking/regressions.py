@@ -30,7 +30,7 @@ _ITERATIONS = 1000
 
 
 class Fitted(NamedTuple):
-    """The result of a method on fixed features."""
+    """The result of `logistic` or another method of this module on one data set."""
 
     scores: Matrix  # scores of the test rows, higher for class 1
     held_out: float  # mean AUC of the chosen setting on the held-out part of the training rows

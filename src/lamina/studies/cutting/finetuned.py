@@ -96,7 +96,10 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, se
 
 
 def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
-    """Return seed -> score after the last epoch in one task and metric, from rows with these values of `columns`."""
+    """Return seed -> score after the last epoch, for one task and metric, from a study's table.
+
+    `columns` are further conditions: column = value that a table row must have.
+    """
     rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 

@@ -32,7 +32,10 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 
 
 class _Insertion(NamedTuple):
-    """A setting of the study, in table columns: which blocks get inserted layers, and how these are initialised."""
+    """One setting of the study: which blocks get inserted layers, and how the layers are initialised.
+
+    Its fields are table columns.
+    """
 
     end: str  # whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer
     start: str  # initial weights: "identity", "xavier", or "none"

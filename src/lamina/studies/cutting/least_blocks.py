@@ -229,7 +229,10 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has few rows to measure a loss on, or, if `by` scores rows, to choose blocks on."""
+    """Log a warning if the task has few rows to measure a loss on.
+
+    Another is logged if it has few rows to choose blocks on, unless `by` is "influence".
+    """
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"
         logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
@@ -335,7 +338,10 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the `count` blocks whose removal lowers the score of a linear reader of the whole model least."""
+    """Choose the `count` blocks whose removal lowers the score of a linear reader on held-out training rows least.
+
+    The reader is trained on the whole model.
+    """
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as bank:
         costs = _falls(subject, partial(_only_score, bank, held_out), (), "scoring without each block")

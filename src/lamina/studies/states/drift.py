@@ -146,7 +146,10 @@ def drift(
 
 
 def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
-    """Yield the rows that compare the base with the checkpoint `name`, `other`: one per block, role and measure."""
+    """Yield the table rows that compare `base` with the checkpoint `other`: one per block, role and measure.
+
+    `name` is the checkpoint's name in the table.
+    """
     for layer in base.layers:
         for role, weights in base.maps[layer].items():
             for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
