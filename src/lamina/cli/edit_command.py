@@ -278,7 +278,7 @@ def _is_auto(layers: object) -> bool:
 
 
 def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
-    """Apply edits to a model, in place. Return [], because these edits do not measure what the model loses."""
+    """Apply edits (`changes`, each a function of a model) to a model, in place. Return []: nothing is measured."""
     for change in changes:
         change(model)
     return []
@@ -422,9 +422,9 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float | None:
-    """Return the largest absolute difference between tensors that have the same name and shape in both mappings.
+    """Return the largest absolute difference between two tensors of one name and shape in `before` and `after`.
 
-    Returns None if no tensor has.
+    Returns None if there are no such tensors.
     """
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     differences = (float((before[name].double() - after[name].double()).abs().max()) for name in same)
@@ -432,7 +432,7 @@ def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> fl
 
 
 def _show(facts: EditFacts) -> None:
-    """Print the model's size before and after, one line per edit, and where the model was saved."""
+    """Print what an edit did: the model's size before and after, a line per edit, and where the model was saved."""
     from lamina.editing.block_picture import drawn
 
     before, after = facts["before"], facts["after"]

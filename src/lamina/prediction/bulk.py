@@ -518,8 +518,8 @@ class Answering:
     ) -> Iterator[JSONObject]:
         """Yield the output row of each example; `lines` are the examples' numbers in the source.
 
-        Errors of bad rows are appended to `problems` if bad rows are skipped; otherwise DataError is raised. Raises
-        NotFiniteError if an output is NaN or infinite.
+        `prepared` is as in `__call__`. Errors of bad rows are appended to `problems` if bad rows are skipped; otherwise
+        DataError is raised. Raises NotFiniteError if an output is NaN or infinite.
         """
         if not examples:
             return

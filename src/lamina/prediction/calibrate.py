@@ -107,6 +107,7 @@ def calibrate(  # noqa: PLR0913
             there are too few negative texts, or no positive ones; or if the monitor does not fit the bank's readers, or
             reads the decoder of an encoder-decoder model.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
+        BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.
     """
@@ -215,7 +216,8 @@ class TextScores:
         """Return the rates of `threshold` on these texts. If it is None, first choose one for a `rate` of false alarms.
 
         `positive` says which texts should be flagged; texts with None are left out. `per` is the unit of `rate`: texts,
-        or thousands of tokens. The other arguments are those of `Calibration.of`.
+        or thousands of tokens. The other arguments are those of `Calibration.of`. Raises ConfigError if there are too
+        few texts.
         """
         known = [at for at, flag in enumerate(positive) if flag is not None]
         flags, highest = [bool(positive[at]) for at in known], self.highest()
@@ -266,9 +268,9 @@ def score_texts(
 ) -> dict[str, TextScores]:
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
-    `group` has the task's encoded windows; `runner` has the bank. With `finished`, a model that reads in both
-    directions is allowed: each score then depends on the whole text. With `features`, the readers' features are
-    averaged too, for a sketch. Raises NotFiniteError if a score is NaN.
+    `group` has the task's encoded windows, `runner` the bank, and `options` the batch size. With `finished`, a model
+    that reads in both directions is allowed: each score then depends on the whole text. With `features`, the readers'
+    features are averaged too, for a sketch. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts

@@ -136,6 +136,7 @@ def evaluate(  # noqa: PLR0913
         DataError: If a file cannot be read, or a column is missing.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
+        UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
         MissingExtraError: If the packages of a metric, the backend or the baseline are not installed.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")

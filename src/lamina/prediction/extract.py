@@ -102,6 +102,7 @@ def extract(  # noqa: PLR0913
         DataError: If the file cannot be read, or a state is NaN or too large for `dtype`; the message names the row.
         ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
             state per token of a text, or `batch_size` is below 1.
+        UnsupportedModelError: If the layers of the model cannot be found.
         StoreError: If the folder holds other files, or the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
@@ -276,7 +277,10 @@ class _Plan:
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest."""
+        """Write into `folder` the rows' lengths, the table of other columns and, last of all, the manifest.
+
+        Return that.
+        """
         with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
             np.save(file, np.asarray(self.inputs.lengths, np.int64))
         if table.columns:

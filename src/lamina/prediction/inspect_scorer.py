@@ -164,7 +164,10 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
 
 
 def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
-    """Return the passes over a reply that follows a prompt, one per window; windows as in the reader's training."""
+    """Return the passes that score the reply in a pair of prompt and reply, one per window.
+
+    `trained` has the lengths of windows with which the reader was trained.
+    """
     encoded = encode(
         [pair],
         cast("Processor", bank.processor),
@@ -185,7 +188,11 @@ def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained
 def _of_reply(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], number: int, readings: Sequence[_Reading]
 ) -> list[MessageScore]:
-    """Return a row per monitor: its highest score over `readings`, the passes over message `number`, a reply."""
+    """Return a row per monitor about one reply; `number` is the reply's index among the messages.
+
+    `readings` are the passes that score the reply; a row has the highest score of all. Raises NotFiniteError if a score
+    is NaN.
+    """
     reader = next(iter(monitors.values())).readers[0]
     finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
     named = list(monitors.values())

@@ -117,7 +117,8 @@ def predict(  # noqa: PLR0913
     Raises:
         ConfigError: If there is no processor or reader, a reader cannot read an example, or there is no mask token to
             fill in.
-        UnknownNameError: If a reader does not exist.
+        UnknownNameError: If a reader or the backend does not exist.
+        StoreError: If no bank or model is saved at a folder or hub id, or an int8 export does not fit its bank.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
@@ -270,7 +271,7 @@ class Predictor:
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as a call does, but for examples that `prepare` has encoded. `budget` is as in `answer_by_pass`."""
+        """Predict as a call does, but for examples that `prepare` has encoded. For `budget` see `answer_by_pass`."""
         prepared.warn("predict")
         if prepared.count:
             if self._paired:
@@ -377,11 +378,14 @@ class Predictor:
         return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
 
     def results(self, prepared: Prepared) -> dict[str, Results]:
-        """Run the model, and return reader name -> its outputs for all examples."""
+        """Run the model on encoded examples, and return reader name -> its outputs for all of them."""
         return _finish(self._results_by_pass(prepared, None))
 
     def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
-        """Run the model in passes. A generator: it yields between two passes and returns what `results` returns."""
+        """Run the model in passes within `budget`.
+
+        A generator: it yields between two, and returns what `results` returns.
+        """
         collected: dict[str, Results] = {}
         for number, group in enumerate(prepared.groups):
             if number:
@@ -475,7 +479,7 @@ class Predictor:
 
 
 def _cut(group: Group) -> int:
-    """Return how many examples of a group are too long to be read whole, for the reader that loses the most."""
+    """Return how many examples of a group are too long for a reader to read whole: the most of all its readers."""
     return max(task.kind.truncated(group.inputs) for task in group.tasks.values())
 
 

@@ -135,7 +135,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what` (a key of `USUAL`), or None. DataError: several have one."""
+    """Return the column with a usual name for `what` (a key of `USUAL`), or None; raise DataError if several have."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -165,7 +165,7 @@ def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
 
 
 def _labels(table: Table, column: str) -> list[str]:
-    """Return the label of each row; raise DataError if one is missing or cannot be a class name."""
+    """Return each row's label, a cell of `column`; raise DataError if one is missing or cannot be a class name."""
     labels: list[str] = []
     for row, cell in zip(table.rows, table.cells(column), strict=True):
         if is_missing(cell):
@@ -189,7 +189,7 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
 
 
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt.
+    """Return (prompt, reply) for each row, from a column of chats; the tokenizer's chat template writes the prompt.
 
     Raises DataError if a cell is not a chat, or the chat does not consist of a prompt and a last message, the reply;
     ConfigError if the tokenizer has no chat template.

@@ -186,6 +186,7 @@ def monitor(  # noqa: PLR0913
             or bad replies, the model has no tokenizer, or the tokenizer has no chat template for chats.
         DataError: If a row or a column of the file cannot be used.
         UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
+        ModelNotFoundError: If the model cannot be found.
         MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence).checked()
@@ -406,7 +407,8 @@ def _scores(
 ) -> dict[str, TextScores]:
     """Return monitor name -> the running scores of each reply of a task, from one pass; see `score_texts`.
 
-    With `live` False, scores may depend on the whole text. Error messages begin with `op`.
+    With `live` False, scores may depend on the whole text. With `features`, features are averaged too. Error messages
+    begin with `op`.
     """
     runner = BankRunner(bank, op, None)
     (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)
@@ -414,12 +416,12 @@ def _scores(
 
 
 def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
-    """Return for each reply its highest score, and whether the reply is bad."""
+    """Return for each of `replies` its highest score, and whether it is bad."""
     return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
 
 
 def _compared(scores: Mapping[str, TextScores], replies: Sequence[LabelledReply]) -> dict[str, float]:
-    """Return candidate name -> AUROC of its highest scores, best first."""
+    """Return candidate name -> AUROC of its highest scores over `replies`, the best candidate first."""
     positive = np.array([one.positive for one in replies])
     auroc = {name: _auroc(np.array(own.highest()), positive) for name, own in scores.items()}
     return dict(sorted(auroc.items(), key=lambda item: -item[1]))

@@ -213,12 +213,15 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 
 
 def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task, with a row per text and a column per label; `answers` are the texts' predictions."""
+    """Return one tensor per task, with a row per text; `answers` has task -> prediction for each text.
+
+    Scores have a column per label; predictions without scores, such as spans, become JSON texts.
+    """
     return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
 
 
 def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return the tensor of one task; `predictions` are its predictions about the texts. See `kserve_outputs`."""
+    """Return one task's tensor; `predictions` are its predictions about the texts. See `kserve_outputs`."""
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
         numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]

@@ -89,7 +89,7 @@ class _Run:
 
 @dataclass
 class _Turn:
-    """The next action of one worker thread: begin a new batch, or run the next pass of a batch that has begun."""
+    """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun."""
 
     jobs: Sequence[AnyJob]  # the requests of the batch
     begun: bool  # whether the scheduler already counts this pass as running
@@ -355,7 +355,7 @@ class Scheduler:
             _fail(job, ClosedError(_SHUT_DOWN))
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed. This is each thread's target."""
+        """Answer batches until the scheduler is closed. This is the target of each thread."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass
@@ -417,7 +417,7 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Wait until a batch that was tokenised ahead may run, and count its pass as running. Others run already."""
+        """Wait until the batch of `turn`, if it was tokenised ahead, may run, and count its pass as running."""
         with self._changed:
             if not turn.begun:
                 self._pass_ended.wait_for(lambda: self._free > 0)
@@ -496,7 +496,10 @@ class Scheduler:
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
-        """Run each job of a batch that failed with `error` by itself; if the batch has only one job, fail this job."""
+        """Run each job of a batch that failed with `error` by itself, all in this turn.
+
+        A single job fails with the error.
+        """
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return

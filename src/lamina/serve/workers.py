@@ -326,7 +326,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
-        """Predict in passes. A generator: it yields between passes, and returns task -> prediction for each text.
+        """Predict in passes within `budget`. A generator: it yields between passes, and returns a prediction per text.
 
         Raises NotFiniteError if a prediction is NaN or infinite.
         """
@@ -391,7 +391,9 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
-        """Compute embeddings in passes. A generator: it yields between passes, and returns a vector for each text.
+        """Compute embeddings in passes within `budget`.
+
+        A generator: it yields between passes, and returns a vector per text.
 
         Raises NotFiniteError if a vector has NaN or infinity.
         """

@@ -111,7 +111,7 @@ def _refusable(message: type[BaseModel]) -> type[BaseModel]:
 
 
 def _install_batch(serving: BatchServing, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, with one choice per conversation."""
+    """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, where each conversation is a choice."""
     _check_requests(serving, "create_batch_chat_completion", layout)
     full = serving.chat_completion_full_generator_batch
 

@@ -66,9 +66,9 @@ class Taps:
 
 
 def tap(runner: Runner, stack: LayerStack) -> Taps:
-    """Install `Taps` in a model runner's model; return them.
+    """Install `Taps` in a model runner's model, and return them. Raises ConfigError if the model's blocks do not fit.
 
-    Each warm-up pass then checks that all buffers were written.
+    After each warm-up pass of the runner, it is checked that all buffers were written.
     """
     dummy_run = runner._dummy_run
     taps = Taps(

@@ -185,8 +185,8 @@ class EngineReaders:
     def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
         """Return the indices of a step's tokens that the readers of whole prompts need; None if they need all tokens.
 
-        `scheduled` is each request's number of tokens, and `ends` the index after its last one. Readers answer about
-        prompts. An output can become the start of a later prompt only with a prefix cache.
+        `scheduled` is each request's number of tokens, and `ends` the index after its last one. Only prompts are
+        needed; but with a prefix cache outputs too, since an output can become the start of a later prompt.
         """
         if self._runner.vllm_config.cache_config.enable_prefix_caching:
             return None

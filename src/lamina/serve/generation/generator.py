@@ -110,7 +110,7 @@ class _SeededMultinomial(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the seeded generator."""
+        """Call `func`, a function of torch, with its arguments; `torch.multinomial` gets the seeded generator too."""
         kwargs = kwargs or {}
         if func is torch.multinomial:
             if self._generator is None:

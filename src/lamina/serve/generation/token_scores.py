@@ -141,7 +141,7 @@ class TokenScores:
         return [name for name in self.saved if bool(step.flagged[name][0])]
 
     def answers(self, outputs: BankOutput) -> dict[str, JSON]:
-        """Return task -> answer for the readers in `late`, from what `bank.listen` yielded for them.
+        """Return task -> answer for the readers in `late`; `outputs` is what `bank.listen` yielded for them.
 
         An answer is None if the reader's stack did not run, for instance an image tower while text was generated.
         """
