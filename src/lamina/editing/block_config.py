@@ -26,7 +26,7 @@ _ANY_DEPTH = _DEPTHS["encoder"]  # the names for a tower, which has a config of 
 def cut_configs(
     config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str, *, owner: object = None
 ) -> Iterator[PretrainedConfig]:
-    """Yield configs that may describe the edited model, the most likely first.
+    """Yield configs, of which one should describe the model after the edit of a stack, the most likely first.
 
     Two things are uncertain: which nested config holds the depth; and whether a list of unknown meaning that is as long
     as the stack has one entry per block.
@@ -34,8 +34,8 @@ def cut_configs(
     Args:
         config: The config of the model; it is not changed.
         stack: Name of the stack.
-        depth: Its number of blocks.
-        order: The new blocks, as numbers of the present blocks, from 1.
+        depth: The stack's number of blocks before the edit.
+        order: The blocks after the edit, each as the number that it has now, from 1.
         op: The operation, for messages.
         owner: The config of the part of the model that has the stack, which may be nested in `config`. It is tried
             first. None: not known.
@@ -72,7 +72,8 @@ def cut_configs(
 def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
     """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
 
-    The model asks the cache of an attention block how many tokens it has read. Linear attention has no such cache.
+    Transformers asks the cache of an attention block how many tokens the model has read. Linear attention has no such
+    cache.
 
     Args:
         parts: The config of the part of the model that has the stack, or all configs that may be it.
@@ -93,7 +94,7 @@ _ATTENDING = ("attention", "hybrid")  # endings of the kinds of blocks that have
 
 
 def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
-    """Raise ConfigError if the new first block needs a result of an earlier block, which is now missing.
+    """Raise ConfigError if the new first block would use a result of an earlier block, which it no longer has.
 
     The arguments are those of `_check_attention`.
     """
@@ -110,10 +111,11 @@ _BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blo
 
 
 def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
-    """Change a config so that the cache of a generating decoder has an entry for each of its blocks.
+    """Change the config `part` so that a decoder's cache for generation has an entry for each of its blocks.
 
     Transformers counts the entries by `num_hidden_layers`, which is the depth of the encoder in some families. A
-    setting `decoder_layers` comes first, also in families that have no such setting (T5 has `num_decoder_layers`).
+    setting `decoder_layers` comes first, also in families that have no such setting (T5 has `num_decoder_layers`). `op`
+    is the operation, for the message.
 
     Raises:
         ConfigError: If the family takes no such setting.
@@ -133,17 +135,17 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
 
 
 def _cache_depth(part: PretrainedConfig) -> int:
-    """Return the number of entries of the cache that transformers makes to generate text with a model of a config."""
+    """Return how many entries the cache has that transformers makes for a model with the config `part`."""
     return getattr(part.get_text_config(decoder=True), "num_hidden_layers", 0)
 
 
 def _inner(config: PretrainedConfig) -> list[str]:
-    """Return the names of nested configs, such as "text_config"."""
+    """Return the names under which a config holds nested configs, such as "text_config"."""
     return [name for name, value in vars(config).items() if hasattr(value, "to_dict")]
 
 
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
-    """Return the settings that hold a stack's depth, in a config or in its nested config `inner`."""
+    """Return the known settings whose value is a stack's `depth`, in a config or in its nested config `inner`."""
     part = getattr(config, inner) if inner else config
     is_main = stack == "main" or bool(inner and inner == stack)
     names = _DEPTHS["main"] if is_main else _DEPTHS.get(stack, _ANY_DEPTH)
@@ -162,10 +164,11 @@ def _set_blocks(
 ) -> bool:
     """Change the config `part` so that it describes the blocks in `order`, which are numbers of its `depth` old blocks.
 
-    `names` are the settings that hold the depth.
+    `names` are the settings that hold the depth. With `every_list`, lists of unknown meaning with an entry per old
+    block are changed too.
 
     Returns:
-        Whether a list of unknown meaning was changed too; that only happens if `every_list` is True.
+        Whether a list of unknown meaning was changed.
     """
     if list(order) != list(range(1, len(order) + 1)):
         _list_periods(part, depth)
@@ -194,13 +197,13 @@ def _set_blocks(
 
 
 def _is_computed(part: PretrainedConfig, name: str) -> bool:
-    """Return whether a setting follows from other settings, so that it cannot be set."""
+    """Return whether the setting `name` of the config `part` follows from other settings, so that it cannot be set."""
     setting = getattr(type(part), getattr(part, "attribute_map", {}).get(name, name), None)
     return isinstance(setting, property) and setting.fset is None
 
 
 def _list_periods(part: PretrainedConfig, depth: int) -> None:
-    """Replace the periods of a config with lists of its `depth` blocks, because a list can follow any order."""
+    """Replace periods in the config `part`, such as "every second block is sparse", by lists of its `depth` blocks."""
     period, dense = getattr(part, "decoder_sparse_step", 1), getattr(part, "mlp_only_layers", None)
     if dense is not None and period > 1:
         part.mlp_only_layers = [number for number in range(depth) if (number + 1) % period or number in dense]
@@ -212,8 +215,8 @@ def _list_periods(part: PretrainedConfig, depth: int) -> None:
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
     """Update settings that say how many of the lowest or highest blocks are of one kind, or which block is the last.
 
-    A count is only updated if these blocks are still there. `part` is the config, `depth` the number of blocks
-    before, and `order` the new blocks as numbers of old ones.
+    A count is only updated if the blocks of this kind are still together at that end. `part` is the config, `depth` the
+    number of blocks before, and `order` the new blocks as numbers of old ones.
     """
     for name in (*BLOCK_SETTINGS.leading, *BLOCK_SETTINGS.trailing):
         count = getattr(part, name, None)

@@ -37,7 +37,7 @@ _HAND = "It was changed by hand; load it anew."
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The result of `rearrange`: the old names of removed parameters, and the names of parameters in new copies."""
+    """The result of `rearrange`: parameters that are gone (their old names), and parameters in new copies of blocks."""
 
     path: str | None  # of the module list that holds the blocks; None if one block serves as all layers
     gone: tuple[str, ...]
@@ -46,9 +46,10 @@ class Rearranged:
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
-    """Change the blocks of a stack, in place: `order` has the numbers of present blocks, from 1, with repeats.
+    """Put the blocks of a stack in a new order, in place, with some left out or repeated; adapt the config.
 
-    The first occurrence of a number is the block itself; others are copies. If a check fails, the model is unchanged.
+    `order` has the numbers of present blocks, from 1. The first occurrence of a number is the block itself; others are
+    copies. If a check fails, the model is unchanged. `op` is the operation, for messages.
 
     Raises:
         ConfigError: If the family cannot have this order, no setting holds the depth, the shape of another part depends
@@ -88,7 +89,7 @@ class _Plan:
     attributes: list[dict[str, dict[str, object]]] = field(default_factory=list)
 
     def renamed(self, name: str) -> list[str]:
-        """Return a parameter's names after the move; several if it is copied, [] if it is removed."""
+        """Return the names of the parameter `name` after the move; several if it is copied, [] if it is removed."""
         return [name] if self.path is None else names_after(name, self.path, self.order, self.first)
 
     @property
@@ -98,7 +99,7 @@ class _Plan:
         return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
 
     def shape_after(self, name: str, shape: torch.Size, depth: int) -> torch.Size:
-        """Return the shape of a parameter after the move of a stack of `depth` blocks."""
+        """Return the shape of a parameter after the move of a stack of `depth` blocks; `shape` is that before it."""
         axis = self.tables.get(name)
         return torch.Size(
             [size * len(self.order) // depth if number == axis else size for number, size in enumerate(shape)]
@@ -106,14 +107,15 @@ class _Plan:
 
 
 class _WrongPlaceError(Exception):
-    """Raised if a block does not work at its new place in the stack; the message says why."""
+    """Raised if a block cannot work at its new place in the stack; the message says why."""
 
 
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
     """Check whether a stack's blocks can be put in a new order, and return the plan; nothing is changed yet.
 
-    `order` has the numbers of present blocks, `path` is the path of the module list that holds the blocks, and `op` is
-    the operation, for messages. Raises ConfigError if no config describes the changed model.
+    `order` has the numbers of present blocks, `path` is the path of the module list that holds the blocks (None if one
+    block serves as all layers), and `op` is the operation, for messages. Raises ConfigError if no config describes the
+    changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
@@ -166,10 +168,10 @@ def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrained
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Compare each new block with the block that it was; return for each: path of a module in it -> attributes to set.
+    """Return for each new block what must be set because of its place: path of a module in it -> attributes.
 
-    The attributes include submodules without weights. `depth` is the number of blocks before, and `path` the path of
-    their module list.
+    The attributes include submodules without weights. They come from a comparison of the empty models in `plan`.
+    `depth` is the number of blocks before, and `path` the path of their module list.
 
     Raises:
         _WrongPlaceError: If a block would differ from the old one in more than its number.
@@ -199,7 +201,7 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    """Return path -> module for a block, without dropout and without parts that only the first block has (`first`)."""
+    """Return path -> module for a block, without dropout and without `first`, parts that only the first block has."""
     return {
         name: module
         for name, module in block.named_modules()
@@ -274,10 +276,10 @@ def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
-    """Return whether a dict of a module stays right when its block moves.
+    """Return whether the dict `value`, an attribute named `key`, stays right when its block moves; before it was `old`.
 
     In a module that several blocks share (Zamba 2), a dict has numbers of blocks as keys, and says which adapter each
-    block uses. The other arguments are those of `_differing`.
+    block uses. `numbers` are the block's old and new number, from 0.
     """
     return (
         value == old if "layer" not in key else isinstance(old, dict) and value.get(numbers[1]) == old.get(numbers[0])
@@ -302,7 +304,7 @@ def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
 
 
 def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
-    """Put a model's blocks in the new order, copy those that repeat, and set what depends on their place."""
+    """Put a model's blocks, the modules at `path`, in the order of `plan`; copy repeated ones, and set what changes."""
     holder = model.get_submodule(path)
     old = list(holder.children())
     parts = {name: part for name, part in old[0].named_modules() if name and is_first(name, plan.first)}
@@ -333,7 +335,7 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
-    """Give a weight with a part for each of `depth` blocks along an axis the parts of the blocks in `order`."""
+    """Order the parts of a weight, one for each of `depth` blocks along `axis`, in place as `order` orders blocks."""
     index = torch.tensor([layer - 1 for layer in order], device=table.device)
     parts = table.data.unflatten(axis, (depth, -1))
     table.data, table.grad = parts.index_select(axis, index).flatten(axis, axis + 1), None
@@ -356,7 +358,10 @@ def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]
 
 
 def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
-    """Update transformers' list of tied weights: rename entries, delete removed weights, add copies that are shared."""
+    """Update transformers' list of tied weights: rename entries, delete removed weights, add copies that are shared.
+
+    The list is a dict of the model, changed in place; `plan` has the new names of parameters.
+    """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     renamed = {
         new: sources[0]

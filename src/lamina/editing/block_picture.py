@@ -40,7 +40,7 @@ class StackPicture(TypedDict):
 
 
 def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str, StackPicture]:
-    """Return stack name -> the stack's blocks before and after edits. Stacks without edits are left out.
+    """Return stack name -> the stack's blocks before and after edits, to show them. Stacks without edits are left out.
 
     Args:
         edits: The edits, oldest first.
@@ -59,7 +59,7 @@ def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str
 
 
 def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
-    """Return a stack's blocks after edits; `before` is how many blocks it had before them."""
+    """Return a stack's blocks after its edits; `before` is the number of blocks that it had before them."""
     blocks = [
         BlockFacts(block=number, was=number, copy=False, identity=False, edits=[]) for number in range(1, before + 1)
     ]
@@ -89,7 +89,7 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
 
 
 def drawn(picture: StackPicture) -> list[str]:
-    """Return a picture as lines of text: blocks before, blocks after, and the meaning of the signs."""
+    """Return a stack's picture as lines of text: blocks before, blocks after, and the meaning of the signs."""
     signs: dict[str, None] = {}
     boxes: list[str] = []
     for block in picture["after"]:

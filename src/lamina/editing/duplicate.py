@@ -82,7 +82,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
 
 
 def _with_copies(chosen: Sequence[int], depth: int) -> list[int]:
-    """Return the numbers from 1 to `depth`; each run of consecutive chosen numbers comes twice in a row."""
+    """Return the order of blocks after duplication: the numbers 1 to `depth`, with each run of chosen ones twice."""
     order: list[int] = []
     run: list[int] = []
     for layer in range(1, depth + 1):
@@ -219,7 +219,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value of a parameter with which its module returns zero: 0, or -1 for norms with scale 1 + weight."""
+    """Return the value of a parameter with which its module returns 0: 0, or -1 in a norm that scales by 1 + weight."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):
@@ -238,7 +238,7 @@ def _silent_value(block: nn.Module, name: str) -> float:
 
 
 def _state(values: Sequence[object]) -> Tensor | None:
-    """Return the first hidden state `[batch, tokens, width]` among a block's arguments or results; None without one."""
+    """Return the first hidden state `[batch, tokens, width]` in `values`, a block's arguments or results; else None."""
     return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_editable(model: PreTrainedModel, op: str) -> None:
-    """Raise ConfigError unless a model can be edited in place.
+    """Raise ConfigError, whose message begins with `op`, unless a model can be edited in place.
 
     A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is no transformers model.
     """
@@ -78,7 +78,7 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
-    """Return the numbers of the blocks that a layer selector names, ascending; raise the errors of `select_blocks`."""
+    """Return the numbers of a stack's blocks that a layer selector names, ascending; errors as in `select_blocks`."""
     chosen = select("1-" if layers == "all" else layers, stack.layers, op=op)
     if 0 in chosen:
         raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
@@ -86,7 +86,7 @@ def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
 
 
 def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerStack:
-    """Return the stack whose blocks an edit removes, moves or repeats.
+    """Return the stack whose blocks an edit removes, moves or repeats; `op` is the operation, for messages.
 
     Raises:
         ConfigError: If the model cannot be edited, the stack has no module per block, or the model has several towers
@@ -101,7 +101,8 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
     """Return the name of a model's stack of convolutions, and its blocks. Layer i is block i, counted from 1.
 
-    The blocks are the stages of a convolutional network, or the layers of a speech model's feature encoder.
+    The blocks are the stages of a convolutional network, or the layers of a speech model's feature encoder. `op` is the
+    operation, for messages.
 
     Raises:
         UnsupportedModelError: If no row of `lamina.layers.roles.CONVOLUTIONS` says where the model's convolutions are.
@@ -113,7 +114,7 @@ def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Mo
 def select_convolutions(
     model: PreTrainedModel, layers: object, stack: str | None, op: str
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
-    """Return the stack's name, the layers in ascending order, and path -> convolution, for an edit of convolutions.
+    """Return what an edit of convolutions changes: the stack's name, the layers (ascending), and path -> convolution.
 
     Arguments and errors are those of `select_blocks`. A model without known convolutions is an UnsupportedModelError.
     """
@@ -132,7 +133,7 @@ def select_convolutions(
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
-    """Raise ConfigError if one block serves as several layers, and only some of them are in `chosen`."""
+    """Raise ConfigError if one block of a stack serves as several layers, and only some of them are in `chosen`."""
     named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
@@ -143,7 +144,7 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
 
 
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
-    """Raise UnsupportedModelError if a module in `inside` has packed weights, or computes a weight from others."""
+    """Raise UnsupportedModelError if a module of `inside` has packed weights, or computes a weight from others."""
     for path, module in model.named_modules():
         tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
         packed = any(name not in tensors or _is_packed(tensors[name]) for name in own_state(module))
@@ -173,17 +174,18 @@ _PLAIN = "Merge adapters, undo weight norm, pruning and quantisation, or correct
 
 
 def check_plain(model: nn.Module, path: str, module: nn.Module, op: str) -> None:
-    """Raise UnsupportedModelError if the module at `path` computes its weight or bias from other parameters."""
+    """Raise UnsupportedModelError if `module`, at `path` of the model, computes its weight or bias from others."""
     if (name := _computed(module)) is not None:
         reason = f"'{path}.{name}' is computed from other weights (weight norm, pruning)"
         raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 
 
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
-    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution; `path` is for messages.
+    """Return the weight `[out, ...]` of the linear map at `path` of the model, or with `convolution` of a convolution.
 
     Raises:
-        UnsupportedModelError: If the module is anything else, or its weight or bias is packed or computed.
+        UnsupportedModelError: If the module is anything else, or its weight or bias is packed or computed. The message
+            begins with `op`.
     """
     check_plain(model, path, module, op)
     weight = convolution_weight(module) if convolution else linear_weight(module)

@@ -98,7 +98,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise the error of `freeze_`, UnknownNameError or ConfigError, if `train` is not valid. No model is needed."""
+    """Raise UnknownNameError or ConfigError if `train` is no possible argument of `freeze_`; no model is needed."""
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -106,13 +106,13 @@ def check_parts(train: object) -> None:
 
 
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
-    """Return whether `freeze_` with this `train` leaves the parameter `name` trainable."""
+    """Return whether `freeze_` with this `train` leaves the parameter with the full name `name` trainable."""
     parts = [train] if isinstance(train, str) else train or ()
     return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)
 
 
 def _contains_part(name: str, part: str) -> bool:
-    """Return whether the words between the dots of `part` (or wildcards) are consecutive words of `name`."""
+    """Return whether the words between the dots of `part` (or wildcards) are consecutive words of the name `name`."""
     words, patterns = name.split("."), part.split(".")
     starts = range(len(words) - len(patterns) + 1)
     return any(all(map(fnmatchcase, words[start : start + len(patterns)], patterns)) for start in starts)
@@ -141,7 +141,7 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
 
 
 def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
-    """Return all modules of the chosen layers, at any depth.
+    """Return all modules, at any depth, of the chosen layers of a stack.
 
     Raises:
         ConfigError: If single layers are chosen in a stack that has no module per block or whose layers share weights.

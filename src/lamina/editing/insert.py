@@ -102,9 +102,9 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Repeat a recorded insertion of layers on a model, in place, with the same random numbers; return the new edit.
+    """Repeat the insertion that `edit` records on a model, in place, with the same random numbers; return the new edit.
 
-    `edit` is a record that `insert_` made. Raises the errors of `insert_` about the model.
+    Raises the errors of `insert_` about the model.
     """
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
@@ -149,7 +149,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A place for an inserted layer: the projection or convolution that the layer follows."""
+    """A place for an inserted layer: the projection, convolution or norm that the layer follows."""
 
     path: str
     projection: nn.Module
@@ -161,7 +161,7 @@ class _Site:
 def _insert(
     model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
 ) -> Edit:
-    """Insert layers by the options, and return the edit.
+    """Insert layers into a model, in place, by the checked options; return the edit.
 
     `seed` seeds random weights. If it is None, a seed is drawn from `generator`.
     """
@@ -192,7 +192,7 @@ def _insert(
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
-    """Return the name of the stack, the layers, and the sites of the new layers.
+    """Return the name of the stack, the layers, and the places for new layers that the options mean in this model.
 
     All errors of `insert_` about the model are raised here, before anything is changed.
     """
@@ -219,7 +219,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
 
 
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
-    """Return the place of a new convolution with the given kernel size, after the convolution at `path`.
+    """Return the place for a new convolution of size `kernel`, after `convolution`, which is at `path` of the model.
 
     Raises UnsupportedModelError if that is no plain convolution.
     """
@@ -231,7 +231,7 @@ def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kerne
 def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the places in a block at which layers are inserted for `position`.
+    """Yield the places in a block of the model at which layers are inserted for the option `position`.
 
     `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if a
     layer follows the norm before the feed-forward network, and the row does not name that norm.
@@ -258,7 +258,7 @@ def _block_sites(
 def _attention_sites(
     model: nn.Module, attention: Attention, block: nn.Module, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the sites after the query, key and value projections of one attention of a block.
+    """Yield the places after the query, key and value projections of one attention of a block; see `_block_sites`.
 
     Raises UnsupportedModelError if the heads do not divide a projection's output.
     """
@@ -318,9 +318,10 @@ def _place(name: str) -> str:
 def _new_weight(
     options: Options, shape: tuple[int, ...], axes: int, template: Tensor, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
-    """Return an initial weight of the given shape on the device of `template`, in its dtype but at least float32.
+    """Return an initial weight of the given shape, as `options.init` says, on the device of `template`.
 
-    `axes` is the number of spatial axes of a convolution, 0 for a linear map. `generator` draws random weights.
+    The dtype is that of `template`, but at least float32. `axes` is the number of spatial axes of a convolution, 0 for
+    a linear map. `generator` draws random weights.
     """
     dtype = torch.promote_types(template.dtype, torch.float32)
     if options.init not in RANDOM:

@@ -27,7 +27,7 @@ _DEFAULTS = ("gelu", "weight")  # default activation and placement
 
 
 def is_inserted(name: str) -> bool:
-    """Return whether a full parameter name belongs to an inserted layer."""
+    """Return whether the full parameter name `name` belongs to an inserted layer."""
     return any(part.startswith(PREFIX) for part in name.split("."))
 
 
@@ -74,7 +74,7 @@ class InsertedLayer(nn.Module):
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """Apply the activation to values if `placement` equals `place`; otherwise return them unchanged."""
+        """Return `values` after the activation if it belongs at `place` ("weight" or "output"); else unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -97,7 +97,7 @@ class InsertedLayer(nn.Module):
         return f"{list(self.weight.shape)}, activation={self.activation}, placement={self.placement}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InsertedLayer:
-        """Move or convert the layer, as `to` and `half` do, but keep the weight in float32 or higher precision."""
+        """Move or convert the layer by `fn`, as `to` and `half` do, but keep the weight in at least float32."""
 
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -114,7 +114,7 @@ def layers_after(projection: nn.Module) -> list[InsertedLayer]:
 
 
 def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> projection, for all projections that are followed by inserted layers."""
+    """Return path -> module, for all projections, convolutions and norms of a model that inserted layers follow."""
     return {path: module for path, module in model.named_modules() if layers_after(module)}
 
 
@@ -156,7 +156,7 @@ def unmark_states_of(attention: nn.Module) -> None:
 
 
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Return the output of a projection after all inserted layers. It is a forward hook of the projection.
+    """Return `output`, which a projection computed from `args`, after all inserted layers; it is a forward hook.
 
     Raises:
         ConfigError: If another library has replaced the projection, or wraps it.
@@ -190,7 +190,7 @@ def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
 def mark_states(
     _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Mark the hidden states among an attention's arguments. It is a forward pre-hook of the attention.
+    """Return an attention's arguments, with the hidden states marked. It is a forward pre-hook of the attention.
 
     The mark is an attribute of a view of the states, so that it exists only during the call. It tells an inserted layer
     whether its projection is applied to hidden states or to position embeddings.
@@ -200,7 +200,7 @@ def mark_states(
 
 
 def _marked(states: object) -> object:
-    """Return a marked view of a tensor; anything else unchanged."""
+    """Return a marked view of `states` if it is a tensor; return anything else unchanged."""
     if not isinstance(states, Tensor):
         return states
     view = states.view_as(states)

@@ -118,9 +118,10 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
 
 
 def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence[int], layers: Sequence[int]) -> Edit:
-    """Give a stack the blocks `order`, and record an edit of `kind`; `layers` are the layers that the user named.
+    """Give the stack `edited` the blocks `order`, in place, and record an edit of `kind`; return the edit.
 
-    If the blocks are in that order already, nothing is recorded. Raises ConfigError if `order` is empty.
+    `layers` are the layers that the user named. If the blocks are in that order already, nothing is recorded. Raises
+    ConfigError if `order` is empty.
     """
     everything = range(1, edited.depth + 1)
     if not order:

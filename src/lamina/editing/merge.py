@@ -83,7 +83,7 @@ def merge_(model: PreTrainedModel) -> Edit:
 
 
 def _projections_after_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
-    """Return norm -> (path -> projection), for norms whose output only a feed-forward network's first projections read.
+    """Return norm -> (path -> projection), for norms whose output is only read by a feed-forward network's projections.
 
     The result is {} for families whose row of roles names no such norm.
     """
@@ -137,9 +137,9 @@ def _foldable_weights(
 def _untie_positions(model: PreTrainedModel) -> list[str]:
     """Give each block its own weights for projecting position embeddings, copied from those it shared so far.
 
-    Some models project position embeddings with the query or key projection. That projection is about to be merged with
-    an inserted layer, which positions must not pass through. So positions get a copy of the projection as it is now.
-    Returns the names of the new parameters.
+    Some models (DeBERTa) project position embeddings with the query or key projection. That projection is about to be
+    merged with an inserted layer, which positions must not pass through. So positions get a copy of the projection as
+    it is now, and the config says so. Returns the names of the new parameters.
     """
     family = family_of(model)
     attention = ROLES[family].attention
@@ -189,7 +189,7 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
 
 
 def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) -> list[str]:
-    """Fold the inserted layers after the projection at `path` into its `weight` and bias.
+    """Fold the inserted layers after the projection at `path` into its `weight` and bias, in place, and remove them.
 
     Returns the names of the changed and the removed parameters.
     """
@@ -207,9 +207,9 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
 
 
 def _fold_into_projections(path: str, norm: nn.Module, weights: Mapping[str, Float[Tensor, "out in"]]) -> list[str]:
-    """Fold the layers inserted after the norm at `path` into the `weights` of the projections that read it.
+    """Fold the layers inserted after the norm at `path` into the projections that read it, and remove the layers.
 
-    Returns the names of the changed and the removed parameters.
+    `weights` is name of a projection -> weight. Returns the names of the changed and the removed parameters.
     """
     for weight in weights.values():
         folded = weight.double()
@@ -221,7 +221,7 @@ def _fold_into_projections(path: str, norm: nn.Module, weights: Mapping[str, Flo
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """Apply an inserted layer to the columns of a weight `[out, n]`, in float64."""
+    """Return the columns of a weight `[out, n]` after an inserted layer, computed in float64, in the weight's dtype."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

@@ -57,7 +57,7 @@ class Edit:
 
     @classmethod
     def from_dict(cls, saved: JSONObject) -> Edit:
-        """Build the edit from a dict that `to_dict` returned.
+        """Build the edit from `saved`, a dict that `to_dict` returned.
 
         Raises:
             StoreError: If the dict does not describe an edit.
@@ -88,7 +88,7 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 
 
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
-    """Return recorded name -> present names, for the parameters of edit `number` in the list `made`.
+    """Return recorded name -> present names, for the parameters of the edit with index `number` in the list `made`.
 
     A parameter in a block that was cut off has no name any more. A parameter in a repeated block has several.
     """
@@ -110,7 +110,8 @@ def recorded(model: nn.Module) -> list[Edit]:
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
     """Append an edit to the model's record, and return it.
 
-    The stored location of the model is cleared, because the model there is now different; freezing does not clear it.
+    Unless the edit only froze layers, it also clears the location from which the model can be loaded (see
+    `location_of`), because the model there is now different.
     """
     setattr(model, EDITS, (*recorded(model), edit))
     if edit.kind != "freeze":
@@ -119,7 +120,7 @@ def record(model: PreTrainedModel, edit: Edit) -> Edit:
 
 
 def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
-    """Set the record of a model that was just loaded: the edits that were made before it was saved.
+    """Set the record of a model that was just loaded to `saved`, the edits that were made before it was saved.
 
     From then on `location_of` returns the folder or hub id that the model was loaded from.
     """
@@ -128,7 +129,7 @@ def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
 
 
 def set_location(model: PreTrainedModel, location: str) -> None:
-    """Store the folder or hub id from which this model can be loaded; "" if there is none."""
+    """Store `location`, the folder or hub id from which this model can be loaded; "" if there is none."""
     setattr(model, _LOCATION, location)
 
 
@@ -142,5 +143,5 @@ def location_of(model: PreTrainedModel) -> str:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Draw a seed from `generator`, or from torch's global generator if that is None."""
+    """Return a seed drawn from `generator`, or from torch's global generator if that is None."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))

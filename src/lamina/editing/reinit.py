@@ -104,7 +104,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Raise ConfigError if a weight to reset, of the modules `inside`, is shared with a module outside of them."""
+    """Raise ConfigError if a weight of the modules `inside`, which will be reset, is shared with a module outside."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
@@ -128,10 +128,11 @@ def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
 def _draw_weights(
     modules: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int
 ) -> list[nn.Parameter]:
-    """Draw new weights for all linear maps in `modules`, and return the changed parameters; `zero` zeroes biases.
+    """Draw new weights for all linear maps in `modules`, in place, and return the changed parameters.
 
-    They come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations. Random
-    numbers are drawn on the CPU, so that a seed gives the same weights on every device.
+    They come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations. With
+    `zero`, all biases but those of norms are set to 0. Random numbers are drawn on the CPU, so that a seed gives the
+    same weights on every device.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]
@@ -187,7 +188,7 @@ def _initialize_by_model(
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
     """Restrict transformers' initialisation to the tensors in `free`, inside the `with` block.
 
-    Inside it, the other tensors in `tensors` are marked as already initialised.
+    The others of `tensors` are marked as already initialised there.
     """
     marks = [vars(tensor).copy() for tensor in tensors]
     try:

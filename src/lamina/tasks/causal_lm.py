@@ -235,7 +235,7 @@ def _encode(
 
 
 class _WithoutSpecialTokens:
-    """The tokenizer of `processor`; it adds no special tokens."""
+    """A wrapper around the tokenizer of `processor` that adds no special tokens to a text."""
 
     def __init__(self, processor: Processor) -> None:
         self._tokenizer = tokenizer_of(processor)

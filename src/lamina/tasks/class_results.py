@@ -298,7 +298,7 @@ class Comparison(TypedDict):
 
 
 def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> Comparison:
-    """Compare predictions with the best constant prediction.
+    """Return how predictions compare with the best constant prediction, by a bootstrap over rows.
 
     Args:
         metrics: The metrics. The first one decides the verdict. `score` may return fewer of them.

@@ -178,7 +178,10 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Return the texts as `TextInputs`, for kinds that label tokens in windows; errors as in `TextInputs.of`."""
+        """Return the texts of a split as `TextInputs`; kinds that label tokens get windows.
+
+        Errors as in `TextInputs.of`.
+        """
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:

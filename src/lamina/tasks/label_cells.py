@@ -249,7 +249,7 @@ def _literal(text: str) -> object:
 
 
 def _is_list(text: str) -> bool:
-    """Return whether a text spells a list, tuple or set in Python."""
+    """Return whether a text spells a list, tuple or set in Python, or a list in JSON."""
     try:
         return spelled_list(text) is not None
     except LabelCellError:

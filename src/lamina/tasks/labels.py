@@ -85,9 +85,9 @@ def every_row(table: Table) -> Table:
 
 
 def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
-    """Yield a label for every row of the table that `every_row` returns, for the table that `labelled` returned.
+    """Yield a label for every row of `table.whole`: the next of `labels` for a row that is in `table`, else `gap(row)`.
 
-    `labels` are those of the rows of `table`; a row without a label gets `gap(row)`, where `row` is its index.
+    `row` is the row's index in `table.whole`. If that is None, no row lacks a label, and `labels` are yielded.
     """
     if table.whole is None:
         yield from labels
@@ -365,7 +365,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return a dict that maps each class name, and each id as text unless a class name is a whole number, to the id."""
+    """Return class name -> id. Ids as texts are keys too, unless a class name is a whole number."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}

@@ -334,7 +334,10 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row named `label`: means over `rows`, weighted by `weights`, beside the counts of the row `total`."""
+    """Return a row named `label`: precision, recall and F1 are the means over `rows` by `weights`.
+
+    Counts as in `total`.
+    """
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:

@@ -82,7 +82,7 @@ class Split:
 
     @cached_property
     def rows(self) -> datasets.Dataset:
-        """The examples as a dataset, with the columns listed for the argument `rows`."""
+        """The examples as a dataset: column "text", and perhaps "text_pair", "label", "words" and "row"."""
         return dataset_of(_tables({"text": self.texts}))
 
     @property
@@ -111,7 +111,7 @@ class Split:
 
     @cached_property
     def labels(self) -> Column:
-        """The label of each example; None if examples have no labels.
+        """The label of each example; each is None if the split has no labels.
 
         A label is a class id, a number, a tuple of 0 and 1 per class, a tuple with a class id per word, or a target
         text.
