@@ -335,7 +335,10 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
-    """Order the parts of a weight, one for each of `depth` blocks along `axis`, in place as `order` orders blocks."""
+    """Give a weight new parts, in place.
+
+    Along `axis` it has one part for each of `depth` blocks, from which `order` picks.
+    """
     index = torch.tensor([layer - 1 for layer in order], device=table.device)
     parts = table.data.unflatten(axis, (depth, -1))
     table.data, table.grad = parts.index_select(axis, index).flatten(axis, axis + 1), None

@@ -144,7 +144,7 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run a model on a small input. If its head does not accept the input, run only its tower or backbone."""
+    """Run a model on a small input; if its head refuses the input, only the tower of `stack`, or the backbone."""
     *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
     for target in targets:
         try:

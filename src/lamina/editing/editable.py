@@ -116,7 +116,8 @@ def select_convolutions(
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
     """Return what an edit of convolutions changes: the stack's name, the layers (ascending), and path -> convolution.
 
-    Arguments and errors are those of `select_blocks`. A model without known convolutions is an UnsupportedModelError.
+    Arguments and errors are those of `select_blocks`, and UnsupportedModelError if the model's convolutions are not
+    known.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):

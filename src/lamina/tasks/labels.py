@@ -199,7 +199,6 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
 
 def _row_of(row_and_cell: tuple[int, object]) -> int:
-    """Return the row number from a pair of row number and cell."""
     return row_and_cell[0]
 
 
