@@ -322,9 +322,10 @@ class ReaderBank(ReaderCollection):
     def save_pretrained(self, folder: str | PathLike[str], *, changed_base: bool = False) -> None:
         """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
 
-        The model's weights are not saved, unless the bank trained them (`train_base`). The manifest names the folder or
-        hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then,
-        the manifest does not name it and a warning is logged: the model must then be passed to `from_pretrained`.
+        The model's weights are saved only if `saves_base` is set, as it is if the bank trains them. The manifest names
+        the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was
+        changed since then, the manifest does not name it and a warning is logged: the model must then be passed to
+        `from_pretrained`.
 
         A bank that is already in the folder is replaced; if an error occurs, it stays complete. Other files stay.
 
@@ -334,7 +335,7 @@ class ReaderBank(ReaderCollection):
                 readers then belong to the changed weights, and refuse the old ones.
 
         Raises:
-            StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
+            StoreError: If the folder cannot be written, or has files of the same names that no bank wrote.
             NotFiniteError: If a weight holds NaN or infinity.
             ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, and
                 `changed_base` is not set.
@@ -371,8 +372,10 @@ class ReaderBank(ReaderCollection):
             StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, or
                 files are missing or damaged.
             UnknownNameError: If the saved bank does not have a reader.
-            BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ.
+            BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
+                the processor makes other inputs.
             ModelNotFoundError: If the model that the manifest names cannot be found.
+            ConfigError: If there is a `revision` for a local folder.
         """
         return provider("storage").load_bank(folder, model, processor, revision=revision, readers=readers)
 
@@ -388,7 +391,8 @@ class ReaderBank(ReaderCollection):
     ) -> str:
         """Save the bank to a repository on the hub in one commit, and return the address of the commit.
 
-        The repository is created if it does not exist. Readers that the bank lacks are deleted; other files stay.
+        The repository is created if it does not exist. The commit deletes readers, a base model and a processor that
+        are not part of this bank; other files stay.
 
         Args:
             repo: Id of the repository, such as "user/bank".
@@ -400,7 +404,8 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             ConfigError: If the weights of the frozen model have changed, as in `save_pretrained`.
-            StoreError: If the hub refuses the commit or cannot be reached. The repository is unchanged then.
+            NotFiniteError: If a weight holds NaN or infinity.
+            StoreError: If the hub refuses the commit or cannot be reached. Nothing is committed then.
         """
         return provider("storage").push_bank(
             self, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token

@@ -176,7 +176,7 @@ OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated
 
 
 class _Interception(NamedTuple):
-    """One open `intercept_generate` context: its arguments."""
+    """The arguments of one open `intercept_generate` context: the model and three callbacks."""
 
     model: nn.Module
     on_generate: OnGenerate

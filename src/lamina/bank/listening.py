@@ -168,10 +168,11 @@ class _Listener:
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin to read a pass over a stack, unless the readers of `template` have an output already.
+        """Begin to read a pass over a stack, if the readers of `template` wait for it and may read it.
 
-        `args` and `kwargs` are the arguments of the module that contains the stack. Raises ConfigError if a text is
-        continued from a cache outside of `generate`.
+        A bank's own passes are not read. If readers may not read a pass, the reason is recorded. `args` and `kwargs`
+        are the arguments of the module that contains the stack. Raises ConfigError if a text is continued from a cache
+        outside of `generate`.
         """
         if is_internal.get():
             own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"

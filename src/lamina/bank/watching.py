@@ -326,14 +326,14 @@ class _RepliesSoFar:
         self._is_discarded = False
 
     def on_features(self, real: Bool[Tensor, "rows columns"], features: Mapping[str, Tensor]) -> None:
-        """Add each reader's features `[rows, columns, dim]` at the tokens where `real` is True."""
+        """Add each reader's features `[rows, columns, dim]` where `real` is True to the sum over its tokens."""
         for reader in dict.fromkeys(self._readers.values()):
             own = features[reader].float()
             total = (own * real.to(own.device).unsqueeze(-1)).sum(1)
             self._sums[reader] = total if reader not in self._sums else self._sums[reader] + total
 
     def on_scores(self, scores: Mapping[str, Tensor], real: Bool[Tensor, "rows columns"]) -> None:
-        """Add each monitor's scores `[rows, columns]` at the tokens where `real` is True."""
+        """Update each monitor's highest score, and the lengths, with scores `[rows, columns]` where `real` is True."""
         counts = real.sum(1)
         self._lengths = counts if self._lengths is None else self._lengths + counts
         for name, own in scores.items():
@@ -386,7 +386,7 @@ class StopOnEvent(StoppingCriteria):
         self._event, self._on_stop = event, on_stop
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        """Return True for every sequence if the event is set, else False."""
+        """Return True for every sequence if the event is set, after calling `on_stop`; else False."""
         if (stops := self._event.is_set()) and self._on_stop is not None:
             self._on_stop()
         return torch.full((len(input_ids),), stops, device=input_ids.device)

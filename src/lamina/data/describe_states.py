@@ -140,7 +140,7 @@ def describe_states(  # noqa: PLR0913
 
 
 def sorted_files(folder: Path) -> list[str]:
-    """Return the names of the states files in a folder, ordered by the numbers in their names."""
+    """Return the names of the states files in a folder, except "lengths.npy", ordered by the numbers in their names."""
     names = [path.name for path in folder.iterdir() if path.suffix in ENDINGS and path.name != "lengths.npy"]
     return sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -452,7 +452,8 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, object]) -> TokenizerOutput:
     """Call a tokenizer with texts or pairs of texts; return its output. For no texts, "input_ids" is empty.
 
-    Lone surrogates in texts are replaced, because tokenizers refuse them.
+    `options` are keyword arguments of the tokenizer. Lone surrogates in texts are replaced, because tokenizers refuse
+    them.
     """
     if not texts:
         return {"input_ids": []}

@@ -524,10 +524,7 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
-    """Return the number of columns of the first line of words, and the last cells of all lines of words.
-
-    Lines of words here are those that do not begin with `#`.
-    """
+    """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
     rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (cells for cells in rows if "-DOCSTART-" not in cells)
     first = next(rows, [])

@@ -86,7 +86,7 @@ class FramedInputs(Protocol):
         ...
 
     def content_digest(self) -> str:
-        """Return a hash of the content of all clips, which are read for it; cached states are stored under it."""
+        """Return a hash of the content of all clips, which are read for it. It is part of the key of cached states."""
         ...
 
 

@@ -146,7 +146,6 @@ def _in_list(model: nn.Module, call: Call) -> bool:
 
 
 def _parent(path: str) -> str:
-    """Return the path of the module that contains the module at `path`."""
     return path.rpartition(".")[0]
 
 

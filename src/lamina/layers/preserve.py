@@ -197,7 +197,7 @@ _changed_by_passes: defaultdict[type[nn.Module], set[str]] = defaultdict(set)
 
 
 def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the attributes, submodules and buffers of a class of modules (`kind`) that passes change.
+    """Return the names of the attributes, submodules and buffers that passes change in modules of the class `kind`.
 
     BigBird, for example, replaces its attention. Passes inside `preserve_model` have shown these changes.
     """

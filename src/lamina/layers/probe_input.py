@@ -220,7 +220,6 @@ _GRIDS, _LONGER = ("grid_thw", "image_grid_thw"), 9
 
 
 def _channels(model: nn.Module) -> int:
-    """Return the number of colour channels of an image."""
     return _count(model, "in_channels") or _count(model, "num_channels", 3)
 
 
@@ -263,9 +262,9 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
 
 
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return one full-length spectrogram for Whisper-like configs, otherwise two of `4 * tokens` frames, one padded.
+    """Return one full-length spectrogram for Whisper-like configs, otherwise two of at least `4 * tokens` frames.
 
-    Raises NoInputError if the config has no mel bins.
+    The second of the two is padded. Raises NoInputError if the config has no mel bins.
     """
     bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
     if not bins:

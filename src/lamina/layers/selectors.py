@@ -43,7 +43,8 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
     """Return the layer numbers of a selector that is a string, such as "top:4"; see `select`.
 
-    Raises ConfigError if the string is no selector, selects nothing, or has a range that runs backwards.
+    Raises ConfigError if the string is no selector, selects nothing, or has a range that runs backwards, and
+    LayerIndexError if a layer does not exist.
     """
     text = selector.strip()
     if text == "all":

@@ -168,7 +168,7 @@ def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
 
     Args:
         bank: The bank.
-        marks: Stack name -> fingerprint of its present weights.
+        marks: Stack name -> fingerprint of the stack's present weights.
     """
     change = bank.change_of_base(marks, full=True)
     before = bank.fingerprints_of_base()

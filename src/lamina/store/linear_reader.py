@@ -108,7 +108,7 @@ class LinearReader:
         """Return a fitted scikit-learn model whose decision function has the values of this map's logits.
 
         It is a `LogisticRegression` for classes, a `OneVsRestClassifier` of these for several labels at once, and a
-        `LinearRegression` for regression.
+        `LinearRegression` for regression. For two classes, the decision function is the difference of their logits.
 
         Raises:
             MissingExtraError: If scikit-learn is not installed.

@@ -63,6 +63,7 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         StoreError: If the config asks for absurdly many layers, heads or labels.
         UnsupportedModelError: If transformers does not know the family, or the config makes transformers download code
             and run it.
+        ConfigError: If there is a `revision` for a folder.
     """
     from transformers import AutoConfig
 

@@ -291,7 +291,6 @@ class _Plan:
 
     @property
     def model_type(self) -> str:
-        """The model's family."""
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -387,7 +386,6 @@ class _Graph(nn.Module):
         self.plan, self.model, self.readers = plan, plan.bank.model, plan.bank.readers
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the outputs of the graph for a batch."""
         return self.plan.answer(batch)
 
 

@@ -50,7 +50,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    The object is moved to the GPU if there is one. The two last objects are cached. If files in the folder have changed
+    The object is moved to the GPU if there is one. The last two objects are cached. If files in the folder have changed
     since the earlier call, they are loaded again.
 
     Args:

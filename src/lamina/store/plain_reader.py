@@ -197,7 +197,6 @@ class PlainReader(nn.Module):
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
-        """Return the weight tensor `name`."""
         return cast("Tensor", getattr(self, name))
 
 

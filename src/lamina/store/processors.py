@@ -171,7 +171,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
-    """Return `processor_facts` from a cache; recompute them if the size or a limit of a tokenizer has changed."""
+    """Return `processor_facts`, from a cache unless the tokenizer's size or limits, or settings, have changed."""
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change

@@ -117,7 +117,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a model that `save` wrote; an empty folder is deleted too.
+    """Delete a model that `save` wrote, and the folder if nothing else is in it.
 
     Raises:
         StoreError: If other software wrote the model.

@@ -147,7 +147,7 @@ class Learner:
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
     def restart_importance(self) -> None:
-        """Reset the importances of a reader whose fusion averages them over the tokens that it has read."""
+        """Reset the importances of a reader whose fusion averages them over the tokens that the fusion has read."""
         if isinstance(self.module, ReaderModule):
             self.module.restart_importance()
 
@@ -172,7 +172,7 @@ class Learner:
         self.best = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return module name -> copy, on the CPU, of every tensor that training may change."""
+        """Return name in the module's state dict -> copy, on the CPU, of every tensor that training may change."""
         state = self.module.state_dict()
         return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
 

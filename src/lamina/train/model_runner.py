@@ -160,7 +160,7 @@ class ModelRunner(Runner):
                 vars(config).update(before)
 
     def _try(self, group: Group) -> None:
-        """Run the model with labels on the two shortest rows of `group`; raise ConfigError if that fails."""
+        """Run the model with labels on the two shortest rows of `group`; ConfigError if that fails or gives no loss."""
         inputs, lengths = group.inputs, group.inputs.lengths
         shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
         batch = inputs.batch(shortest)

@@ -43,9 +43,9 @@ class ParameterGroup(TypedDict):
 
 
 def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str = "fit") -> list[ParameterGroup]:
-    """Return a reader's two parameter groups: one with and one without weight decay, with equal learning rates.
+    """Return a reader's parameter groups with and without weight decay, with equal learning rates.
 
-    Frozen parameters are in no group.
+    Frozen parameters are in no group, and a group without parameters is left out.
 
     Args:
         module: The reader.
