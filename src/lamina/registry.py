@@ -99,7 +99,9 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: If the config's class is not registered.
         """
-        return {"name": self.name_of(config), **asdict(cast("DataclassInstance", config))}
+        values = asdict(cast("DataclassInstance", config))
+        settings = {field.name: values[field.name] for field in fields(cast("DataclassInstance", config)) if field.init}
+        return {"name": self.name_of(config), **settings}
 
     def from_dict(self, fields_by_name: dict[str, Any]) -> T:
         """Build a config from a dict that `to_dict` returned; lists become tuples, which JSON does not have.

@@ -11,11 +11,13 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, requires, version
+from operator import attrgetter
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
@@ -48,18 +50,19 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
     "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
-    "Sequence": ("a list", lambda value: isinstance(value, Iterable)),
+    "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes)),
     "None": ("None", lambda value: value is None),
 }
+_PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the innermost first
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value, a NumPy number as a Python number.
+    """Return an option's value, a NumPy or torch number as a Python number.
 
     Raise ConfigError if it is not of the type `annotation`.
 
-    Without the check, a text would count as true, and a NumPy integer could not be saved. A value is only checked if
-    all types in `annotation` are keys of `_TYPES`; the items of a list are not checked.
+    Without the check, a text would count as true, or as a list of letters, and a NumPy integer could not be saved. A
+    value is only checked if all types in `annotation` are keys of `_TYPES`; the items of a list are not checked.
 
     Args:
         op: The operation, for the message.
@@ -68,9 +71,9 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         annotation: Its type as text, such as "int | None".
     """
     plain: object = value
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", 1) == 0:
         plain = value.item()  # pyright: ignore[reportAttributeAccessIssue]
-    kinds = [kind.partition("[")[0] if kind.startswith("Sequence[") else kind for kind in str(annotation).split(" | ")]
+    kinds = _kinds(annotation.__name__ if isinstance(annotation, type) else str(annotation))
     is_class = isinstance(plain, bool) and "str" in kinds and "int" in kinds  # the name of a class, such as True
     is_empty = "Path" in kinds and isinstance(plain, str) and not plain  # which would be the current folder
     fits = set(kinds) <= _TYPES.keys() and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
@@ -79,6 +82,14 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
     raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
+
+
+@cache
+def _kinds(annotation: str) -> tuple[str, ...]:
+    """Return the types of a union without their parameters, such as "Sequence" and "None"."""
+    while "[" in annotation:
+        annotation = _PARAMETERS.sub("", annotation)
+    return tuple(annotation.split(" | "))
 
 
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -99,8 +110,8 @@ def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_fields(op: str, settings: Any) -> None:  # noqa: ANN401  a dataclass
-    """Call `check_type` for each field of a frozen dataclass, and store what it returns; ConfigError as there."""
-    for field in fields(settings):
+    """Call `check_type` for each field that `__init__` sets in a frozen dataclass, and store what it returns."""
+    for field in filter(attrgetter("init"), fields(settings)):
         value = check_type(op, field.name, getattr(settings, field.name), field.type)
         object.__setattr__(settings, field.name, value)
 

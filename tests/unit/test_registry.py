@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
 
 from lamina import registry as module
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.base import FusionConfig
 from lamina.fusion.mean import Mean
 from lamina.heads import HEADS
 from lamina.heads.sequence_classification import SequenceClassification
@@ -54,6 +56,26 @@ def test_adding(registry: Registry):
 def test_the_table_given_is_left_as_it_was(registry: Registry):
     registry.add("mean", "lamina.fusion.mean:Mean")
     assert "mean" not in ROWS
+
+
+@dataclasses.dataclass(frozen=True)
+class Twice(FusionConfig):
+    """A fusion of a third party, with a field that follows from another one."""
+
+    layers: int = 1
+    doubled: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "doubled", 2 * self.layers)
+
+
+def test_a_field_that_no_argument_sets_is_not_saved(registry: Registry):
+    registry.add("twice", f"{__name__}:Twice")
+    saved = registry.to_dict(Twice(np.int64(3)))  # pyright: ignore[reportArgumentType]
+    assert saved == {"name": "twice", "layers": 3}
+    assert registry.name_of(Twice(3)) == "twice"
+    assert Twice(3) == Twice(layers=saved["layers"])
 
 
 def test_entry_points_of_others_are_found(registry: Registry, monkeypatch: pytest.MonkeyPatch):

@@ -18,10 +18,12 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
     [
         (True, "int", "a whole number"),
         (1.5, "int | None", "a whole number or None"),
-        (torch.tensor(1), "float", "a number"),
+        (torch.tensor([1]), "float", "a number"),
         ("no", "bool", "True or False"),
         ("", "str | Path", "a text or a path"),
         (3, "Sequence[str] | None", "a list or None"),
+        ("ab", "Sequence[str | Path] | None", "a list or None"),
+        (torch.tensor(3), "Sequence[int]", "a list"),
         (3, "torch.Generator | None", "a torch.Generator or None"),
     ],
 )
@@ -30,9 +32,10 @@ def test_options_of_other_types_are_refused(value: object, kind: str, rule: str)
         check_type("here", "size", value, kind)
 
 
-def test_numbers_of_numpy_become_pythons():
-    values = [check_type("here", "size", value, "float") for value in (np.int64(2), np.float32(0.5), 3, 0.25)]
-    assert [type(value) for value in values] == [int, float, int, float]
+def test_numbers_of_numpy_and_torch_become_pythons():
+    given = (np.int64(2), np.float32(0.5), 3, 0.25, torch.tensor(2))
+    values = [check_type("here", "size", value, "float") for value in given]
+    assert [type(value) for value in values] == [int, float, int, float, int]
     assert check_type("here", "size", {"a": 1}, "Mapping[str, int] | int") == {"a": 1}  # left to the function
 
 

@@ -377,7 +377,9 @@ class ReaderBank(ReaderCollection):
             ModelNotFoundError: If the model that the manifest names cannot be found.
             ConfigError: If there is a `revision` for a local folder.
         """
-        return provider("storage").load_bank(folder, model, processor, revision=revision, readers=readers)
+        return provider("storage").load_bank(
+            folder, model, processor, revision=revision, readers=[readers] if isinstance(readers, str) else readers
+        )
 
     def push_to_hub(
         self,

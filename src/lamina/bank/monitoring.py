@@ -92,7 +92,7 @@ def check_monitors(
         ConfigError: If there is no monitor; if two monitors have the same name; or if a monitor does not fit the head
             of its reader, or its reader needs later tokens.
     """
-    chosen = list(stored) if chosen is None else chosen
+    chosen = list(stored) if chosen is None else [chosen] if isinstance(chosen, str) else chosen
     check_known(op, [name for name in chosen if isinstance(name, str)], stored, "monitor")
     monitors: dict[str, AnyMonitor] = {}
     for choice in chosen:
@@ -111,7 +111,10 @@ def check_monitors(
 
 
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError, about the operation `op`, if logits of a token depend on other tokens, earlier or later."""
+    """Raise ConfigError, about the operation `op`, if logits of a token depend on other tokens, earlier or later.
+
+    And if the head weighs tokens, but its `token_map` does not give the weights.
+    """
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):
         if not module.is_token_wise():
@@ -121,6 +124,12 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
                 "AdaLayers(positions=False) or ScalarMix(), with TokenClassification(encoder_layers=0) or "
                 "SequenceClassification(pooling='mean') or pooling='query'."
             )
+    token_map, columns = reader.head.token_map(), reader.head.outputs + 1
+    if reader.config.head.weighs_tokens and (token_map is None or len(token_map.bias) != columns):
+        head = f"the head of reader '{name}' ({kinds['head']})"
+        problem = f"{head} weighs tokens, so its token_map gives {columns} outputs"
+        got = "it is None" if token_map is None else f"it gives {len(token_map.bias)}"
+        raise ConfigError(f"{op}: {problem}, the last one the log weight; {got}. See Head.token_map.")
 
 
 def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:

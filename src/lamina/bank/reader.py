@@ -162,6 +162,10 @@ class Reader:
         if self.stack in ("both", "") or not isinstance(self.stack, str | None):
             rule = "a reader reads one stack, since two stacks have different tokens"
             raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
+        weights = {} if self.weights is None else self.weights
+        if not isinstance(weights, Mapping) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+            what = "a mapping of parameters' names to tensors is needed"
+            raise ConfigError(f"reader: weights is {repr(weights)[:60]}; {what}.")
 
 
 def _ascending(layers: object) -> list[int]:

@@ -32,6 +32,7 @@ from lamina.layers.recorded import RecordedModel
 from lamina.layers.towers import tower_for
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
+from lamina.utils import check_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -366,15 +367,16 @@ class ReaderCollection(nn.Module):
         return len(self.readers)
 
     def select(self, names: Iterable[str] | None, op: str) -> dict[str, ReaderModule]:
-        """Return name -> module for some of the readers, in a new dict. None: all readers.
+        """Return name -> module for some of the readers, in a new dict. None: all readers; a text: the reader so named.
 
         Raises:
             UnknownNameError: If the bank has no reader of a name. The message begins with `op`.
+            ConfigError: If `names` are no names.
         """
         readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
         if names is None:
             return readers
-        names = list(names)
+        names = [names] if isinstance(names, str) else list(check_type(op, "readers", names, "Sequence"))
         try:
             return {name: readers[name] for name in names}
         except KeyError:
@@ -552,7 +554,7 @@ class ReaderCollection(nn.Module):
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)
         if len(passes) > 1:
-            outputs = {name: outputs[name] for name in (self if readers is None else readers)}
+            outputs = {name: outputs[name] for name in self.select(readers, "bank")}
         out = BankOutput(outputs, main=main)
         if labels:
             with torch.set_grad_enabled(self._grad):

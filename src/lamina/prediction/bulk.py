@@ -81,7 +81,7 @@ def predict_file(  # noqa: PLR0913
     *,
     text: str | None = None,
     text_pair: str | None = None,
-    readers: Sequence[str] | None = None,
+    readers: Sequence[str] | str | None = None,
     kind: str | None = None,
     processor: Processor | None = None,
     batch_size: int | None = None,
@@ -216,7 +216,7 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequenc
     """
     if not isinstance(bank_or_model, ReaderBank):
         return []
-    infos = [bank_or_model[name].info.get("columns", {}) for name in readers or bank_or_model]
+    infos = [reader.info.get("columns", {}) for reader in bank_or_model.select(readers, "predict").values()]
     return list(dict.fromkeys(str(own["text"]) for own in infos if "text" in own and "text_pair" not in own))
 
 

@@ -61,7 +61,7 @@ def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel | str | Path,
     examples: Iterable[object],
     *,
-    readers: Sequence[str] | None = None,
+    readers: Sequence[str] | str | None = None,
     kind: str | None = None,
     processor: Processor | None = None,
     batch_size: int = 32,
@@ -221,7 +221,7 @@ class Predictor:
         if isinstance(target, ReaderBank):
             if kind is not None:
                 raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
-            self._readers = target.select([readers] if isinstance(readers, str) else readers, "bank")
+            self._readers = target.select(readers, "bank")
             self._runner = BankRunner(target, "predict", processor)
         else:
             model = checked_model(target, "predict", "a bank or a transformers model")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Condition, Lock, RLock, Thread
+from threading import Condition, Lock, RLock, Thread, Timer
 from typing import TYPE_CHECKING, TypeVar, final
 
 import torch
@@ -332,9 +332,20 @@ class Scheduler:
     def end(self, within_s: float) -> None:
         """Let requests that are not answered after `within_s` seconds fail with ClosedError; return at once.
 
-        A pass that is running then is the last of its request.
+        Those that wait for a pass then fail at that moment. A pass that is running then is the last of its request.
         """
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
+        timer = Timer(within_s, self._fail_waiting)
+        timer.daemon = True
+        timer.start()
+
+    def _fail_waiting(self) -> None:
+        """Let all requests that wait for a pass fail with ClosedError, those between two of their passes too."""
+        with self._changed:
+            left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
+            self._paused.clear()
+        for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
+            _fail(job, ClosedError(_SHUT_DOWN))
 
     def close(self) -> None:
         """Stop accepting requests, and wait for the queued ones.
@@ -348,11 +359,7 @@ class Scheduler:
         until = time.monotonic() + self.settings.shutdown_timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        with self._changed:
-            left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
-            self._paused.clear()
-        for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
-            _fail(job, ClosedError(_SHUT_DOWN))
+        self._fail_waiting()
 
     def _work(self) -> None:
         """Answer batches until the scheduler is closed. This is the target of each thread."""

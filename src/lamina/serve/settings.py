@@ -30,7 +30,7 @@ class Settings(BaseModel):
     max_client_batch_size: int = Field(32, ge=1)  # texts per request
     max_request_tokens: int = Field(65536, ge=1)  # of all texts of a request that are read; beyond it, status 413
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
-    max_depth: int = Field(8, ge=2)  # levels of nested lists and objects in a body
+    max_depth: int = Field(8, ge=2, le=100)  # levels of nested lists and objects in a body
     request_timeout: float = Field(60.0, gt=0)  # seconds
     header_timeout: float = Field(10.0, gt=0)  # seconds in which the headers of a request must come
     shutdown_timeout: float = Field(30.0, gt=0)  # seconds in which accepted requests are answered at the end

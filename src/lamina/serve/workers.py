@@ -209,7 +209,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
             ConfigError: If the bank has no tokenizer, the readers do not cut on the side that is asked for, or a text
-                is too long and they cut on different sides.
+                is too long and they cut on different sides, or at different lengths.
         """
         if any(isinstance(text, Upload) for text in texts):
             return texts
@@ -229,8 +229,18 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
                 rule = "these readers cut such texts on different sides. Ask them in separate requests"
                 raise ConfigError(f"serve: a text is too long; {rule}.") from error
         if truncate and self.window_length is not None and tokenizer.is_fast:  # windows need a fast one, as `read` says
+            self._check_same_cut(parts)
             parts = [self._cut(row) for row in parts]
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
+
+    def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
+        """Raise ConfigError if a reader of tokens would read a text in windows after it is cut for the others."""
+        shortest = min(self.lengths.windows)
+        for number, parts in enumerate(rows if shortest < (self.window_length or 0) else ()):
+            tokens = _count(tokenizer_of(self.bank.processor), parts)
+            if tokens > shortest:
+                rule = f"these readers cut texts at different lengths, {shortest} and {self.window_length} tokens"
+                raise ConfigError(f"serve: text {number} is too long; {rule}. Ask them in separate requests.")
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
         """Return a text or pair, cut so that readers of tokens need one window and others read what they read before.
@@ -258,8 +268,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 
         def check(what: str, most: int, *parts: str, special: bool = True) -> None:
-            options = {**_WHOLE, "add_special_tokens": special}
-            tokens = len(tokenizer(*map(encodable, parts), **options)["input_ids"])
+            tokens = _count(tokenizer, parts, special=special)
             if tokens > most:
                 rule = f"at most {most} are read. Send truncate=true to cut it"
                 raise TooLongError(f"serve: {what} has {tokens} tokens; {rule}.")
@@ -277,6 +286,12 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
                 check(f"the first text of pair {number}", half, parts[0], special=False)
             if whole:
                 check(f"text {number}", min(whole), *parts)
+
+
+def _count(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool = True) -> int:
+    """Return the number of tokens of a text or pair; with `special`, special tokens count too."""
+    options = {**_WHOLE, "add_special_tokens": special}
+    return len(tokenizer(*map(encodable, parts), **options)["input_ids"])
 
 
 AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and answer do not matter

@@ -165,6 +165,7 @@ def export_onnx(
             raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
     is_bank = isinstance(bank_or_model, ReaderBank)
     digests = reader_digests(bank_or_model, readers) if is_bank else {}
+    readers = [readers] if isinstance(readers, str) else readers
     plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:

@@ -428,12 +428,12 @@ class Kind(ABC, Generic[InputsT]):
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return the number of rows in a batch for scoring; by default `asked`. Only called for kinds without classes.
+        """Return the number of rows in a batch for scoring; by default `asked`.
 
         Args:
             asked: The number that the user asks for. The result is at most this.
             inputs: The encoded examples.
-            outputs: Number of scores per position that a model returns: one per entry of the vocabulary.
+            outputs: Number of scores per position: of the reader's head; of a whole model, the vocabulary's size.
         """
         return asked
 

@@ -208,10 +208,7 @@ class Runner(ABC):
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """Return the number of outputs of the learner `name` for each token.
-
-        It is asked for kinds of task without classes.
-        """
+        """Return the number of outputs of the learner `name` for each token."""
 
     # Passes without gradients
 
@@ -271,13 +268,11 @@ class Runner(ABC):
     def rows_per_pass(self, group: Group, names: Iterable[str], options: PassOptions) -> int:
         """Return the number of rows of a group that the learners `names` score in one batch, at least 1.
 
-        It is `options.scoring_batch_size`, or less if a learner's kind of task has many outputs per position, such as
-        one for every entry of a vocabulary.
+        It is `options.scoring_batch_size`, or less if a learner's kind of task says so (`Kind.batch_size`).
         """
         size = options.scoring_batch_size
         for name in names:
-            if not (kind := group.tasks[name].kind).has_classes:
-                size = kind.batch_size(size, group.inputs, self.outputs_per_position(name))
+            size = group.tasks[name].kind.batch_size(size, group.inputs, self.outputs_per_position(name))
         return max(1, size)
 
     def collect(

@@ -167,6 +167,8 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
     The key "fusion" comes first, with configs as values, because other keys set fields of these configs.
     """
+    if not isinstance(grid, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{op}: it is {grid!r}; a mapping of keys to lists of values is needed.")
     axes: dict[str, list[object]] = {}
     if METHOD in grid:
         axes[METHOD] = [_fusion_config(value, op) for value in _values(METHOD, grid[METHOD], op)]
@@ -189,7 +191,9 @@ def _values(key: str, values: object, op: str) -> list[object]:
     """
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
-    listed = list(values)
+    listed = list(itertools.islice(values, MOST_RUNS + 1))
+    if len(listed) > MOST_RUNS:
+        raise ConfigError(f"{op}: {key} has more than {MOST_RUNS:,} values; a grid has at most {MOST_RUNS:,} settings.")
     if not listed:
         raise ConfigError(f"{op}: {key} has no values; a grid needs at least one.")
     duplicates = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
@@ -269,6 +273,8 @@ def expand_into(
             would remove every layer. The bank is then as it was.
     """
     names = list(names)
+    if not isinstance(grid, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"fit: grid is {grid!r}; a mapping of readers' names to their grids is needed.")
     check_known("grid", grid, names, "reader")
     specs: dict[str, RunSpec] = {}
     for name in names:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lamina.data.batches import tokenizer_of
 from lamina.data.encode import has_second_start
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
+    from lamina.tasks.split import Split
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 
@@ -110,9 +112,8 @@ def group_tasks(
 ) -> list[Group]:
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
-    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. If the
-    tokenizer has a start token before the second text of a pair too, tasks on tokens and tasks on whole texts read
-    pairs differently, and are in groups of their own (`has_second_start`).
+    Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
+    tokens are in a group of their own if tasks on whole texts read other tokens of these examples; see `_reads_other`.
 
     Args:
         tasks: Learner name -> task.
@@ -122,36 +123,62 @@ def group_tasks(
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
-    kinds = {name: task.kind for name, task in tasks.items()}
-    pairs = {name: split.pairs and kinds[name].per_token for name, split in splits.items()}
-    divided = len(set(pairs.values())) > 1 and has_second_start(processor)
-    names_by_key: dict[tuple[str, str, bool, int | None, bool], list[str]] = defaultdict(list)
+    names_by_key: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
         task = tasks[name]
-        key = (kinds[name].inputs, split.key, task.by_row, task.image_size, divided and pairs[name])
-        names_by_key[key].append(name)
+        names_by_key[task.kind.inputs, split.key, task.by_row, task.image_size].append(name)
     groups: list[Group] = []
-    for key, names in names_by_key.items():
-        encoder = encoder_of(tasks, names)
-        image_size = tasks[encoder].image_size
-        how = replace(options, windows=kinds[encoder].per_token, by_row=tasks[encoder].by_row, image_size=image_size)
-        # Inputs without random changes do not depend on the seed, so runs with other seeds use them again.
-        how = how if kinds[encoder].draws else replace(how, seed=0)
-        cache_key = (*key, how, len(splits[encoder]))
-        if cache_key not in encodings:
-            recorded = recorded_inputs(splits[encoder], kinds[encoder])
-            encodings[cache_key] = recorded or kinds[encoder].encode(splits[encoder], processor, how)
-        inputs = encodings[cache_key]
-        states = inputs.states if isinstance(inputs, StatesInputs) else None
-        shared: dict[tuple[int, Kind, bool], Targets | None] = {}  # labels are made once for all readers of one task
-        label_keys = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
-        for name in names:
-            if label_keys[name] not in shared:
-                shared[label_keys[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
-        targets = {name: shared[label_keys[name]] for name in names}
-        equal = bool(getattr(inputs, "equal_lengths", False))
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets, states, equal))
+    for names in names_by_key.values():
+        inputs = _inputs(tasks, names, options, processor, encodings)
+        per_token = [name for name in names if tasks[name].kind.per_token]
+        others = [name for name in names if not tasks[name].kind.per_token]
+        if per_token and others and _reads_other(tasks[others[0]].kind, splits[others[0]], inputs, processor):
+            groups.append(_group(tasks, per_token, options.part, inputs))
+            names, inputs = others, _inputs(tasks, others, options, processor, encodings)
+        groups.append(_group(tasks, names, options.part, inputs))
     return groups
+
+
+def _inputs(
+    tasks: Mapping[str, Task], names: Sequence[str], options: EncodeOptions, processor: Processor, encodings: Encodings
+) -> Inputs:
+    """Return the encoded examples that the tasks `names` share, from `encodings` if they are there; else add them."""
+    task = tasks[encoder_of(tasks, names)]
+    kind, split = task.kind, task.split(options.part)
+    how = replace(options, windows=kind.per_token, by_row=task.by_row, image_size=task.image_size)
+    # Inputs without random changes do not depend on the seed, so runs with other seeds use them again.
+    how = how if kind.draws else replace(how, seed=0)
+    key = (kind.inputs, split.key, how, len(split))
+    if key not in encodings:
+        encodings[key] = recorded_inputs(split, kind) or kind.encode(split, processor, how)
+    return encodings[key]
+
+
+def _reads_other(kind: Kind, split: Split, windows: Inputs, processor: Processor) -> bool:
+    """Return whether tasks of `kind`, on whole texts, read other tokens than the first windows of tasks on tokens.
+
+    They do if examples are too long for one window, and are cut differently: windows keep half of the first text of a
+    pair, and the beginning of a text. They also do if pairs are joined differently; see `has_second_start`.
+    """
+    if split.pairs and has_second_start(processor):
+        return True
+    cuts_left = getattr(tokenizer_of(processor), "truncation_side", "right") == "left"
+    return (split.pairs or cuts_left) and kind.truncated(windows) > 0
+
+
+def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: Inputs) -> Group:
+    """Return the tasks `names` as a group with these inputs, and make its labels: once for all readers of one task."""
+    made: dict[tuple[int, Kind, bool], Targets | None] = {}
+    targets: dict[str, Targets | None] = {}
+    for name in names:
+        task, split = tasks[name], tasks[name].split(part)
+        key = (id(split), task.kind, task.label_all_tokens)
+        if key not in made:
+            made[key] = task.kind.targets(task, split, inputs)
+        targets[name] = made[key]
+    states = inputs.states if isinstance(inputs, StatesInputs) else None
+    equal = bool(getattr(inputs, "equal_lengths", False))
+    return Group(part, {name: tasks[name] for name in names}, inputs, targets, states, equal)
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:

@@ -125,7 +125,7 @@ def train(  # noqa: PLR0913
         nullcontext() if reserved is None or rank() else claimed_output(target, Path(reserved), names),
         undo_grid_on_error(target, grid or {}) as begin_training,
     ):
-        specs = _specs(target, tasks, grid or {}, options)
+        specs = _specs(target, tasks, {} if grid is None else grid, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
         groups = _training_groups(runner, tasks, specs, options, encodings, states or {})

@@ -230,6 +230,9 @@ def test_an_unknown_reader_is_an_error_that_lists_the_known_ones(bank: ReaderBan
         bank.remove("aba")
     with pytest.raises(UnknownNameError, match=rf"bank\.listen: {unknown}"), bank.listen(["aba"]):
         pass
+    with pytest.raises(ConfigError, match="bank: readers is 5; it must be a list"):
+        bank(**batch, readers=5)
+    assert list(bank(**batch, readers="low")) == ["low"]  # not its letters
     with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
         bank["aba"]
     with pytest.raises(UnknownNameError, match=f"output: {unknown}"):

@@ -475,6 +475,15 @@ def test_a_reader_that_looks_at_later_tokens_is_refused(reader: Reader, message:
         pass
 
 
+def test_a_head_that_weighs_tokens_tells_how_much():
+    bank = bank_of()
+    bank.add("r", Reader(Mean(), SequenceClassification(("a", "odd"), pooling="query")))
+    bank["r"].head.token_map = lambda: None  # as a head of a third party that does not override it
+    message = r"head of reader 'r' \(Seq.*\) weighs tokens, so its token_map gives 3 outputs, .*; it is None"
+    with pytest.raises(ConfigError, match=message), bank.watch([Monitor("r", "odd")]):
+        pass
+
+
 def test_a_model_whose_tokens_see_later_ones_is_refused():
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
     bank = ReaderBank(BertLMHeadModel(config))

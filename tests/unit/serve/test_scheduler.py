@@ -405,11 +405,11 @@ def test_a_request_that_lasts_longer_than_a_shutdown_fails_after_its_pass(make: 
     running = scheduler.submit(["1", "2"], "large", lambda: large, truncate=True)
     assert large.begun.wait(10)
     waiting = scheduler.submit(["3"], "large", lambda: large, truncate=True)
-    scheduler.end(0)
-    large.go.set()
-    for future in (running, waiting):
+    scheduler.end(0.1)
+    for future in (waiting, running):
         with pytest.raises(ClosedError, match="the server was shut down before this request was answered"):
-            future.result(10)
+            future.result(10)  # the one that waits fails while the pass still runs
+        large.go.set()
     assert large.seen == ["1"]
 
 
@@ -572,6 +572,17 @@ def test_a_pair_is_cut_alike_beside_readers_of_tokens(make: Callable[..., Schedu
     for one, other, third in zip(alone, both, predicted, strict=True):
         for found in (other, third):
             assert found["mood"]["probabilities"] == pytest.approx(one["mood"]["probabilities"], abs=1e-5)
+
+
+def test_a_text_is_cut_for_each_reader_of_tokens_or_refused(make: Callable[..., Scheduler]):
+    bank = tiny_bank()
+    bank["who"].info["max_length"] = 16
+    scheduler = make(bank)
+    assert len(scheduler.ask(["film " * 14]).result(10)) == 1
+    with pytest.raises(
+        ConfigError, match="text 0 is too long; these readers cut texts at different lengths, 16 and 32"
+    ):
+        scheduler.ask(["film " * 15], ["mood", "who"]).result(10)
 
 
 def test_the_first_text_of_a_pair_is_cut_only_with_truncate(make: Callable[..., Scheduler]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from tests.support.files import jsonl
 from tests.support.training import names, tiny_model, tiny_tokenizer
 
@@ -120,9 +119,18 @@ def both(rows: list[dict[str, Any]]) -> dict[str, Task]:
 
 @pytest.mark.parametrize("max_length", [32, 12])
 def test_the_words_of_the_reply_are_tagged_in_every_window(max_length: int):
-    """With few tokens to a window, the reply is cut, and the prompt stands before every piece."""
+    """With few tokens to a window, the reply is cut, and the prompt stands before every piece.
+
+    A task on whole texts then reads pairs as it reads them alone: cut by the tokenizer. Else one pass serves both.
+    """
     tokenizer, tasks = tiny_tokenizer(), both(ROWS)
-    (group,) = group_tasks(tasks, EncodeOptions(part="train", max_length=max_length), tokenizer)  # one pass serves both
+    how = EncodeOptions(part="train", max_length=max_length)
+    group, *apart = group_tasks(tasks, how, tokenizer)
+    (alone,) = group_tasks({"whether": tasks["whether"]}, how, tokenizer)
+    assert [other.names for other in apart] == [("whether",)] * (max_length == 12)
+    assert all(
+        other.inputs.batch(range(3))["input_ids"].equal(alone.inputs.batch(range(3))["input_ids"]) for other in apart
+    )
     inputs: Any = group.inputs
     rows = range(len(inputs.lengths))
     batch, labels = inputs.batch(rows), group.labels(rows, None, group.names)
@@ -139,9 +147,8 @@ def test_the_words_of_the_reply_are_tagged_in_every_window(max_length: int):
         "ben O was O to O paris B . O it O was O fun O",
         "very O slow O",
     ]
-    first = inputs.encoded.window == 0
-    assert labels["whether"][torch.from_numpy(first)].tolist() == [1, 1, 0]
-    assert set(labels["whether"][torch.from_numpy(~first)].tolist()) <= {-100}
+    whole = apart[0] if apart else group
+    assert whole.labels(range(3), None, ["whether"])["whether"].tolist() == [1, 1, 0]
 
 
 def test_a_long_prompt_takes_half_of_a_window_and_is_counted():

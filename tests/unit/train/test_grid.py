@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -115,6 +115,8 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"dropout": [0.1]}, r"'dropout' may mean fusion.dropout or head.dropout; it must mean one"),
         ({"alpha": []}, "fusion.alpha has no values; a grid needs at least one"),
         ({"fusion": []}, "fusion has no values"),
+        (5, r"grid of 'reader': it is 5; a mapping of keys to lists of values is needed"),
+        ({"seed": range(10**12)}, "seed has more than 100,000 values"),
         ({"alpha": 3}, r"fusion.alpha is 3; a grid needs a list of values\. Write \[3\]"),
         ({"head.pooling": "mean"}, "head.pooling is 'mean'; a grid needs a list of values"),
         ({"alpha": [1, 2, 1]}, "fusion.alpha has 1 twice"),
@@ -133,7 +135,7 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"learning_rate": ["1e-3"]}, "learning_rate is '1e-3'; it must be a number"),
     ],
 )
-def test_a_value_that_cannot_be(grid: dict[str, Any], message: str):
+def test_a_value_that_cannot_be(grid: Any, message: str):
     with pytest.raises(ConfigError, match=rf"(?s){message}"):
         expand(TEMPLATE, grid)
 
@@ -203,3 +205,5 @@ def test_a_reader_whose_name_is_taken_leaves_the_bank_as_it_was(bank: ReaderBank
 def test_a_grid_for_a_reader_that_has_no_task(bank: ReaderBank):
     with pytest.raises(UnknownNameError, match="grid: unknown reader 'nerr'; known: cola, ner"):
         expand_into(bank, ["cola", "ner"], {"nerr": {"alpha": [1.0]}}, RATES, EPOCHS)
+    with pytest.raises(ConfigError, match="fit: grid is 5; a mapping of readers' names to their grids is needed"):
+        expand_into(bank, ["cola", "ner"], cast("Any", 5), RATES, EPOCHS)
