@@ -89,9 +89,7 @@ def test_a_class_or_a_name_is_no_fusion_and_no_head(fusion: Any, head: Any):
 
 @pytest.mark.parametrize("weights", [5, ["fusion.scores"], {"fusion.scores": [1.0]}])
 def test_weights_of_another_type_are_refused(weights: Any):
-    with pytest.raises(
-        ConfigError, match=r"weights is .*; a mapping of parameters' names to tensors is needed"
-    ):
+    with pytest.raises(ConfigError, match=r"weights is .*; a mapping of parameters' names to tensors is needed"):
         Reader(Mean(), SequenceClassification(TWO), weights=weights)
 
 
