@@ -174,7 +174,7 @@ class Targets:
 def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a classifier.
 
-    Raises DataError if y is None, has another length, a missing label or only one class, or has another form.
+    Raises DataError if y is None, is not as long as `texts`, lacks a label, has only one class, or has another form.
 
     Args:
         y: One class per text, or zeros and ones `[texts, labels]`, dense or sparse.

@@ -28,10 +28,11 @@ def to_patterns(value: object) -> object:
 
 
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
-    """Return whether a run matches the patterns.
+    """Return whether a run matches the patterns of every key that it has.
 
     Args:
-        only: Key -> patterns. A key that the run does not have is ignored, so that methods without a grid stay.
+        only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
+            grid stay.
         run: "task", "method" and keys of the grid -> the run's value. Some may be missing.
     """
     return all(

@@ -152,12 +152,10 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return a stack of the model whose blocks can be edited.
+    """Return the model's stack with the name `stack` (None: the only one, or the encoder), if its blocks can be edited.
 
-    The model may be given by name or folder; it is not changed.
-
-    `stack` is the stack's name; None: the only one, or the encoder. Raises LaminaError, whose message begins with `op`,
-    if the stack does not exist, or its blocks cannot be edited.
+    The model may be given by name or folder, and is not changed. Raises LaminaError, whose message begins with `op`, if
+    the stack does not exist, or it has no module per block.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 

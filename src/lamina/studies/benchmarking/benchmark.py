@@ -86,9 +86,10 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
 
-    The work is divided into cells: one per set, or in the settings "scarce" and "imbalance" one per set and point. The
-    model reads every text of a set once, for all its points. The readers are trained, and the other methods fitted, on
-    the states of that pass. A set that is missing, damaged or too small is listed among the failures; the others run.
+    The work is divided into cells, which run and are saved one by one: one per set, or in the settings "scarce" and
+    "imbalance" one per set and point. The model reads every text of a set once, for all its points. The readers are
+    trained, and the other methods fitted, on the states of that pass. A set that is missing, damaged or too small is
+    listed among the failures; the others run.
 
     Methods without seeds follow sae-probes 0.4.2, with its grids and folds. "embedding", "pca", "knn" and "xgboost"
     read the mean of the last layer's states over the tokens. "best_layer" reads the layer that is best on held-out
@@ -117,16 +118,18 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         progress: Show a progress bar.
 
     Returns:
-        A study with rows of four measures. "score": the AUC of a method on a set. "mean": its mean over the sets that
-        all methods have, with the median "seconds" and "bytes". "rank": its mean rank. "ahead": how far "default" (or
-        the best method, if that did not run) is above each other method on average, with "low", "high", "p" (after
-        Holm's correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
+        A study with rows of four measures. "score": the AUC of a method on a set. "mean": its mean over the sets for
+        which every method has a score, with the median "seconds" and "bytes". "rank": its mean rank. "ahead": how far
+        "default" (or the best method, if that did not run) is above each other method on average, with "low", "high",
+        "p" (after Holm's correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
-        ConfigError: If nothing is to be run, the model has no tokenizer, or every cell failed.
+        ConfigError: If nothing is to be run, an option is out of range, the model has no tokenizer, or every cell
+            failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         DataError: If the data cannot be found.
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
         MissingExtraError: If a method needs a package that is not installed.
 
     Source:

@@ -140,8 +140,11 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         `settings["proposals"]` maps each task's name to its "keep" and "read", as in `Proposal`.
 
     Raises:
-        ConfigError: If `tolerance` is negative, there is no task or no seed, or all cells failed.
+        ConfigError: If `tolerance` is negative, there is no task or no seed, the stack has no module per block, or all
+            cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
     Source:
         The probe by cutting of Singh and Giovanardi 2020, figure 2, turned into a decision.

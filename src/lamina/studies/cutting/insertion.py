@@ -88,8 +88,11 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         metric of the task) and "score".
 
     Raises:
-        ConfigError: If a count is out of range, there is no seed, or all cells failed.
-        UnknownNameError: If an end or start does not exist, or a task does not have both splits.
+        ConfigError: If a count is out of range, there is no seed, the stack has no module per block, or all cells
+            failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        UnknownNameError: If an end, a start or the stack does not exist, or a task does not have both splits.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
     Source:
         The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the

@@ -74,8 +74,11 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         "measure" (each metric of the task) and "score", on the validation rows after the last epoch.
 
     Raises:
-        ConfigError: If a count or fraction is out of range, there is no seed, or all cells failed.
+        ConfigError: If a count or fraction is out of range, there is no seed, the stack has no module per block, or all
+            cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help?", figure 1: n = 0 to 12 of BERT, on all

@@ -136,8 +136,11 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If there is neither a task nor a text, a length in `runs` is not between 1 and the depth minus 1,
-            `new_tokens` is negative, or all cells failed.
+            `new_tokens` is negative, the stack has no module per block, or all cells failed; if `resume` is set without
+            `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
     Source:
         Block influence: Men et al. 2024, "ShortGPT", arXiv:2403.03853. Ranges of blocks: Gromov et al. 2024,

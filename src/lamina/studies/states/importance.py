@@ -81,8 +81,8 @@ def importance(
         and "score": the layer's share. The shares of a reader sum to 1.
 
     Raises:
-        ConfigError: If no reader has weights per layer; or if a reader's weights depend on the token, and `texts` is
-            None.
+        ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; or if a reader's
+            weights depend on the token, and `texts` is None.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
