@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lamina.monitors.calibration import Interval
 
-    Scores = Sequence[Float[np.ndarray, " tokens"]]  # of each text, the running score at each of its tokens
+    Scores = Sequence[Float[np.ndarray, " tokens"]]  # for each text, the running score at each token
 
 _STAKES = np.arange(1, 100) / 100
 _GUESS, _WEIGHT = 100, 0.1  # guess of a text's length in tokens, and how many texts it counts as

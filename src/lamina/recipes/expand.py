@@ -47,7 +47,7 @@ def expand_recipe(
         raise ConfigError(f"recipe: seed is {options['seed']}; methods take theirs from the recipe's 'seeds'.")
     options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}
-    idle: list[dict[str, str]] = []  # of each run: option -> why it has no effect there
+    idle: list[dict[str, str]] = []  # for each run: option -> why it has no effect there
     for name, task in recipe.chosen_tasks.items():
         known = task.outline() if tasks is None else tasks[name]
         task_options = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)

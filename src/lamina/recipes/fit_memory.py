@@ -46,8 +46,8 @@ class FittedBatch:
     tokens: int  # tokens of a row
     weight_bytes: int  # weights, gradients and moments
     row_bytes: int  # what a row keeps for the gradients, in float32
-    asked: Batches  # in the recipe
-    fitted: Batches  # so that a batch fits
+    asked: Batches  # the batches in the recipe
+    fitted: Batches  # batches that fit
     runs: tuple[str, ...]  # names of the runs
 
 

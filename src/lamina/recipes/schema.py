@@ -250,7 +250,8 @@ class TaskRecipe(Strict):
     pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"
     labels: list[str] | None = None
-    positive: str | int | None = None  # of two classes the positive one; None: 1, yes or true beside 0, no or false
+    # the positive one of two classes; None: 1, yes or true if the other is 0, no or false
+    positive: str | int | None = None
     metric: str | None = None  # chooses the best epoch; None: the usual metric of such a task
     problem_type: str | None = None  # None: found from the labels
     # what to do with rows that have no label; None: "mask" where tasks share them, otherwise "error"
@@ -262,7 +263,7 @@ class TaskRecipe(Strict):
     limit_validation: PositiveInt | None = None  # maximum number of validation rows
     # validate on a tenth of the training rows; the validation split then serves as test split if there is none
     hold_out: bool = False
-    stratify: bool = True  # hold out the same share of each class, not the rows that other tasks of this size hold out
+    stratify: bool = True  # hold out the same share of each class; False: the same rows in all tasks of one size
     subsample: SubsampleRecipe | None = None
     image_size: int | None = None  # width and height of images in pixels; None: that of the model's processor
     masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict masked tokens instead

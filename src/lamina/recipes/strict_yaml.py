@@ -137,7 +137,7 @@ _PLAIN: dict[str, tuple[str, str]] = {
         "-+0123456789.",
     ),
     "null": (r"~|null|Null|NULL|", "~nN"),
-    "merge": (r"<<", "<"),  # of 1.1, and in use everywhere
+    "merge": (r"<<", "<"),  # from YAML 1.1, still in use everywhere
 }
 for _kind, (_form, _first) in _PLAIN.items():
     _Loader.add_implicit_resolver(f"{_YAML}{_kind}", re.compile(rf"^(?:{_form})$"), [*_first])

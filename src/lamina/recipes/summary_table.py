@@ -36,7 +36,7 @@ class SummaryRow(MeanScore):
     trains: NotRequired[str]  # "reader" or "method"; files of earlier versions lack it
     settings: dict[str, object]  # values of the grid, by full key
     metric: str  # the metric that chose the best epoch
-    parameters: int  # number that was trained
+    parameters: int  # number of trained parameters
     scores: dict[str, MeanScore]  # every other metric -> validation scores at the best epoch
     runs: list[TableRow]  # each with "reader" (its name), "seed", "score", "best_epoch" and the other scores
     best_epoch: float  # mean over the runs

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lamina.studies.benchmarking.probing_sets import Setting
     from lamina.studies.study import Frame
 
-    Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`, of all methods one set
+    Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`; sets are the same
 
 SUMMARY = "summary.md"  # file in the output folder: the tables and conclusions
 _OP = "bench"

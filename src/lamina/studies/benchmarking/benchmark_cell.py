@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _OP, _METRIC, _LABELS = "bench", "auroc", ("0", "1")
 _BATCH = 32
 _POOLED_AT_ONCE = 64  # rows whose states are averaged in one operation
-_BYTES = 4  # of a parameter
+_BYTES = 4  # size of a parameter
 
 ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the reader to train
 
@@ -129,7 +129,7 @@ class SetStates:
     """
 
     def __init__(self, texts_of: Callable[[str], Sequence[str]]) -> None:
-        self.seconds = 0.0  # that the model took to read the texts of the present set
+        self.seconds = 0.0  # seconds that the model took to read the present set
         self._texts_of, self._name = texts_of, ""
         self._index: dict[str, int] = {}  # text -> its row
         self._states: CachedStates | None = None

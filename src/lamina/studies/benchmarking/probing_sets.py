@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Setting = Literal["normal", "scarce", "imbalance", "shift"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
-MOST_TRAINED = 1024  # training rows of a set, unless it has fewer than that and `LEAST_SCORED` more
+MOST_TRAINED = 1024  # most training rows of a set; at least `LEAST_SCORED` further rows must be left to score
 LEAST_SCORED = 100
 SIZES = (16, 64, 256, 1024)  # training rows in the setting "scarce"
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)  # share of the positive class in the setting "imbalance"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _OP = "drift"
 _LARGEST_SVD = 1024  # up to this length of the shorter side, all singular values of a matrix are computed
-_STEPS = 200  # of the power iteration, at most
+_STEPS = 200  # most steps of the power iteration
 _CONVERGED = 1e-7  # relative change of the value at which the power iteration stops
 _SHOWN = {  # measure -> its unit, and what to look for in its chart
     "l2": (
