@@ -196,14 +196,10 @@ class LaminaEstimator(BaseEstimator):
     def _reader(self, task: Task, given: object, seed: int, **settings: object) -> Reader:
         """Return the config of the estimator's reader, with the labels and problem type of the task.
 
-        Raises ConfigError if `given` is of another type than listed here, or its head is for another kind of task.
-
-        Args:
-            task: Task of the training examples.
-            given: The estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
-                head) or a whole reader.
-            seed: Seed of the reader's initial weights.
-            **settings: Further settings of the head. Those that the head does not have are ignored.
+        `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
+        head) or a whole reader. `seed` decides the initial weights. `settings` are further settings of the head, of
+        which those that it does not have are ignored. Raises ConfigError if `given` is anything else, or a reader for
+        another kind of task.
         """
         default = Reader.default(task)
         if given is None:
@@ -270,11 +266,8 @@ class LaminaEstimator(BaseEstimator):
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
         """Return X as a list of texts or pairs of texts; raise DataError if it has another form, as `as_texts` does.
 
-        Args:
-            X: The argument of a public method.
-            method: Name of that method, for messages.
-            reset: True in `fit`: record the number and names of the columns of X. False: compare them with the recorded
-                ones.
+        With `reset` (in `fit`), the number and names of the columns of X are recorded; otherwise they are compared with
+        the recorded ones. Messages begin with the calling `method`.
         """
         return as_texts(self, X, self._op(method), reset=reset)
 

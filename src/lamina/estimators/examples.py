@@ -207,11 +207,8 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Return (class names, one class value per name, index of each row's class among the names).
 
-    Two values can have one name, such as the two Unicode forms of a text, and then become one class.
-
-    Args:
-        classes: The distinct values of y.
-        numbers: Index in `classes` of each row's value.
+    `numbers` are the rows' indices in `classes`, the distinct values of y. Two values can have one name, such as the
+    two Unicode forms of a text, and then become one class.
     """
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))

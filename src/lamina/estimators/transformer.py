@@ -137,10 +137,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
         """Return the config of a reader whose logits are the pooled features of `fusion`.
 
-        Args:
-            fusion: Fusion of the reader.
-            like: A reader whose fusion has as many features.
-            seed: Seed of the reader's initial weights.
+        `like` is a reader whose fusion has as many features, and `seed` decides the initial weights.
         """
         return self._with_head(fusion, tuple(map(str, range(like.fusion.dim))), seed, linear=False)
 
@@ -180,12 +177,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return tags
 
     def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
-        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ....
+        """Return the names of the features, such as "layer6_0" or "fusion_0"; raise NotFittedError before `fit`.
 
         `input_features` is ignored.
-
-        Raises:
-            NotFittedError: If `fit` was not called.
         """
         del input_features
         self._check_fitted()

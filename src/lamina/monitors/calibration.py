@@ -181,13 +181,9 @@ class Calibration:
 def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list[float], list[float]]:
     """Return the highest scores of the negative texts and of the positive texts, each in descending order.
 
-    Args:
-        highest: Highest score of each text.
-        positive: For each text, whether it should be flagged: True or False.
-
-    Raises:
-        ConfigError: If the numbers of scores and labels differ, a score is NaN, an entry of `positive` is neither true
-            nor false, or no text is negative, or none is positive.
+    `highest` has the highest score of each text, and `positive` whether it should be flagged. Raises ConfigError if
+    their numbers differ, a score is NaN, an entry of `positive` is neither true nor false, or no text is negative, or
+    none is positive.
     """
     if len(highest) != len(positive):
         raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
@@ -259,14 +255,9 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
 def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
-    Args:
-        negatives: Highest score of each negative text, in descending order.
-        highest: Highest score of each text, negative or positive.
-        allowed: Number of negative texts that may be flagged, fewer than there are.
-
-    Raises:
-        ConfigError: If no text has a score, or if the first monitor of a cascade alone (score inf) flags more than
-            `allowed`.
+    `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
+    Raises ConfigError if no text has a score, or if the first monitor of a cascade alone (score inf) flags more than
+    `allowed`.
     """
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"

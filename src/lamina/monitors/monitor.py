@@ -151,10 +151,9 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key; `start_monitors` computes monitors with equal keys together, as a `MonitorGroup`.
+        """Return a key of all that a `MonitorGroup` has in common: everything but readers and thresholds.
 
-        The key says everything about the monitor but its reader and its threshold. `heads` maps reader name -> config
-        of its head.
+        `start_monitors` computes monitors with equal keys together. `heads` maps reader name -> config of its head.
         """
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens

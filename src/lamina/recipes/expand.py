@@ -182,14 +182,10 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
 def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None = None) -> Recipe:
     """Return a copy of a recipe that runs only some of its runs.
 
-    Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
-    Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches all keys, or `seeds`
-    is given and a grid of the recipe sets the seeds.
-
-    Args:
-        recipe: The recipe.
-        only: Patterns that runs must match, as `read_only` returns them. Empty: the recipe's.
-        seeds: Number of seeds, which are 0, 1 and so on. None: the recipe's.
+    `only` has patterns that runs must match, as `read_only` returns them (empty: the recipe's). `seeds` is the number
+    of seeds, which are 0, 1 and so on (None: the recipe's). Runs keep the names that they have in the whole recipe, so
+    that several parts can be run into one output folder. Raises UnknownNameError if a key or pattern matches nothing,
+    and ConfigError if no run matches all keys, or `seeds` is given and a grid of the recipe sets the seeds.
     """
     changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
     if seeds is not None:

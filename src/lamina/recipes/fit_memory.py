@@ -56,13 +56,8 @@ def fit_batches(
 ) -> list[FittedBatch]:
     """Return the largest batches that fit a GPU, for each task and method. Rows per optimizer step stay as they are.
 
-    Raises ConfigError if not even one row fits; the message says how much it needs.
-
-    Args:
-        recipe: The recipe.
-        planned: All runs of the recipe.
-        tasks: Task name -> copies of the task, one per repeat of its subsample; only tasks whose data was read.
-        memory_bytes: Memory of each GPU.
+    `planned` are all runs, and `tasks` has the copies of those tasks whose data was read. Raises ConfigError if not
+    even one row fits; the message says how much it needs.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 
@@ -162,16 +157,10 @@ def fitted_batches(
 ) -> dict[str, Batches]:
     """Return run name -> batch size and batches per step that fit a GPU; the rows of an optimizer step stay the same.
 
-    A resumed run gets the batches that are saved in its output folder, because the free memory may have changed since
-    it began. All processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches
-    of the output folder are unreadable.
-
-    Args:
-        recipe: The recipe.
-        specs: Run name -> run.
-        outlines: Task name -> its number of rows and tokens.
-        memory_bytes: Memory of each GPU.
-        folder: The output folder. None: there is none.
+    `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
+    batches that are saved in its output `folder`, because the free memory may have changed since it began. All
+    processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches of the output
+    folder are unreadable.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

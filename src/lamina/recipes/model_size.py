@@ -322,11 +322,7 @@ def sized_runs(
 ) -> list[SizedRun]:
     """Return the runs of a recipe with their sizes; raise LaminaError if a reader or an edit does not fit the model.
 
-    Args:
-        recipe: The recipe.
-        specs: Run name -> run.
-        outlines: Task name -> its number of rows and tokens.
-        sizes: Builds the models.
+    `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens.
     """
     heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
     base_class = next((head for head in heads if head != "AutoModel"), "AutoModel")  # of the model that readers share

@@ -54,15 +54,10 @@ class MonitorRecipe(Strict):
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
-    """Check that a monitor's task and reader exist, and that there is a bank to store the monitor in.
+    """Check that a monitor's task and reader exist, and that the recipe's readers are in one bank (`shared`).
 
-    Raises ConfigError if there is no bank, or no reader is named where the task has several; ValidationError, which
-    says where, if the task or the reader does not exist.
-
-    Args:
-        monitor: The monitor's keys.
-        readers: Task name -> names of its readers.
-        shared: Whether the recipe's readers are in one bank.
+    `readers` is task name -> names of its readers. Raises ConfigError if there is no common bank, or no reader is named
+    where the task has several; ValidationError, which says where, if the task or the reader does not exist.
     """
     if not shared:
         raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")
@@ -84,17 +79,10 @@ def add_monitors(
 ) -> list[TableRow]:
     """Calibrate a recipe's monitors on a trained bank, store them in it, and return a row of rates for each.
 
-    A monitor whose reader was not trained (because of `only`) is left out with a warning. Raises ConfigError if a
-    monitor does not fit its reader, or there are too few texts for its rate; UnknownNameError if the reader lacks a
-    flagged label, or the task lacks the split.
-
-    Args:
-        bank: The trained bank.
-        monitors: Name -> keys of the monitor.
-        specs: Run name -> run.
-        tasks: Task name -> task.
-        rows: Rows of results, one per run. If a reader has several runs, that with the best validation score is
-            watched.
+    `specs` is run name -> run, and `rows` has one row of results per run: if a reader has several runs, the one with
+    the best validation score is watched. A monitor whose reader was not trained (because of `only`) is left out with a
+    warning. Raises ConfigError if a monitor does not fit its reader, or there are too few texts for its rate;
+    UnknownNameError if the reader lacks a flagged label, or the task lacks the split.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():

@@ -65,11 +65,8 @@ class _ScoreSummary(TypedDict):
 def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRow], order: Sequence[str]) -> Report:
     """Return the tables and figures of a recipe, filled with the scores of its runs.
 
-    Args:
-        recipe: The recipe.
-        table: One row of results per task, method and setting; see `summaries`.
-        history: One row per run ("reader") and epoch, with all validation scores, for curves over epochs.
-        order: Names of the runs, in the recipe's order.
+    `table` has one row per task, method and setting (see `summaries`). `history` has one row per run ("reader") and
+    epoch with all validation scores, for curves over epochs. `order` has the runs' names in the recipe's order.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     rows = sorted(table, key=lambda row: ranks[row["runs"][0]["reader"]])

@@ -381,12 +381,10 @@ class _Session:
         return {key: getattr(run, key) for key in _SAVED_FIELDS}
 
     def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
-        """Return the results of separate runs as one `RecipeResult`. Its tables have only the runs that finished.
+        """Return the results of the separate runs in `specs` as one; its tables have only the runs that finished.
 
-        Args:
-            specs: Run name -> run.
-            states: What `train_one` returned for each finished run, as read from JSON.
-            failures: The failed runs.
+        `states` are the results of `train_one` for each finished run, as read from JSON; `failures` are the failed
+        runs.
         """
         joined = RecipeResult(failures=failures)
         for state in states:

@@ -72,12 +72,9 @@ def summaries(
 
 
 def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) -> SummaryRow:
-    """Return the row of results for all runs with the same task, method and setting.
+    """Return the row of results for all runs with the same task, method and setting; `spec` is one of the runs.
 
-    Args:
-        rows: One row of results per run.
-        spec: One of the runs.
-        metrics: All metrics of the task. Metrics without a column in `rows` are left out.
+    `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]

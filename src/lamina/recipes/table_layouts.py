@@ -134,13 +134,9 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
 
 def _published(name: str, recipe: Path, op: str, read: Callable[[Path], Fields]) -> object:
-    """Return the numbers of a paper that `name` refers to; see `with_published`, whose errors it raises.
+    """Return the numbers of a paper that `name`, a value of the key `published`, refers to; see `with_published`.
 
-    Args:
-        name: Name under the key `published`.
-        recipe: Path of the recipe.
-        op: Beginning of error messages.
-        read: Returns the contents of a YAML file.
+    `recipe` is the recipe's path. Messages begin with `op`, and `read` returns the contents of a YAML file.
     """
     paper, slash, entry = name.partition("/")
     papers = {file.stem: file for file in PAPERS.glob("*.yaml")} if slash else {}

@@ -287,12 +287,8 @@ def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
 def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
     """Return the chart layers for single seeds (small rings) and for reference values (thin dashed lines).
 
-    Args:
-        altair: The module altair.
-        base: A chart that already encodes the other axis.
-        drawing: The contents of the chart.
-        value: "x" or "y" -> the channel of the values.
-        colour: The colour channels of `_colour`.
+    `base` is a chart that already encodes the other axis, `value` is "x" or "y" -> the channel of the values, and
+    `colour` holds the colour channels of `_colour`.
     """
     layers = []
     if (dots := _only(base, drawing, DOT)) is not None:

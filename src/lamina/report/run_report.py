@@ -243,13 +243,9 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
     """Return a figure with the points of the same figure of other runs added.
 
-    If two runs have a series (a line) of the same name, the run's name is added to the names of the series.
-
-    Args:
-        number: Number of the figure in each run, from 0. Runs with fewer figures add nothing.
-        figure: The figure.
-        name: Name of the figure's run.
-        others: Name of each other run -> its figures.
+    `name` is the name of the figure's run, `number` the number of the figure in each run (from 0), and `others` is name
+    of another run -> its figures. If two runs have a series (a line) of the same name, the run's name is added to the
+    names of the series.
     """
     by_folder = {name: figure.points}
     by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}

@@ -229,13 +229,8 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
     """Return the rows that can be drawn, and remarks that count the other rows.
 
     A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
-    chart. Raises DataError if the values are not numbers.
-
-    Args:
-        rows: The rows of the study's table that the figure shows.
-        figure: The description of the chart.
-        columns: Role in the chart ("x", "y", "colour", "facet" and so on) -> name of the table's column.
-        name: Name of the figure, for messages.
+    chart. `columns` is role in the chart ("x", "y", "colour", "facet" and so on) -> name of the table's column, and
+    `name` is the figure's name, for messages. Raises DataError if the values are not numbers.
     """
     try:
         values = rows[figure.value].astype("float64")
@@ -258,10 +253,8 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
     """Return a remark, in a list, that rows are left out ("2 rows without a task are left out"); [] if none are.
 
-    Args:
-        missing: True for each row that is left out.
-        noun: Word for the things that are counted: "row" or "value".
-        reason: The words after it; "{are}" becomes "is" or "are".
+    `missing` is True for each row that is left out. In the remark, `noun` names the counted things, and `reason`
+    follows; "{are}" in `reason` becomes "is" or "are".
     """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
@@ -323,10 +316,8 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
 def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
     """Return a remark that says what a point of a chart averages.
 
-    Args:
-        counts: The different numbers of seeds per point, sorted.
-        has_seeds: Whether the table has seeds at all.
-        has_dots: Whether each seed is drawn as a dot.
+    `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all,
+    and `has_dots` whether each seed is drawn as a dot.
     """
     if not has_seeds:
         return "one measurement per point, so there is no interval"
@@ -405,12 +396,7 @@ def plain(cell: object) -> Cell:
 
 
 def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
-    """Return a remark, in a list, on how many rows, tokens or texts were measured ("n = 872 rows").
-
-    [] if it is not known.
-
-    The number is in the rows or, if not there, in the study's settings.
-    """
+    """Return a remark, in a list, on how much was measured, such as "n = 872 rows"; [] if that is not known."""
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:

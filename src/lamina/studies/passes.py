@@ -149,13 +149,7 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Divide rows into batches of similar lengths, and yield (row numbers, batch) for each.
-
-    Args:
-        inputs: The encoded examples of a split.
-        rows: Numbers of the rows to read.
-        batch_size: Maximum rows per batch.
-    """
+    """Divide `rows` into batches of similar lengths; yield (row numbers, batch) of the encoded `inputs` for each."""
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]

@@ -228,12 +228,7 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study of finished cells: their rows, the comparison of methods over all data sets, and conclusions.
-
-    Args:
-        rows: Table rows of all cells, as `cell_rows` returns them.
-        settings: Settings of the study.
-    """
+    """Return the study of the table `rows` that `cell_rows` gave: with the comparison of methods over all data sets."""
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []

@@ -125,13 +125,10 @@ def read_names(folder: Path, name: str) -> list[str]:
 def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the class names of a shifted data set, the negative class first, as the shifted set spells them.
 
-    The original set may spell them differently. A name that equals the original's positive name is the positive class.
-    If there is none, the second name is.
-
-    Args:
-        known: The two class names of the original set, the negative one first.
-        names: The two class names of the shifted set, sorted. In the set 90_glue_qnli they are "1" and
-            "not_entailment", and in the original "0" and "1".
+    `known` are the two class names of the original set, the negative one first, and `names` those of the shifted set,
+    sorted; the two sets may spell a class differently. A name that equals the original's positive name is the positive
+    class. If there is none, the second name is. In the set 90_glue_qnli, `names` are "1" and "not_entailment", and
+    `known` "0" and "1".
     """
     if set(known) == set(names):
         return list(known)

@@ -291,11 +291,7 @@ def _study(
 ) -> Study:
     """Return the study: the table with the comparisons ("ahead"), the charts and the conclusions.
 
-    Args:
-        rows: Table rows of all cells.
-        tasks: Task name -> task.
-        settings: Settings of the study.
-        missing: Task name -> names of the classes that no training row has.
+    `rows` are the table rows of all cells, and `missing` is task name -> names of classes that no training row has.
     """
     sentences: list[str] = []
     ahead: list[Row] = []

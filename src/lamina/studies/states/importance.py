@@ -163,13 +163,8 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
 def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
     """Return one reader's shares of importance; they are empty if its fusion has no weights per layer.
 
-    Raises ConfigError if the fusion's weights depend on the token, and no texts were read.
-
-    Args:
-        reader: The reader.
-        name: Name of the reader in its bank.
-        run: Name of the bank.
-        was_read: Whether the bank has just read texts.
+    `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts. Raises
+    ConfigError if it has not, and the fusion's weights depend on the token.
     """
     if isinstance(reader.fusion, InputWeighted) and not was_read:
         reason = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"

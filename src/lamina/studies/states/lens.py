@@ -331,12 +331,8 @@ def perplexity(
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
     """Yield a sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
-    Nothing is yielded if the last layer, `depth`, is not in `accuracy`, or no prediction was right.
-
-    Args:
-        accuracy: Layer -> accuracy, in ascending order of the layers.
-        tokens: Number of predicted tokens.
-        depth: Number of the last layer.
+    Nothing is yielded if the last layer, `depth`, is not in `accuracy` (layer -> accuracy, ascending), or no prediction
+    was right. `tokens` is the number of predicted tokens.
     """
     if depth not in accuracy:
         return
@@ -378,14 +374,9 @@ def _predictions_to_make(
 ) -> _Asked:
     """Choose the tokens of a batch that a model must predict, and mask them if the model is not causal.
 
-    Special tokens and padding are not predicted.
-
-    Args:
-        batch: Keyword arguments of the model.
-        processor: The tokenizer.
-        mask_token: Id of the mask token. None: the model is causal, and predicts every next token.
-        share: Fraction of each text's tokens to mask, at least one.
-        seeds: One seed per text, which decides the masked tokens.
+    A causal model (`mask_token` is None) predicts every next token. Otherwise `share` is the fraction of each text's
+    tokens to mask, at least one, and the text's entry of `seeds` decides which. Special tokens and padding are not
+    predicted.
     """
     ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
     in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()

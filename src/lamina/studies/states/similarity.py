@@ -189,14 +189,10 @@ def _read(
 ) -> tuple[MinibatchCKA, NeighbourSample]:
     """Run one or two models over all groups of batches; return the CKA, and the sample for the intrinsic dimension.
 
-    Both cover the layers of all models, in order. Raises ConfigError if the models have different numbers of tokens for
-    the same rows, or a minibatch has fewer than 4 rows.
-
-    Args:
-        sides: One object per model, which runs it.
-        groups: For each group of rows, the batches of each model.
-        minibatch: Rows per minibatch of CKA.
-        seed: Decides the order of the rows within a group.
+    Both cover the layers of all models, in order. `sides` has one object per model, which runs it, and each group has
+    the batches of each model. `minibatch` is the number of rows per minibatch of CKA, and `seed` decides the order of
+    the rows within a group. Raises ConfigError if the models have different numbers of tokens for the same rows, or a
+    minibatch has fewer than 4 rows.
     """
     cka, sample = MinibatchCKA(), NeighbourSample(_SAMPLE)
     for number, group in enumerate(groups):
@@ -222,11 +218,8 @@ def _rows(
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
-    Args:
-        sides: Model name -> the object that ran the model, with its measures.
-        places: Model and layer to which row and column i of `cka`, and entry i of `sample`, belong.
-        cka: The CKA of all pairs of layers. None: it was not asked for.
-        sample: The stored vectors, for the intrinsic dimension.
+    `sides` is model name -> the object that ran the model, with its measures. `places` has the model and layer of row
+    and column i of `cka` (None: it was not asked for), and of entry i of `sample`.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):

@@ -259,15 +259,9 @@ def _read(
     *,
     progress: bool,
 ) -> list[ClassScatter]:
-    """Run the model over all rows of a task, and return the accumulated class sums of each layer.
+    """Run the model over all encoded rows of a task, and return the accumulated class sums of each layer.
 
-    Args:
-        reader: Reads the layers' states.
-        inputs: The encoded rows.
-        labels: Class number of each row.
-        processor: Tells which tokens are special; images need none.
-        batch_size: Rows per pass.
-        progress: Show a progress bar.
+    `labels` are the class numbers of the rows. The processor tells which tokens are special; images need none.
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
@@ -304,8 +298,7 @@ def _read(
 class ClassScatter:
     """Accumulates the vectors of one layer class by class, so that nu can be computed without storing them.
 
-    Args:
-        counts: Class number -> number of rows that will be added.
+    `counts` is class number -> number of rows that will be added.
     """
 
     def __init__(self, counts: Mapping[int, int]) -> None:
