@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from lamina.layers.types import Tokenizer
 
-_REPLACEMENT = "\ufffd"  # what decoding puts in place of a character of which not all bytes are there yet
+_REPLACEMENT = "\ufffd"  # what decoding puts in place of a character that lacks some of its bytes
 _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the text begins with a space depends on them
 
 

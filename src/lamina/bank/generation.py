@@ -156,7 +156,7 @@ class GenerateCall:
         if beam_indices is not None:
             return (beam_indices >= 0).sum(1) - 1
         count = torch.full_like(new[:, 0], new.shape[1])
-        # with drafts there is one sequence, which is not padded; more tokens than steps were not written by the steps
+        # assisted decoding has one sequence, without padding; without a step for each token, no criterion tells its end
         if self.assisted or new.shape[1] > len(self._criteria.results):
             return count - 1
         ended = self.ended(0, new.shape[1]).to(new.device)
@@ -245,7 +245,7 @@ def _interceptions(model: object) -> list[_Interception]:
 
 
 def _checked(function: Method) -> Method:
-    """Wrap `generate` (`function`): while readers wait for a text, it refuses options that hide which states are whose.
+    """Wrap `generate` (`function`) so that, while readers wait for a text, unsupported options raise ConfigError.
 
     The options are checked at the start, because some of them take effect before a decoding method is called, or
     without one.

@@ -79,7 +79,7 @@ def _registered(listener: _Listener) -> Iterator[None]:
     try:
         yield
     finally:
-        listener.is_open = False  # tasks that were started within have a copy of the context, and look at this
+        listener.is_open = False  # tasks started in the block have a copy of `_listeners`, and check this
         _listeners.set(tuple(other for other in _listeners.get() if other is not listener))
 
 
@@ -218,7 +218,7 @@ class _Listener:
         if text := self._texts.get(key):
             text.on_state(layer, state)
         elif (stack_pass := self._running.get(key)) is not None and stack_pass.on_state(layer, state):
-            # outputs that another thread has stored meanwhile win
+            # outputs that another thread has stored meanwhile take precedence
             self.outputs.readers.update(self._running.pop(key).finish() | self.outputs.readers)
 
     def on_end(self, template: StackPass, *_: object) -> None:
@@ -242,7 +242,7 @@ class _Listener:
                 continue
             if (reason := self._refusal(template)) is None:
                 waiting.append(template)
-            elif self._new_observer is not None:  # a monitor that is silent would pass for one that flags nothing
+            elif self._new_observer is not None:  # a monitor without scores would look like one that flags nothing
                 raise ConfigError(f"bank.watch: {reason}.")
             else:
                 self._explain(template, reason)

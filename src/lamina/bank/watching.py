@@ -135,7 +135,8 @@ class Watch:
         None if the model has not read a token yet. Raises ConfigError if this thread writes no text at present.
         """
         text = self._texts.get(get_ident())
-        text = _require_text(text if text is not None and text.is_open else None)  # a new thread may get an old number
+        # a new thread may get the id of a thread that has ended
+        text = _require_text(text if text is not None and text.is_open else None)
         return None if text.flags is None else text.flags[[text.rows.index(name) for name in names]].any(0)
 
 
@@ -187,9 +188,9 @@ class _WatchedText(GenerationObserver):
         self._is_cascade = [isinstance(monitors[name], Cascade) for name in self.rows]
         self._scores: Tensor | None = None  # [monitors, sequences], up to the last token that was read
         self._ended = torch.zeros(1, dtype=torch.bool)  # [sequences], True once a sequence has ended
-        self._tokens_seen = 0  # new tokens of which `_running_sequences` has heard
+        self._tokens_seen = 0  # new tokens that `_running_sequences` has processed
         self._tokens_read = 0  # real tokens
-        self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
+        self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # those with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
         """Score the tokens in `block`, which the model has read, flag sequences, and add a step per new token."""
@@ -218,7 +219,7 @@ class _WatchedText(GenerationObserver):
         """
         ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
         self._tokens_seen += new
-        # ended in an earlier call, or at an earlier column: more ends up to this column than its own
+        # ended in an earlier call, or at an earlier column: then more ends are counted up to this column than its own
         before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)
         self._ended = before[:, -1] | ends[:, -1]
         return ~before, ends

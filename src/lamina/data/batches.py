@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Job = tuple[Batches, Sequence[int], int]
     """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
 
-_SORTED_BATCHES = 50  # number of batches for training among whose rows lengths are sorted
+_SORTED_BATCHES = 50  # in training, rows are sorted by length within chunks of this number of batches
 
 
 class Budget(NamedTuple):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Text = str | tuple[str, str]
 
 TokenizerOutput: TypeAlias = Any  # a `BatchEncoding` of transformers, whose stubs do not tell the types of its entries
-_FEW = 64  # windows that stay in lists, where batches are made from them at once
+_FEW = 64  # up to this number of windows stay in lists: converting them to Arrow would take longer
 _UNLIMITED = 10**9  # larger than any real limit; a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512  # length of a window if neither model nor tokenizer has a limit
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
@@ -315,7 +315,7 @@ def encode(
     with _unchanged(tokenizer, windows=windows):
         chunked = by_chunk()
         first = next(chunked)
-        if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # so there is no other chunk
+        if 0 < len(first.get("text", ())) <= _FEW and len(texts) <= CHUNK:  # one chunk holds all texts
             return Encoded(first, sum(truncated))
         return Encoded(join_tables(map(window_table, itertools.chain([first], chunked))), sum(truncated))
 
@@ -551,6 +551,6 @@ def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> To
         is_other = [int(side != 1) for side in output.sequence_ids(window)]
     else:
         is_other = output["special_tokens_mask"][window]
-    is_other = [*is_other, 1]  # the text ends before a special token, or else with the window
+    is_other = [*is_other, 1]  # the text ends before the first special token after it, or at the end of the window
     first = is_other.index(0) if 0 in is_other else 0
     return TokenRange(first, is_other.index(1, first), 0)

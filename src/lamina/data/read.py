@@ -331,9 +331,9 @@ def read_chunks(
 
 
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
-    """Read a file of some format (see `read_records`, or "parquet"); large columns of text are kept on disk.
+    """Read a whole file of the format `file_format`: "parquet", or one of `read_records`, which explains `header`.
 
-    Raises DataError if the file is empty or has a row that cannot be read.
+    Large columns of text are kept on disk. Raises DataError if the file is empty or has a row that cannot be read.
     """
     records = _select_columns(path, file_format, header=header)
     if file_format in ("conll", "jsonl", "parquet"):
@@ -399,7 +399,10 @@ def _tables(
 
 
 def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table:
-    """Return records as a table with every column that any of them has; `records` is row number -> record."""
+    """Return `records` (row number -> record) as a table with all columns that occur; missing cells are None.
+
+    For the format "conll", the columns are numbered.
+    """
     names = dict.fromkeys(chain.from_iterable(records.values()))
     columns = {name: [record.get(name) for record in records.values()] for name in names}
     return Table(str(path), columns, list(records), numbered=file_format == "conll")

@@ -93,7 +93,7 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states. They stand for the model's inputs in a run that reads the states, not the model."""
+    """The inputs of a run that reads cached states and does not run the model: only the masks of the states."""
 
     lengths: Sequence[int]  # number of tokens of each row
     digest: str = ""  # the digest of the inputs

@@ -39,11 +39,11 @@ UNRELATED = frozenset(
         "lamina_learnt",
     }
 )
-# The rate of a dropout, the start of a training and the choice of a kernel change nothing beyond rounding.
+# Names that belong to dropout, initialisation or the choice of a kernel: they change nothing beyond rounding.
 _UNRELATED = re.compile(
     r"^_|drop|^init|^mask_(time|feature)_|^classif|^summary_|attn_implementation|experts_implementation|_cached$"
 )
-_MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # attributes of modules; `p` of dropout
+_MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # of modules; `p` is dropout's
 _SCALARS = (bool, int, float, str, torch.dtype)
 
 

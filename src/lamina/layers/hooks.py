@@ -28,7 +28,7 @@ OnState = Callable[[int, Tensor], None]
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
 # attributes of a module: which of its hooks were registered with an option
 _HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
-_open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  # the contexts whose hooks act
+_open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  # those entered in this context
 
 
 @final
@@ -357,4 +357,4 @@ def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
 @lru_cache(maxsize=1024)  # reading a signature takes longer than running a small module
 def _names_of_method(function: Callable[..., object]) -> tuple[str, ...] | None:
     """Return the parameter names of a method, without `self`; None if it begins with `*args`."""
-    return _names(MethodType(function, function))  # any instance will do
+    return _names(MethodType(function, function))  # bound to any object, so that `self` is left out

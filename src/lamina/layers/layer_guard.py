@@ -255,7 +255,7 @@ class WeightGuard:
             and list(map(Tensor.data_ptr, plain)) == self._pointers
             and sum(map(len, self._owners)) == len(self._tensors)
             and all(map(is_, chain.from_iterable(map(_values, self._owners)), self._tensors))
-            # last, because the samples are read from memory that the weights must still have
+            # last, because it reads from addresses, at which the weights must still be
             and _read(self._samples[turn]) == self._sampled[turn]
         )
 

@@ -123,7 +123,7 @@ class ModuleGuard:
     def _buffer_identities(self) -> list[int]:
         """Return the identities, addresses and versions of all buffers, which change if a buffer does."""
         tensors = cast("list[Tensor]", list(map(getitem, self._holders, self._buffers)))
-        versions = map(_version, filterfalse(Tensor.is_inference, tensors))  # others have none
+        versions = map(_version, filterfalse(Tensor.is_inference, tensors))  # tensors of inference mode have no version
         return [*map(id, tensors), *map(Tensor.data_ptr, tensors), *versions]
 
     def _first_change(self) -> str | None:

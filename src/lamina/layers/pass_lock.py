@@ -68,7 +68,7 @@ class PassLock:
         """
         me = get_ident()
         with self._changed:
-            held = self._running.pop(me, 0)  # its own shared hold must not keep it waiting
+            held = self._running.pop(me, 0)  # this thread's own shared hold must not make it wait
             self._exclusive += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running)

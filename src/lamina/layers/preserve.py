@@ -138,7 +138,7 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
         with _switching:
             del _open[: len(parts[:1])]
             for part in parts:
-                part.training = _modes[part].pop()  # popped last: what the first block to begin pushed
+                part.training = _modes[part].pop()  # the last block to end pops the mode that the first block pushed
             for part in every if not parts else ():
                 part.training = False
 

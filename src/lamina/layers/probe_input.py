@@ -86,7 +86,7 @@ _preferring_full: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def _others(
     model: nn.Module, inputs: Mapping[str, Tensor], rows: int, tokens: int, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the inputs that a full input has beside `inputs`, or in other shapes; {} if there are none.
+    """Return what a full input adds to `inputs`: images and boxes for texts, spectrograms of another shape; or {}.
 
     `rows` and `tokens` are the sizes of the text, and `rng` draws the values.
     """
@@ -252,9 +252,9 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     bins, length = _count(model, "num_mel_bins"), _count(model, "max_length")
     if bins and length:
         return {"input_values": torch.randn(1, length, bins, generator=rng)}
-    frame = prod(part.stride[0] for part in model.modules() if isinstance(part, nn.Conv1d))  # samples of a frame
+    frame = prod(part.stride[0] for part in model.modules() if isinstance(part, nn.Conv1d))  # samples in a frame
     if frame > 1:
-        samples = (tokens + 4) * frame  # some more, as kernels are longer than strides
+        samples = (tokens + 4) * frame  # more samples than `tokens` frames, as kernels are longer than strides
         mask = torch.ones(2, samples, dtype=torch.long)
         mask[1, samples * 2 // 3 :] = 0
         return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
@@ -273,7 +273,7 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
     if _count(model, "num_mel_bins") and positions:
         features = torch.randn(1, bins, 2 * positions, generator=rng)
         return {"input_features": features, "input_features_mask": torch.ones(1, 2 * positions, dtype=torch.long)}
-    # some encoders read windows of frames, or want a number of frames that they can divide
+    # some encoders read windows of frames, or need a number of frames that is a multiple
     length = tokens * max(4, 2 * _count(model, "n_window"), _count(model, "subsampling_factor"))
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, length * 2 // 3 :] = 0

@@ -110,11 +110,11 @@ class Convolutions:
 class BlockSettings:
     """Names of config settings that describe single blocks; see roles.yaml."""
 
-    entries: tuple[str, ...]  # lists with an entry per block
-    numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
-    leading: tuple[str, ...]  # how many of the lowest blocks are of a kind
-    trailing: tuple[str, ...]  # how many of the highest blocks are of a kind
-    last: tuple[str, ...]  # number of the last block, from 0
+    entries: tuple[str, ...]  # settings that are lists with an entry per block
+    numbers: tuple[str, ...]  # settings that are lists of block numbers, from 0
+    leading: tuple[str, ...]  # settings with the number of lowest blocks of one kind
+    trailing: tuple[str, ...]  # settings with the number of highest blocks of one kind
+    last: tuple[str, ...]  # settings with the number of the last block, from 0
     types: tuple[str, ...]  # those of `entries` that name the kinds of the blocks
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN_LABELS = 8
 _FROZEN = "The model itself is frozen and unchanged."
 _TRAINED = "The model was fine-tuned with them; the folder `base` has it, as a plain checkpoint of transformers."
-# kind -> the hub's name of such tasks, where that is not the kind with hyphens
+# kind -> the hub's name of such tasks, if it is not the kind's name with hyphens
 _TAGS = {
     "sequence_classification": "text-classification",
     "masked_lm": "fill-mask",

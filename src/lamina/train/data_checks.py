@@ -39,7 +39,7 @@ def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
 
 def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
     """Yield a sentence for each problem in the texts of splits. `texts` is split name -> texts; one is "train"."""
-    train: set[int] = set()  # hashes take less memory than the texts, and two equal ones are next to impossible
+    train: set[int] = set()  # hashes take less memory than texts, and hardly two texts have the same
     for part in sorted(texts, key=lambda name: name != "train"):
         count = blank = repeated = 0
         for text in texts[part]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group, Plan, Step
     from lamina.train.results import TableRow
 
-_SHOWN = 6  # most learners that a progress line names
+_SHOWN = 6  # maximum number of learners in a progress line
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
@@ -266,7 +266,7 @@ class Engine:
         total = labelled.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
-        # learners without a label in this step: every part counts alike
+        # learners without a label in this step: every batch has the same weight
         even = torch.tensor([[float(valid) / min(self._parts, rows)] for valid in counts])
         return torch.where(total > 0, labelled / total.clamp(min=1e-30), even)
 

@@ -82,7 +82,7 @@ def decayed_names(module: nn.Module, options: FitOptions, op: str) -> set[str]:
     decayed: set[str] = set()
     for pattern in options.weight_decay_on:
         matched = set(fnmatch.filter(named, pattern.removeprefix("!")))
-        if not matched and not pattern.startswith("!"):  # readers of one run differ in what there is to exclude
+        if not matched and not pattern.startswith("!"):  # an exclusion may match nothing in some readers of the run
             raise ConfigError(
                 f"{op}: weight_decay_on names '{pattern}', which matches none of {len(named)} parameters, such as "
                 f"'{next(iter(named))}'. Use patterns of full names, as in '*.scores'."
@@ -172,7 +172,7 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
         selector = int(key) if str(key).removeprefix("-").isdecimal() else key
         select(selector, deepest.layers, op=_OP)  # raises if not even the deepest stack has the layer
         for stack in stacks(model).values():
-            with suppress(LayerIndexError):  # only a deeper stack has it
+            with suppress(LayerIndexError):  # only a deeper stack has the layer
                 rates |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
     return rates
 

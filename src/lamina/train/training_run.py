@@ -169,8 +169,8 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
     warning is logged if tasks have the same rows but cannot share passes.
 
     Raises:
-        UnknownNameError: If a task does not have a part that is needed, or the bank has no reader of a task's name.
-        ConfigError: If a part has no rows, or a task does not fit its reader. The message begins with `op`.
+        UnknownNameError: If a task does not have a split that is needed, or the bank has no reader of a task's name.
+        ConfigError: If a split has no rows, or a task does not fit its reader. The message begins with `op`.
         MissingExtraError: If a metric of a task needs a package that is not installed.
     """
     runner.check(tasks, ("train", *(["test"] if options.test else [])))
@@ -226,7 +226,7 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) 
 
 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
-    """Log a warning if tasks have the same rows in total, but divided differently into train and validation parts.
+    """Log a warning if tasks have the same rows in total, but divided differently into train and validation splits.
 
     Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer.
     """
@@ -389,7 +389,10 @@ def _result(
     seconds: float,
     folder: Path | None,
 ) -> FitResult:
-    """Return the result of a run. `test` has the scores on the test split, and `seconds` the duration of the run."""
+    """Return the result of a run.
+
+    `test` has the scores on the test split, `seconds` the duration, and `folder` is where the target is saved, or None.
+    """
     progress = {name: learner.progress for name, learner in engine.learners.items()}
     return FitResult(
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in progress.items()},
