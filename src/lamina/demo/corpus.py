@@ -60,7 +60,7 @@ class Pair:
         return words_of(f"{self.good} {self.broken}")
 
     def name_words(self) -> set[str]:
-        """Return the lower-case words of the entities."""
+        """Return the lower-case words of the pair's entities."""
         return {word for name, _ in self.names for word in words_of(name)}
 
     def _row(self, text: str, acceptability: str) -> Sentence:
@@ -216,7 +216,6 @@ def write(
 
 
 def _write_lines(path: Path, rows: list[Sentence]) -> Path:
-    """Write rows as JSON lines and return the path."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
 
@@ -308,7 +307,6 @@ def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool
 
 
 def _is_determiner(token: Token) -> bool:
-    """Return whether a token is a determiner."""
     return token.word in DETERMINERS
 
 

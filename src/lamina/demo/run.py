@@ -239,7 +239,7 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
-    """Return a task's head for a baseline: a linear head, or for single layers the head of the AdaLayers paper."""
+    """Return the head of a baseline for a task: a linear one, or (for single layers) that of the AdaLayers paper."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
@@ -275,7 +275,7 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return a point of the picture: a score of a task, in the curve `series`. `layer` None: a horizontal line."""
+    """Return a task's score as a point of the picture, in the curve `series`. `layer` None: a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 
@@ -290,7 +290,7 @@ def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
 
 
 def _predict_examples(bank: ReaderBank) -> list[Prediction]:
-    """Return the readers' answers for the examples; a wrong sentence label is followed by the right one."""
+    """Return the readers' answers for each example; where a label of a sentence is wrong, `wrong` has the right one."""
     predictions = []
     for example, answer in zip(EXAMPLES, predict(bank, [example.text for example in EXAMPLES]), strict=True):
         sentiment, acceptability = answer["sentiment"]["label"], answer["acceptability"]["label"]
@@ -337,7 +337,8 @@ def time_passes(bank: ReaderBank, texts: Sequence[str]) -> dict[str, float]:
         texts: One batch of texts.
 
     Returns:
-        "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio of consecutive passes.
+        "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio, with readers to without, of passes
+        that follow each other.
     """
     batch = _batch(bank, texts)
     bank.eval()

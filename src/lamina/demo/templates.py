@@ -96,7 +96,7 @@ def words() -> set[str]:
 
 @cache
 def held_out_names() -> set[str]:
-    """Return the lower-case words of names that occur in validation or test but not in train."""
+    """Return the lower-case words of names that occur in the validation or test split but not in train."""
     named = [data()["words"][name] for name in ("first", "surname", *ENTITIES)]
     shown = {split: words_of(" ".join(name for groups in named for name in groups[split])) for split in named[0]}
     return (shown["validation"] | shown["test"]) - shown["train"]
@@ -112,7 +112,7 @@ def verb_forms() -> dict[str, list[str]]:
 
 
 class Writer:
-    """Writes sentences: fills templates with the words of one split ("train", "validation" or "test")."""
+    """Writes sentences: fills templates with random words of one split ("train", "validation" or "test")."""
 
     def __init__(self, rng: random.Random, split: str) -> None:
         self.rng = rng
@@ -123,7 +123,7 @@ class Writer:
     def sentence(self, sentiment: str) -> list[Token]:
         """Return the tokens of an acceptable sentence with the given sentiment.
 
-        No word is drawn twice for a sentence, as long as the word lists have others.
+        No word is drawn twice, if there are others.
         """
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
@@ -203,7 +203,7 @@ class Writer:
 
 
 def _entity(name: str, entity_type: str) -> list[Token]:
-    """Return the tagged tokens of a name. A leading "the" is not tagged, as in CoNLL-2003."""
+    """Return the tokens of a name, tagged with `entity_type`. A leading "the" is not tagged, as in CoNLL-2003."""
     the, words = ([Token("the")], name.split()[1:]) if name.startswith("the ") else ([], name.split())
     return the + [Token(word, tag=f"{'I' if i else 'B'}-{entity_type}") for i, word in enumerate(words)]
 

@@ -103,9 +103,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
-        """Return all answers as JSON-ready values: reader name -> its answers.
-
-        With monitors, also "monitors" -> verdicts.
+        """Return all answers as JSON-ready values: reader name -> its answers; and "monitors" -> verdicts, if any.
 
         The scores of the first `first` tokens of the text are left out.
         """
@@ -129,7 +127,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
-        """Return `{"monitors": {name: verdict}}`, or {} without monitors."""
+        """Return `{"monitors": {name: verdict}}`, to be added to answers; {} if the bank has no monitors."""
         return (
             {"monitors": {name: verdict._asdict() for name, verdict in self.monitors.items()}} if self.monitors else {}
         )

@@ -13,20 +13,20 @@ Method: TypeAlias = Callable[..., object]  # a method of an object of vLLM, or a
 
 
 class TextConfig(Protocol):
-    """The size of a model, from its `PretrainedConfig`."""
+    """The size of a model: number of blocks and width of their states, from its `PretrainedConfig`."""
 
     num_hidden_layers: int
     hidden_size: int
 
 
 class PoolerConfig(Protocol):
-    """How an engine pools texts."""
+    """The settings with which an engine of a pooling model pools the tokens of a text."""
 
     enable_chunked_processing: bool | None
 
 
 class ModelConfig(Protocol):
-    """The model of an engine."""
+    """The settings of an engine's model, a `ModelConfig` of vLLM."""
 
     model: str
     revision: str | None
@@ -39,7 +39,7 @@ class ModelConfig(Protocol):
 
 
 class ParallelConfig(Protocol):
-    """The processes of an engine."""
+    """The settings of an engine's processes, a `ParallelConfig` of vLLM."""
 
     rank: int
     tensor_parallel_size: int
@@ -56,7 +56,7 @@ class CacheSettings(Protocol):
 
 
 class EngineConfig(Protocol):
-    """A `VllmConfig`."""
+    """All settings of an engine, a `VllmConfig`; `additional_config` has those for Lamina."""
 
     cache_config: CacheSettings
 
@@ -75,7 +75,7 @@ class Configured(Protocol):
 
 
 class Route(Protocol):
-    """A route of an OpenAI-compatible server."""
+    """The object of vLLM that serves a route of an OpenAI-compatible server."""
 
     engine_client: Configured
 
@@ -87,7 +87,7 @@ class CacheSpec(Protocol):
 
 
 class CacheGroup(Protocol):
-    """Layers that share their cache blocks."""
+    """A group of layers that share their cache blocks."""
 
     kv_cache_spec: CacheSpec
 
@@ -138,7 +138,7 @@ class ScheduledStep(Protocol):
 
 
 class StepState(Protocol):
-    """What a model runner keeps after the pass of a step, until the tokens are chosen."""
+    """What a model runner keeps from the pass of a step until the next tokens are chosen: the hidden states."""
 
     scheduler_output: ScheduledStep
     hidden_states: Tensor
@@ -152,7 +152,7 @@ class Request(Protocol):
 
 
 class Runner(Configured, Protocol):
-    """A `GPUModelRunner` or `CPUModelRunner` (V1)."""
+    """The model runner of a worker (V1), a `GPUModelRunner` or `CPUModelRunner`."""
 
     model_config: ModelConfig
     kv_cache_config: CacheConfig
@@ -179,7 +179,7 @@ class TokenOutput(Protocol):
 
 
 class ClientOutputs(Protocol):
-    """The outputs of a step that go to one client."""
+    """The outputs of a step that the scheduler sends to one client."""
 
     outputs: Sequence[TokenOutput]
 

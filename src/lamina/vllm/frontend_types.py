@@ -25,7 +25,7 @@ class Completion(Protocol):
 
 
 class Output(Protocol):
-    """A `RequestOutput`, or the output of a request to a pooling model."""
+    """The output of a request that is given to the user: a `RequestOutput`, or that of a pooling model."""
 
     outputs: Sequence[Completion] | object
     lamina: Answers
@@ -41,7 +41,7 @@ class RequestState(Protocol):
 
 
 class Params(Protocol):
-    """The `SamplingParams` or `PoolingParams` of a request."""
+    """The parameters of a request: `SamplingParams` to generate text, or `PoolingParams`."""
 
     skip_reading_prefix_cache: bool | None
 
@@ -55,13 +55,13 @@ class NewRequest(Protocol):
 
 
 class InputProcessor(Protocol):
-    """The part of a frontend that checks requests."""
+    """The part of a frontend that checks requests before they go to the engine."""
 
     process_inputs: Method
 
 
 class OutputProcessor(Protocol):
-    """The part of a frontend that makes the outputs of requests."""
+    """The part of a frontend that makes the outputs of requests from what the engine returns."""
 
     request_states: Mapping[str, RequestState]
     add_request: Method
@@ -69,20 +69,20 @@ class OutputProcessor(Protocol):
 
 
 class Frontend(Protocol):
-    """An `LLMEngine` or `AsyncLLM`."""
+    """The frontend of an engine, an `LLMEngine` or `AsyncLLM`."""
 
     input_processor: InputProcessor
     output_processor: OutputProcessor
 
 
 class OutputClass(Protocol):
-    """A class of outputs that vLLM converts from pooling outputs."""
+    """A class of outputs with a method that converts a pooling output to it."""
 
     from_base: Callable[[Output], Output]
 
 
 class Result(Protocol):
-    """A `RequestOutput` of a model that generates text."""
+    """The output of a request to generate text so far, a `RequestOutput`."""
 
     outputs: Sequence[Completion]
 
@@ -117,20 +117,20 @@ class Serving(Route, Protocol):
 
 
 class ChatServing(Serving, Protocol):
-    """An `OpenAIServingChat`."""
+    """The object of vLLM that serves `/v1/chat/completions`, an `OpenAIServingChat`."""
 
     chat_completion_full_generator: Callable[..., Awaitable[Response]]
     chat_completion_stream_generator: Callable[..., AsyncIterator[str]]
 
 
 class BatchServing(ChatServing, Protocol):
-    """The attributes of vLLM's `OpenAIServingChatBatch` that are used; it answers `/v1/chat/completions/batch`."""
+    """The object of vLLM that serves `/v1/chat/completions/batch`, an `OpenAIServingChatBatch`."""
 
     chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
 
 
 class EndedChoice(Protocol):
-    """A choice of a response of `/v1/chat/completions`."""
+    """A choice of a response of `/v1/chat/completions`, with the reason why its text ended."""
 
     finish_reason: str | None
 
@@ -149,14 +149,14 @@ class MessagesServing(ChatServing, Protocol):
 
 
 class CompletionServing(Serving, Protocol):
-    """An `OpenAIServingCompletion`."""
+    """The object of vLLM that serves `/v1/completions`, an `OpenAIServingCompletion`."""
 
     request_output_to_completion_response: Callable[..., Response]
     completion_stream_generator: Callable[..., AsyncIterator[str]]
 
 
 class StatusResponse(Response, Protocol):
-    """A response of `/v1/responses`."""
+    """A response of `/v1/responses`, with its status and the details of an early end."""
 
     status: str
     incomplete_details: object
@@ -169,7 +169,7 @@ class ResponsesServing(Serving, Protocol):
 
 
 class PoolingParams(Protocol):
-    """How a request to a pooling model is computed."""
+    """The parameters of a request to a pooling model."""
 
     extra_kwargs: dict[str, object] | None
 

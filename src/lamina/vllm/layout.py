@@ -49,7 +49,7 @@ class ReaderColumns:
 
     @property
     def last(self) -> int:
-        """Index after the reader's last column."""
+        """Index of the column after the reader's last one."""
         return self.first + self.logits + self.weighs_tokens
 
     @property
@@ -179,7 +179,7 @@ def _reader_names(what: str, names: object) -> list[str]:
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Raise ConfigError if an engine runs its model in a way that readers do not support."""
+    """Raise ConfigError if an engine runs its model in a way that readers do not support, for example with LoRA."""
     model, parallel = config.model_config, config.parallel_config
     shards = max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size)
     pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)
@@ -198,7 +198,7 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def warn_untried(layout: Layout, version: str, dtype: str) -> None:
-    """Log a warning for a vLLM version that was never tried, or if `dtype`, the engine's, is not the bank's."""
+    """Log a warning if vLLM's `version` was never tried, or the engine's `dtype` is not that of the bank's training."""
     if version not in TRIED:
         logger.warning("lamina: vLLM %s was not tried with readers; versions that were: %s.", version, ", ".join(TRIED))
     trained = layout.manifest.base.dtype

@@ -125,7 +125,7 @@ def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, 
 
 
 def _start_frontend(engine: ConfiguredFrontend) -> None:
-    """Install the hooks of a frontend, if its engine was started with a bank."""
+    """Make a frontend, and the routes of its server, return the readers' answers, if its engine has a bank."""
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -156,13 +156,13 @@ def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
 
 
 def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
-    """Call `install` for a route of a server and the readers, if its engine was started with a bank."""
+    """Call `install` with the object that serves a route and the readers' layout, if its engine has a bank."""
     if (layout := _layout(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 
 
 def _start_scheduler(scheduler: Scheduler) -> None:
-    """Make a scheduler send the readers' scores to the frontend, if its engine was started with a bank."""
+    """Make a scheduler send the readers' scores to the frontend, if its engine has a bank."""
     if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
 
@@ -170,7 +170,7 @@ def _start_scheduler(scheduler: Scheduler) -> None:
 
 
 def _start_worker(runner: Runner) -> None:
-    """Make a model runner run the readers on each step, if its engine was started with a bank."""
+    """Make a model runner run the readers on each step, if its engine has a bank."""
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 

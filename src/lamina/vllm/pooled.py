@@ -114,7 +114,7 @@ class PendingTokens:
 
 @final
 class PooledReaders:
-    """Readers that pool whole prompts from one partial result per cache block, as the module explains.
+    """Readers that pool whole prompts, with one partial result per cache block; the module's docstring says how.
 
     Args:
         readers: Reader name -> module; all read the same layers with `PooledLayers` and have an equal `Fusion.group`.
@@ -176,8 +176,7 @@ class PooledReaders:
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
         """Merge new tokens' partial results (`maxima`, `sums`, `projected`) with those stored for their blocks.
 
-        `index` is the index of the layer. A segment at the start of a block replaces what an earlier request left
-        there.
+        `index` is that of the layer. A segment at the start of a block replaces what an earlier request left there.
         """
         blocks = segments.blocks
         before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)

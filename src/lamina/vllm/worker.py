@@ -83,7 +83,7 @@ def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], Ste
     Args:
         runner: The model runner.
         layout: The readers to run.
-        kind: Class of the readers: of the tokens of a text that is written, or of whole texts.
+        kind: `EngineReaders` for an engine that generates text, or `TextReaders` for a pooling model.
     """
     check_engine(runner.vllm_config)
     readers = kind(layout, runner)
@@ -143,7 +143,8 @@ class EngineReaders:
     def read_step(self, *_args: object) -> dict[str, StepScores]:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
-        If the prefix cache provided tokens of a request, the request's scores begin with these tokens' scores.
+        If the prefix cache provided tokens of a request, the request's scores begin with these tokens' scores. Raises
+        RuntimeError if the pass gave no states.
         """
         runner = self._runner
         if runner.execute_model_state is None:  # the step had no tokens
@@ -199,10 +200,7 @@ class EngineReaders:
         return np.flatnonzero(place < np.repeat(left, scheduled))
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
-        """Return the scores of a step's tokens, on the CPU.
-
-        `states` is layer -> states of the tokens `[tokens, width]`.
-        """
+        """Return the scores of a step's tokens, on the CPU; `states` is layer -> states `[tokens, width]`."""
         if not self._token_pass.readers:
             return torch.empty(len(states[self._depth]), 0)
         stack_pass = self._token_pass.renewed()
@@ -212,11 +210,9 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in stack_pass.readers], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
-        """Return the logits of readers that pool whole prompts, as bytes, if this step ends the prompt of a request.
+        """Return the logits of readers that pool whole prompts, as bytes; None if this step does not end the prompt.
 
-        Else None.
-
-        The request has the cache blocks in row `row` of `table`; `last` is the number of its tokens that the engine has
+        The request's cache blocks are in row `row` of `table`; `last` is the number of its tokens that the engine has
         read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
@@ -264,7 +260,7 @@ class _Buffers:
 
 
 def cache_group(config: CacheConfig) -> int:
-    """Return the number of the group of cache blocks that holds all tokens of a request, from the cache's config.
+    """Return the index of the group of cache blocks that holds all tokens of a request, from the cache's config.
 
     Raises ConfigError if every layer has a sliding window or keeps no tokens, so that there is no such group.
     """
