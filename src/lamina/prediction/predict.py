@@ -325,7 +325,7 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode examples that were already read. `splits` is kind of task -> the examples in that kind's form."""
+        """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads."""
         count, tokens, cut = min(map(len, splits.values())), 0, 0
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():
@@ -382,10 +382,7 @@ class Predictor:
         return _finish(self._results_by_pass(prepared, None))
 
     def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
-        """Run the model in passes within `budget`.
-
-        A generator: it yields between two, and returns what `results` returns.
-        """
+        """Run the model in passes within `budget`. A generator: yields in between, and returns what `results` does."""
         collected: dict[str, Results] = {}
         for number, group in enumerate(prepared.groups):
             if number:
@@ -479,7 +476,7 @@ class Predictor:
 
 
 def _cut(group: Group) -> int:
-    """Return how many examples of a group are too long for a reader to read whole: the most of all its readers."""
+    """Return how many examples of a group a reader cannot read whole: the largest number of all its readers."""
     return max(task.kind.truncated(group.inputs) for task in group.tasks.values())
 
 

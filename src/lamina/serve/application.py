@@ -138,7 +138,7 @@ def create_app(
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
         settings: Limits, keys, and the texts of the web page. None: the defaults.
         name: Name of the bank for clients of the KServe routes and of the page.
-        source: Folder or hub id that the bank was loaded from; `app.state.reloader.reload()` loads it again.
+        source: Folder or hub id from which `app.state.reloader.reload()` loads the bank again. None: it refuses to.
         readers_root: Folder of the banks whose readers may be added while the server runs. None: none may be added.
         page: Whether `/` is a page for trying the readers in a browser.
 
@@ -197,7 +197,7 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Register handlers that turn errors into JSON responses, in the shape that clients of each path expect."""
+    """Make `app` answer errors with JSON bodies, in the shape that clients of each path expect; see `problem_body`."""
 
     def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
         body = problem_body(path_of(request.scope), error, error_type, param)

@@ -128,14 +128,14 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"seconds": seconds, "tasks": {name: tasks[name] for name in self._names}}
 
     def _tokens(self, batch: Batch) -> list[str] | None:
-        """Return the text of each token in a batch of one row; None if the batch contains no text."""
+        """Return the text of each token in a batch of one row; None for images and audio."""
         if "input_ids" not in batch:
             return None
         tokenizer = tokenizer_of(self.bank.processor)
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
-        """Return the explanation of a reader's answer about a text, without the answer itself.
+        """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
         `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`;
         None if the reader's fusion cannot compute them. If either is None, the explanation has no contributions. Raises

@@ -35,7 +35,7 @@ class JSONRequest(Request):
 
 
 class JSONRoute(APIRoute):
-    """A route that receives requests as `request_class`."""
+    """A route of FastAPI that gets its requests as objects of `request_class`."""
 
     request_class: ClassVar[type[Request]] = JSONRequest
 
@@ -50,7 +50,7 @@ class JSONRoute(APIRoute):
 
 
 def use_json_routes(app: FastAPI, settings: Settings) -> None:
-    """Make each route that is added to `app` after this a `JSONRoute`, which limits how deeply bodies are nested."""
+    """Make each route that is added to `app` after this a `JSONRoute`; `settings` limit how deep bodies nest."""
     app.state.max_depth = settings.max_depth
     app.router.route_class = JSONRoute
 

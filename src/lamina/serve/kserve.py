@@ -85,7 +85,7 @@ class InferHTTPRequest(JSONRequest):
 
 
 class InferRoute(JSONRoute):
-    """A route that receives requests as `InferHTTPRequest`."""
+    """A route of FastAPI that gets its requests as `InferHTTPRequest`."""
 
     request_class = InferHTTPRequest
 
@@ -171,7 +171,7 @@ def packed(output: OutputTensor) -> bytes:
 
 
 def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
-    """Return KServe's description of a model: its name and version, its inputs, and an output per reader (`tasks`)."""
+    """Return KServe's description of a model: name, version, inputs, and an output per reader (`tasks`; None: all)."""
     outputs: list[OutputMetadata] = []
     for task in tasks or [*bank]:
         head = bank[task].config.head

@@ -85,7 +85,7 @@ class RequestGuard:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is refused, or pass it on to the application."""
+        """Answer a request that is refused, or pass it on to the application once its body is there."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -119,7 +119,10 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return a refusal if a request's key is wrong or missing, or the path needs an admin key that was not set."""
+        """Return a refusal if a request's key is wrong or missing, or its path needs a key that was never set.
+
+        Else None.
+        """
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):

@@ -46,7 +46,7 @@ def wrong_place(errors: Sequence[ErrorDetails], body: object) -> tuple[str, str]
     places = [(_keys(error, body), error) for error in errors]
     places = [(keys, error) for keys, error in places if keys[:1] == first]
     deepest = max((keys for keys, _ in places), key=len)
-    told = dict.fromkeys(_told(error) for keys, error in places if keys == deepest)
+    told = dict.fromkeys(_message_of(error) for keys, error in places if keys == deepest)
     return ".".join(map(str, deepest)), ", or: ".join(told)
 
 
@@ -65,7 +65,7 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
     return keys
 
 
-def _told(error: ErrorDetails) -> str:
+def _message_of(error: ErrorDetails) -> str:
     """Return the message of one of pydantic's errors, without its class names where an object is needed."""
     return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 

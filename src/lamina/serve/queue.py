@@ -28,7 +28,7 @@ class Answers(Future[AnswerT]):
     has_left = False
 
     def cancel(self) -> bool:
-        """Record that the client has left; return whether the request had not begun, and so was cancelled."""
+        """Record that the client has left. Return whether this cancels the request: False if it has already begun."""
         self.has_left = True
         return super().cancel()
 

@@ -90,7 +90,7 @@ class Reloader:
             return self._serve({}, dict.fromkeys(loaded, loaded), loaded.folder)
 
     def try_reload(self) -> None:
-        """Reload the bank, and log the outcome; errors are logged too, because a signal has no caller to tell."""
+        """Reload the bank, and log the outcome. Errors are logged and not raised, because a signal has no caller."""
         try:
             served = self.reload()
         except LaminaError as error:

@@ -348,10 +348,7 @@ class Scheduler:
             _fail(job, ClosedError(_SHUT_DOWN))
 
     def close(self) -> None:
-        """Stop accepting requests, and wait for the queued ones.
-
-        At the timeout, those that are left fail with ClosedError.
-        """
+        """Stop accepting requests, and wait for the queued ones; those that are late fail with ClosedError."""
         self.engine.close()
         with self._changed:
             self._closing = True
@@ -503,10 +500,7 @@ class Scheduler:
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
-        """Run each job of a batch that failed with `error` by itself, all in this turn.
-
-        A single job fails with the error.
-        """
+        """Run each job of a batch that failed with `error` by itself, all in one turn; a single job fails with it."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
@@ -548,7 +542,7 @@ class Scheduler:
     def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
         """Return whether jobs need no answer any more: all clients have left, or the time of a shutdown is up.
 
-        If so, each job fails with ClosedError.
+        If so, they are failed with ClosedError.
         """
         is_late = time.monotonic() >= self._ends_at
         if not is_late and not all(job.future.has_left for job in jobs):
@@ -558,7 +552,7 @@ class Scheduler:
         return True
 
     def _answer(self, run: _Run, answers: Sequence[object]) -> None:
-        """Set the answers of each job of a batch, and report the batch to `on_batch`."""
+        """Give each job of a batch its part of `answers`, and report the batch to `on_batch`."""
         jobs = run.jobs
         if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
             queue, texts = [run.begin - run.read - job.since for job in jobs], sum(len(job.texts) for job in jobs)

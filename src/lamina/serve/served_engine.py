@@ -148,7 +148,7 @@ class ServedEngine:
 
 
 def _save_with_base(bank: ReaderBank, folder: Path) -> None:
-    """Save a bank with its base model, so that another process can load both. The model's recorded source is kept."""
+    """Save a bank with its base model, so that another process can load both. Nothing in `bank` changes."""
     location, whole = location_of(bank.model), ReaderBank(bank.model, bank.processor, saves_base=True)
     whole.update(bank)
     try:

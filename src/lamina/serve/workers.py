@@ -171,11 +171,9 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def run(self, prepared: TokenisedT, budget: Budget) -> Generator[None, None, Sequence[AnswerT]]:
-        """Run the model in passes within `budget`.
+        """Run the model in passes within `budget`; return a list with one answer per text.
 
-        A generator: it yields between two passes, possibly in other threads.
-
-        Its return value is a list with one answer per text.
+        A generator: it yields between two passes, and may be continued in another thread.
         """
 
     @property
@@ -195,7 +193,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, so that readers by windows need one window; None: there are none."""
+        """Number of tokens to which texts are cut, so that a reader reads one window at most. None: no window is used."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
@@ -341,9 +339,9 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
-        """Predict in passes within `budget`. A generator: it yields between passes, and returns a prediction per text.
+        """Predict in passes within `budget`; return a list of predictions, one per text.
 
-        Raises NotFiniteError if a prediction is NaN or infinite.
+        A generator: it yields between two passes. Raises NotFiniteError if a prediction is NaN or infinite.
         """
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
@@ -406,11 +404,9 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
-        """Compute embeddings in passes within `budget`.
+        """Compute embeddings in passes within `budget`; return a list of vectors, one per text.
 
-        A generator: it yields between passes, and returns a vector per text.
-
-        Raises NotFiniteError if a vector has NaN or infinity.
+        A generator: it yields between two passes. Raises NotFiniteError if a vector has NaN or infinity.
         """
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
