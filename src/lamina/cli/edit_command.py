@@ -338,9 +338,9 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
 def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_weights: bool) -> EditFacts:
     """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
 
-    `head` is the kind of task, or the class of transformers, for the model's head (None: the saved class). If `out` is
-    None, the edits are tried on a model without weights. With `new_weights`, weights that the files lack start at
-    random.
+    `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). If `out` is
+    None, nothing is saved, and the edits are tried on a model without weights. With `new_weights`, weights that the
+    files lack start at random.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits, names_now

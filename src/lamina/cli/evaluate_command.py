@@ -161,12 +161,12 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
 
 
 def _column(name: str) -> str | int:
-    """Return a column name; a name that is a number becomes an int."""
+    """Return a column's name; a number, which is a position, becomes an int."""
     return int(name) if name.removeprefix("-").isdecimal() else name
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return parameter of `Task.from_files` -> column, for the columns that are set. Numbers in texts become ints."""
+    """Return parameter of `Task.from_files` -> column, for the columns that are set; a number becomes an int."""
     numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 

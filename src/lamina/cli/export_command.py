@@ -113,7 +113,7 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 
 
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
-    """Export the reader `name` of a bank as plain PyTorch into the folder `out`, and print its name and layers."""
+    """Export the reader `name` of a bank as plain PyTorch into the folder `out`; print its name and layers."""
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER

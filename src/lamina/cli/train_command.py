@@ -64,12 +64,12 @@ def train(  # noqa: PLR0913
     """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
     With several --sweep options, every combination of their values is trained. With --only, the runs that match every
-    KEY are trained. With --resume, parts of fine-tuning runs and of readers that are trained separately can be added to
-    one output folder; at the end, the whole recipe with --resume writes its tables. Readers that share a bank are
-    trained in one run.
+    KEY are trained. Readers that share a bank are trained in one run; fine-tuning runs, and readers that are trained
+    separately, are independent pieces of work (cells).
 
-    Fine-tuning runs, and readers that are trained separately, are independent pieces of work (cells), which --ray runs
-    in parallel. If a cell fails, it is listed, the others continue, and the exit code is 1.
+    Cells can be trained in parts: --only with --resume adds a part to the output folder, and the whole recipe with
+    --resume writes the tables at the end. --ray runs cells in parallel. If a cell fails, it is listed, the others
+    continue, and the exit code is 1.
 
     At the end the recipe's tables and figures and the importances of the layers are written, as `lamina report` does.
     """
@@ -111,7 +111,7 @@ def train(  # noqa: PLR0913
 
 
 def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | None) -> Recipe:
-    """Return the recipe in a file, changed by the options of the command line.
+    """Return the recipe in a file, changed by the command line's options. Raise LaminaError if one is wrong.
 
     Args:
         recipe: The file.
@@ -130,9 +130,11 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
 
 
 def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
-    """Return how many bytes a batch may take: `memory` in GiB, or what is free if it is None.
+    """Return how many bytes a batch may take: `memory` in GiB, or if it is None what is free.
 
-    Returns None without `fit_memory`. Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
+    None without `fit_memory`.
+
+    Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """
     if not fit_memory:
         if memory is not None:

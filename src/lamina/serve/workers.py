@@ -193,7 +193,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, so that a reader reads one window at most. None: no window is used."""
+        """Number of tokens to which texts are cut, so that a reader reads one window at most; None: not needed."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
