@@ -134,8 +134,8 @@ class Calibration:
             ConfigError: If the rate or the confidence level is out of range; if the numbers of scores and labels
                 differ; if there are no positive texts, no negative texts, or too few negative texts for the rate; if no
                 text has a score; if a score or the threshold is NaN; if an entry of `positive` is neither true nor
-                false; if every threshold flags too many texts (of a cascade whose first monitor alone flags them); or
-                if `guarantee` is set beside a threshold.
+                false; if the first monitor of a cascade alone flags more texts than the rate allows; or if `guarantee`
+                is set beside a threshold.
         """
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):

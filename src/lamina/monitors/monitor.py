@@ -151,9 +151,9 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key of all that a `MonitorGroup` has in common: everything but readers and thresholds.
+        """Return a key, equal for monitors that `start_monitors` can compute together as a `MonitorGroup`.
 
-        `start_monitors` computes monitors with equal keys together. `heads` maps reader name -> config of its head.
+        These monitors differ only in readers and thresholds. `heads` maps reader name -> config of its head.
         """
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens

@@ -115,7 +115,7 @@ def _quantities(reply: ReplyFacts) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Return a value at five significant digits, the precision of saved sketches, so that both can be compared."""
+    """Return a value at five significant digits, like the values of a saved sketch that it is compared with."""
     return float(f"{value:.5g}")
 
 

@@ -75,7 +75,8 @@ class _Group:
 def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
     """Yield groups of runs: the runs of one task and method, or the runs whose readers share passes.
 
-    The memory of a group is that of its largest run. `planned` and `tasks` are those of `fit_batches`.
+    The memory of a group is that of its largest run. `planned` are all runs, and `tasks` is task name -> copies of the
+    task, if its data was read.
     """
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):

@@ -36,8 +36,8 @@ def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
     """Raise ConfigError if a cell or point of the recipe's tables and figures would mix scores of different metrics.
 
-    It would if it shows several tasks with different metrics, and the table or figure names no metric. `metrics` is
-    task name -> metric.
+    Scores are mixed if a cell or point shows several tasks with different metrics, and its table or figure names no
+    metric. `metrics` is task name -> metric.
     """
     shown = [(table.metrics, [table.rows, table.columns]) for table in recipe.table]
     shown += [([figure.metric] if figure.metric else [], [[axis] for axis in figure.axes]) for figure in recipe.figure]

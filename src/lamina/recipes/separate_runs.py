@@ -174,7 +174,7 @@ class SeparateRuns:
         """Save the model of a run that was just trained, if all models are kept or this one may be the best.
 
         `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
-        and the first one saves it. It may not know the scores of all other runs; `end` decides later.
+        and the first process saves the model. As it may not know the scores of all other runs, `end` decides later.
         """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):

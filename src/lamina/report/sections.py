@@ -54,7 +54,10 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The most important sentence about each task, as (task, sentence); "" as task: it is about no task."""
+        """The most important sentence about each task, as pairs (task, sentence).
+
+        The task is "" for a sentence about no task.
+        """
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
             task, separator, rest = sentence.partition(": ")

@@ -289,7 +289,7 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
     A mean of three seeds or more gets an interval. If every mean has fewer seeds, each seed becomes a dot, except in
-    heat maps. The arguments are those of `_drawable`.
+    heat maps. `columns` maps roles in the chart ("x", "colour" and so on) to columns of `rows`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -361,10 +361,11 @@ def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
 
 
 def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
-    """Return the points of a scatter plot, one per row, and remarks that count them.
+    """Return the points of a scatter plot, one per row, and remarks that count the points.
 
     From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure has no column of
-    labels, the label of a point lists all columns that are not drawn. The arguments are those of `_drawable`.
+    labels, the label of a point lists all columns that are not drawn. `columns` maps roles in the chart ("x", "colour"
+    and so on) to columns of `rows`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})

@@ -299,7 +299,7 @@ def _scores(part: Frame) -> dict[str, np.ndarray]:
 
 
 def _figures(distance: float | None, *, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart; the note of the chart of ranks says from which `distance` on two ranks differ.
+    """Return chart name -> chart. `distance` is the smallest significant difference of mean ranks, for a note, or None.
 
     Without points: bars of each method's mean score and mean rank over the data sets, and scatter charts of the mean
     score against time and size. If there are `several` points (numbers of training rows, or shares of the positive

@@ -305,8 +305,8 @@ class _States:
     def _read(self, bank: ReaderBank, group: Group, folder: str | Path) -> CachedStates:
         """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
-        The model computes states that `folder` does not hold yet, and stores them there. `bank` is that of
-        `_read_texts`.
+        The model computes states that `folder` does not hold yet, and stores them there. `bank` has one reader, "all",
+        which needs all layers.
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)

@@ -119,8 +119,8 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
     """Return training and test features, rotated so that there are no more columns than training rows.
 
     A regression with an L2 penalty has the same solution on the rotated features, because its weights lie in the span
-    of the training rows; L-BFGS also takes the same steps. It is faster if there are several times more features than
-    rows. Features with no more columns than rows, and sparse ones, are returned as they are.
+    of the training rows; L-BFGS also takes the same steps. The rotation saves time if there are several times more
+    features than rows. Features with no more columns than rows, and sparse ones, are returned as they are.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):

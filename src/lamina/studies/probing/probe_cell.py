@@ -402,7 +402,7 @@ class _OnlineCode:
     """The tasks on which the probes of an online code are trained, and on which they send labels.
 
     In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
-    probabilities that it predicts.
+    probabilities that this probe predicts.
 
     Args:
         task: The task whose training labels are sent.

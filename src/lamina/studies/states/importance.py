@@ -122,8 +122,8 @@ def importance(
 def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
     """Yield one sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
 
-    A series is the readers that differ only in their seed; their shares are averaged. Readers of different banks are
-    not, because banks may have been trained on different tasks.
+    A series is the readers of a bank that differ only in their seed; their shares are averaged. Banks are kept apart,
+    because they may have been trained on different tasks.
     """
     several_runs = len({reader.run for reader in readers}) > 1
     series: dict[str, list[_ReaderShares]] = {}
