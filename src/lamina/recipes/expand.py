@@ -100,7 +100,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
     """Yield a run for each setting, seed and repeat of a method.
 
     `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    seed of a run is seed x number of repeats + repeat, so that no two runs of a method share one.
+    seed of a run is seed x number of repeats + repeat, so that each repeat of each seed has its own.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample

@@ -117,10 +117,9 @@ class ModelSize:
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Return the number of parameters that compute all layers that readers need, without those of higher layers.
+        """Return the number of parameters that a pass uses to compute the layers in `deepest` and all below them.
 
-        `deepest` is stack name -> highest layer that is read. The last of these stacks counts up to that layer, and all
-        stacks before it count whole.
+        `deepest` is stack name -> highest layer that is read. All stacks before the last of these count whole.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)

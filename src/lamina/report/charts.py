@@ -440,7 +440,7 @@ def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale,
 
 
 def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a heat map: a rectangle per row, coloured by its value; with few columns, or labels, it has text in it.
+    """Return a heat map: a rectangle per row, coloured by its value, with its label or (if there is room) number.
 
     If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
     """

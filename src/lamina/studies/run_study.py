@@ -83,8 +83,7 @@ def run_study(
 
     Raises UnknownNameError if the study does not exist. Raises ConfigError if the recipe lacks something that the study
     needs, or `resume` or `ray` is given for a study without cells (independent pieces of work). Raises StoreError,
-    before anything runs, if the folder cannot be written, or has files with the names of a study's files that are not
-    from a study.
+    before anything runs, if the folder cannot be written, or has other files under the names of a study's files.
 
     Args:
         name: Name of the study, such as "similarity".

@@ -93,7 +93,7 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
     Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together.
-    A study trains each task alone, so the tasks that are returned mask them (if there are several). Raises
+    A study trains each task alone; so if there are several tasks, they are returned with such rows masked. Raises
     UnknownNameError if a task has no "train" or no "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})

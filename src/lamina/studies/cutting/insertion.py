@@ -159,7 +159,7 @@ def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) ->
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
-    """Return chart name -> line chart of the score over the number of blocks with layers, per metric and end."""
+    """Return chart name -> line chart of the score over the number of blocks with new layers, per metric and end."""
     metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
     return {
         f"{metric} {end}": Figure(

@@ -135,9 +135,9 @@ def drop_least_(  # noqa: PLR0913 options of the command
     """Drop the `count` blocks that matter least to a task, in place, and return a report of what the model lost.
 
     Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if there
-    are few rows. Raises ConfigError if `count` is out of range, or the model needs a head for the task and has none;
-    UnknownNameError if `by` is unknown, or the task lacks a split; UnsupportedModelError if the blocks cannot be
-    dropped.
+    are few rows. Raises ConfigError if `count` is out of range, the model cannot be edited, or it needs a head for the
+    task and has none; UnknownNameError if `by` or the stack is unknown, or the task lacks a split;
+    UnsupportedModelError if the model's layers cannot be found.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.

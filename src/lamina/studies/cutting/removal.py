@@ -290,7 +290,7 @@ def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
 
 
 def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
-    """Measure the perplexity of texts, whole and without each range of blocks; and the proxies, on the same texts.
+    """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     Returns table rows; [] if the model has no output over a vocabulary.
     """

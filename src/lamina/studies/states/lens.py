@@ -188,7 +188,7 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Return `values` in chunks along its first axis, so small that a chunk's logits from `head` fit into memory."""
+    """Return `values` in chunks along the first axis, so small that a chunk's logits from `head` fit into memory."""
     return values.split(max(1, _LOGITS // head.classes))
 
 

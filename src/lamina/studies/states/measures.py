@@ -252,7 +252,7 @@ class NeighbourSample:
         self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Store the vectors `[rows, width]` of each layer in float32 on the CPU, `most` rows over all calls."""
+        """Store the vectors `[rows, width]` of each layer in float32 on the CPU, up to `most` rows over all calls."""
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
             self._parts.append([vectors[:count].float().cpu() for vectors in features])

@@ -218,8 +218,8 @@ def _rows(
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
-    `sides` is model name -> the object that ran the model, with its measures. `places` has the model and layer of row
-    and column i of `cka` (None: it was not asked for), and of entry i of `sample`.
+    `sides` is model name -> the object that ran the model, with its measures. Entry i of `places` is the (model, layer)
+    of row and column i of `cka` (None: CKA was not asked for), and of entry i of `sample`.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
