@@ -290,7 +290,7 @@ def first_line(error: BaseException) -> str:
     """Return the message of an error as one line of at most 300 characters, without the final full stop.
 
     The result is meant to be quoted in another message. It begins with the error's type if the text alone says little:
-    for an empty message, and for a KeyError, whose message is just the key.
+    for an empty message, and for a LookupError such as KeyError, whose message may be just the key.
     """
     lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

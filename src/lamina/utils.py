@@ -59,10 +59,9 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
     """Return an option's value, a NumPy or torch number as a Python number.
 
-    Raise ConfigError if it is not of the type `annotation`.
-
-    Without the check, a text would count as true, or as a list of letters, and a NumPy integer could not be saved. A
-    value is only checked if all types in `annotation` are keys of `_TYPES`; the items of a list are not checked.
+    Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
+    as a list of letters, and a NumPy integer could not be saved. A value is only checked if all types in `annotation`
+    are keys of `_TYPES`; the items of a list are not checked.
 
     Args:
         op: The operation, for the message.
@@ -141,20 +140,14 @@ _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each
 
 
 def no_pipe(path: Path) -> Path:
-    """Return `path`, that of a file to read.
-
-    Raise OSError if it is a pipe, a socket or a device, whose data may never end.
-    """
+    """Return `path`, of a file to read; OSError if it is a pipe, a socket or a device, which may never end."""
     if path.exists() and not (is_file(path) or is_dir(path)):
         raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
     return path
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raise ValueError if it is larger than `max_bytes`, OSError if it is not an ordinary file.
-    """
+    """Return the content of a file; ValueError if it is larger than `max_bytes`, OSError if it is no plain file."""
     with no_pipe(path).open("rb") as file:
         if len(data := file.read(max_bytes + 1)) > max_bytes:
             raise ValueError(f"it has more than {max_bytes:,} bytes")

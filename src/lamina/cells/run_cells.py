@@ -89,7 +89,7 @@ def run_cells(
         The results of all cells that did not fail, in the order of `cells`; and the failures.
 
     Raises:
-        ConfigError: If two cells have the same key, or no cluster answers.
+        ConfigError: If two cells have the same key, no cluster answers, or a cell cannot be pickled for Ray.
         MissingExtraError: If `ray` is given and Ray is not installed.
     """
     listed = list(cells)
@@ -217,10 +217,7 @@ class Shelf:
         return state
 
     def write(self, cell: Cell, state: State) -> None:
-        """Write the result of a cell (`state`) to its file, atomically; replace an older file.
-
-        StoreError if that fails.
-        """
+        """Write a cell's result `state` to its file, atomically; replace an older file. StoreError on failure."""
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))

@@ -125,7 +125,7 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
     if not depth or not (getattr(part, "is_encoder_decoder", False) or alias == "encoder_layers"):
         return
     if hasattr(part, "num_decoder_layers"):
-        vars(part).pop(CACHE_DEPTH, None)  # of an earlier edit
+        vars(part).pop(CACHE_DEPTH, None)  # which an earlier edit has set
     if alias and depth > _cache_depth(part):
         setattr(part, CACHE_DEPTH if part.is_encoder_decoder else "num_hidden_layers", depth)
     if depth > (entries := _cache_depth(part)):
@@ -145,7 +145,7 @@ def _inner(config: PretrainedConfig) -> list[str]:
 
 
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
-    """Return the known settings whose value is a stack's `depth`, in a config or in its nested config `inner`."""
+    """Return the names of known settings whose value is a stack's `depth`, in a config or its nested config `inner`."""
     part = getattr(config, inner) if inner else config
     is_main = stack == "main" or bool(inner and inner == stack)
     names = _DEPTHS["main"] if is_main else _DEPTHS.get(stack, _ANY_DEPTH)

@@ -39,10 +39,10 @@ _HAND = "It was changed by hand; load it anew."
 class Rearranged:
     """The result of `rearrange`: parameters that are gone (their old names), and parameters in new copies of blocks."""
 
-    path: str | None  # of the module list that holds the blocks; None if one block serves as all layers
+    path: str | None  # path of the module list that holds the blocks; None if one block serves as all layers
     gone: tuple[str, ...]
     added: tuple[str, ...]
-    settings: dict[str, JSON]  # of the record of the edit: how names of parameters change
+    settings: dict[str, JSON]  # for the record of the edit: how names of parameters change
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
@@ -94,7 +94,7 @@ class _Plan:
 
     @property
     def tables(self) -> dict[str, int]:
-        """Names of weights beside the list of blocks that have a part for each block, and the axis of the parts."""
+        """Weights outside of the blocks that consist of one part per block: name -> axis along which the parts lie."""
         owner = self.path[: self.path.rfind(".") + 1] if self.path else ""
         return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
 

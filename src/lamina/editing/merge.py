@@ -49,9 +49,11 @@ def merge_(model: PreTrainedModel) -> Edit:
 
     Raises:
         ConfigError: If the model has no inserted layers; if one is not linear because its activation is on the output;
-            if one is a convolution with a kernel above 1; if the model is quantised, compiled or offloaded.
+            if one is a convolution with a kernel above 1; if the model cannot be edited (quantised, compiled,
+            offloaded, with adapters).
         UnsupportedModelError: If a projection's weight is also used elsewhere, where the inserted layer does not apply;
-            or if the inserted layer mixes channels that a grouped convolution keeps apart.
+            if it also projects position embeddings, in a family that cannot have separate projections for them; or if
+            the inserted layer mixes channels that a grouped convolution keeps apart.
     """
     check_editable(model, _OP)
     projections = projections_with_layers(model)

@@ -194,7 +194,7 @@ class ProjectedFusion(Fusion):
     @classmethod
     @abstractmethod
     def weights_of(cls, members: Sequence[Any]) -> Float[Tensor, "members layers"]:
-        """Return the weight of each layer in the sum, one row per fusion in `members`, which are all of this class."""
+        """Return the weight of each layer in a fusion's sum, one row per fusion in `members`, all of this class."""
 
     def weights(self) -> Float[Tensor, " layers"]:
         """Return this fusion's weight of each layer in the sum, with gradient."""
@@ -393,5 +393,5 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "members 1"] | float:
-    """Return one setting of several fusions as a column like `like`, or as a number if all `values` are equal."""
+    """Return one setting of several fusions: a column in the dtype of `like`, or a number if all `values` are equal."""
     return values[0] if len(set(values)) == 1 else like.new_tensor(values).unsqueeze(1)

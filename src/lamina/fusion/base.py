@@ -490,7 +490,7 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of `amounts`: of the absolute weights since the last switch of the mode.
+        """Return each layer's share of `amounts`: of the absolute weights since train or eval mode was switched on.
 
         The shares sum to 1. They are equal as long as nothing was read.
         """

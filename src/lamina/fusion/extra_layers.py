@@ -198,9 +198,7 @@ class _Call:
         return _Call(args, kwargs, self.place, self.past)
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
-        """Call `block` with the recorded arguments, but with `state` `[batch, tokens, width]`.
-
-        Return the block's new state.
+        """Return the state that `block` makes from `state` `[batch, tokens, width]` and the other recorded arguments.
 
         `swap` names two axes that are exchanged before the call and back after it. None: nothing is exchanged.
         """
@@ -294,7 +292,7 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
     """
     block, layer = stack.blocks[-1], stack.depth - 1
     states: dict[int, Tensor] = {}
-    calls: list[tuple[_Call, Tensor]] = []  # of the last block, with its output
+    calls: list[tuple[_Call, Tensor]] = []  # each call of the last block, and its output
 
     def after(
         _block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: Tensor | Sequence[Tensor]

@@ -57,7 +57,10 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """One pass of several PairedLayers fusions: it pools three sets of tokens per layer, and adds up the `M_i m_i`."""
+    """One pass of several PairedLayers fusions: it pools three sets of tokens, and adds up the terms `M_i m_i`.
+
+    For the symbols see `PairedLayers`.
+    """
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)

@@ -84,7 +84,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit`, over all texts since the last switch of the mode.
+        """Return each layer's share of the absolute `credit`, over all texts since train or eval mode was switched on.
 
         Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They are equal before any
         text.
@@ -113,7 +113,10 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]`, and without gradient the `credit` `[batch, layers, tokens, dim]`."""
+        """Return features `[batch, tokens, dim]`, and without gradient the `credit` `[batch, layers, tokens, dim]`.
+
+        `states` is index of a layer -> state; `mask` is True at tokens.
+        """
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -134,11 +137,10 @@ class RoutingFusion(InputWeighted, config=Routing):
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
     def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the three stages on the vectors `routed`.
+        """Run the three stages on the vectors `routed`; return the outputs of the last, and the credit of inputs.
 
-        Return the outputs of the last stage, and each input's credit for each.
-
-        `real` is False at inputs that are padding. None: no input is padding.
+        The credit is how much each input contributed to each output, `[batch, inputs, outputs]`. `real` is False at
+        inputs that are padding. None: no input is padding.
         """
         weights: list[Tensor] = []
         for stage in self.stages:

@@ -158,7 +158,7 @@ class Head(nn.Module, ABC):
         return False
 
     def token_map(self) -> AffineMap | None:
-        """Return the affine map from a token's features to its own logits, if a token-wise head consists of one.
+        """Return the affine map from a token's features to its own logits, if a token-wise head is just such a map.
 
         If the head weighs tokens (see `HeadConfig.weighs_tokens`), the map has one more output: the logarithm, up to a
         constant, of the token's weight in the mean over a sequence. None (the default): there is no such map, call

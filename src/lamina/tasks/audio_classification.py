@@ -111,7 +111,7 @@ class LazyAudio(LazyFile):
 
         A clip whose rate is not `rate` samples per second is resampled by a polyphase filter
         (`scipy.signal.resample_poly`). Raises DataError if the clip cannot be decoded, has no samples, or has samples
-        that are NaN or infinite.
+        that are NaN or infinite; and MissingExtraError if soundfile or SciPy is needed and not installed.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -182,7 +182,7 @@ def _soundfile() -> ModuleType:
 
 
 def _rate_of(name: str, entry: Any) -> int:
-    """Return the "sampling_rate" of the mapping `entry`; DataError, with `name`, if it is missing or not allowed."""
+    """Return the "sampling_rate" of the mapping `entry`; DataError, naming the clip, if it is missing or wrong."""
     rate = entry.get("sampling_rate")
     if rate is None:
         problem = "has an array without a sampling rate, which is needed to resample it."
@@ -218,7 +218,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 
 def _checked_rate(name: str, rate: object) -> int:
-    """Return samples per second as an int; DataError, with `name`, unless it is a whole number from 1 to 768,000."""
+    """Return samples per second as an int; DataError, naming the clip, unless it is a whole number up to 768,000."""
     if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
@@ -409,9 +409,7 @@ class AudioInputs:
         return self._extract(sounds, padding)
 
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
-        """Run the feature extractor on the clips `sounds`.
-
-        Return the outputs that the model reads, its main input first.
+        """Run the feature extractor on the clips `sounds`; return the outputs that the model reads, in its order.
 
         `padding` holds further options for the call. Raises DataError if the extractor fails.
         """

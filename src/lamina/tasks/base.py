@@ -162,7 +162,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How a model generates texts."""
+    """Options for the generation of texts by a model: length, beams and length penalty."""
 
     max_target_length: int = 128  # maximum tokens of a generated text
     num_beams: int = 1  # number of beams. 1: greedy decoding

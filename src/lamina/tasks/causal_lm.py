@@ -131,7 +131,7 @@ class CausalLMKind(LanguageModelingKind):
         return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the model is no causal language model without an encoder, as text; None if it is one."""
+        """Return why the model is not a causal language model without an encoder, as text; None if it is one."""
         if model.config.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not model.can_generate():

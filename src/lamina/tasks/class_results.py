@@ -83,7 +83,10 @@ class ClassResults(Results[Tensor, Answer]):
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first example whose logits are NaN or infinite; None if all are finite."""
+        """Return the index of the first example whose logits are NaN or infinite, as `first_invalid_row` says.
+
+        Else None.
+        """
         return first_invalid_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
@@ -206,7 +209,7 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
 
 
 def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
-    """Return the id of the positive class of a task with two classes; None for other tasks.
+    """Return the id of the positive class of a task with two classes; None if it is not known or there are not two.
 
     Raises ConfigError if one of the metrics needs a positive class, and the task does not name one.
     """

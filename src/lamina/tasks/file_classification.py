@@ -48,7 +48,7 @@ _CELL = {
 }  # the fields of a file in Arrow
 _NAMES = ("text", "row")  # the columns from which a `Column` makes files
 _BLOCK = 512  # bytes of a block of a tar file, which ends with blocks of zeros
-_TAR_ERRORS = (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError, RecursionError)  # of damaged headers
+_TAR_ERRORS = (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError, RecursionError)  # for damaged headers
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow's others start programs (EPS) or are rare
-_MOST_PIXELS = 1 << 26  # of one image
+_MOST_PIXELS = 1 << 26  # size of the largest image that is read
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of Pillow that PNG files preserve
 _ENDINGS = "jpg jpeg png bmp gif webp tif tiff ppm pgm pbm"
 

@@ -87,7 +87,7 @@ def every_row(table: Table) -> Table:
 def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
     """Yield a label for every row of `table.whole`: the next of `labels` for a row that is in `table`, else `gap(row)`.
 
-    `row` is the row's index in `table.whole`. If that is None, no row lacks a label, and `labels` are yielded.
+    `row` is the row's index in `table.whole`. If `table.whole` is None, no row lacks a label: yield just `labels`.
     """
     if table.whole is None:
         yield from labels
@@ -400,7 +400,7 @@ def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
 
 
 def _check_flags(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
-    """Raise DataError if all texts in the label column have 0 and 1 per class without commas, such as "010"."""
+    """Raise DataError if every label is a text of 0 and 1 per class, such as "010", and `spec.labels` is not set."""
     cells = [
         (table, row, cell)
         for table in tables.values()
@@ -422,8 +422,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
     separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if no row has more than one label. Raises DataError if a text in brackets is no list, or several signs occur and
-    `spec.labels` does not decide between them. The message names the row.
+    if no row has more than one label. Raises DataError if a text in brackets is no list, all labels are texts such as
+    "010", or several signs occur and `spec.labels` does not decide between them. The message names the row.
     """
     labels = frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 from lamina.errors import DataError
 
-_MOST_BYTES = 1 << 30  # of one file
+_MOST_BYTES = 1 << 30  # size of the largest file that is read
 
 
 @dataclass(frozen=True)

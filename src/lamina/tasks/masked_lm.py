@@ -32,7 +32,7 @@ from lamina.utils import derive_seed
 if TYPE_CHECKING:
     from lamina.layers.types import Processor
 
-SHARE = 0.15  # of the ordinary tokens of a row that are predicted
+SHARE = 0.15  # share of a row's ordinary tokens that are predicted
 REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and any token; the rest are unchanged
 
 
@@ -115,7 +115,10 @@ class MaskedInputs(Windows):
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows `rows`, masked; "labels" holds the original id at each masked token, and -100 elsewhere."""
+        """Return the rows `rows`, masked; "labels" holds the original id at each masked token, and -100 elsewhere.
+
+        In the train split, the masking differs in each `epoch`.
+        """
         seeds = () if self.seed is None else (self.seed, epoch)
         batch = self.encoded.batch(rows, self.padding)
         lengths = self.encoded.lengths[list(rows)]

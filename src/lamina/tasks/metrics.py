@@ -2,7 +2,8 @@
 
 A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
 returns metric -> score, in the order of the names that are passed. It raises UnknownNameError for a metric that it does
-not know, and DataError if there are no rows, or if the numbers of predictions and targets differ.
+not know. All but `score_texts` raise DataError if there are no rows, or if the numbers of predictions and targets
+differ.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
-    """Return the fraction of positive rows above a threshold that at most `rate` of the negative rows reach.
+    """Return the fraction of positive rows above the lowest threshold that at most `rate` of the negative rows exceed.
 
     `positive` is a mask `[rows]`. The result is 0 if one of the classes has no row.
     """
@@ -334,10 +335,7 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row named `label`: precision, recall and F1 are the means over `rows` by `weights`.
-
-    Counts as in `total`.
-    """
+    """Return a row named `label`: means of precision, recall and F1 over `rows` by `weights`; counts as in `total`."""
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:

@@ -82,7 +82,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
-    """Return a preset and the name of its task.
+    """Return the name of a preset's task, and the preset.
 
     Raises UnknownNameError if there is no such preset, and ConfigError if the language is not a language code.
 

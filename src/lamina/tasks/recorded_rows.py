@@ -198,8 +198,8 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
 def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: ColumnSpec) -> Table:
     """Return the table with the labels of the split `part`, whose states are `recorded`.
 
-    `rows` is the path of a table, rows in memory, or None for the table that the states' manifest names. Raises
-    DataError if the manifest names none.
+    `rows` is the path of a table, rows in memory (read by `kind` as `spec` says), or None for the table that the
+    states' manifest names. Raises DataError if the manifest names none.
     """
     if rows is None:
         if (name := recorded.manifest.table) is None:
@@ -228,7 +228,7 @@ def _check_alike(states: Mapping[str, RecordedStates]) -> None:
 
 
 def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from the tables that `recorded_tables` returned; see `Kind.build`."""
+    """Make the examples of every split from tables that `recorded_tables` returned; result as that of `Kind.build`."""
     built, splits = spec.kind.build(replace(spec, text=ROW), tables)
     states = tables.states
     return replace(built, text=spec.text), {part: _with_states(split, states[part]) for part, split in splits.items()}

@@ -194,7 +194,7 @@ def _is_offset(value: object) -> bool:
 
 
 def utf16_units(text: str) -> list[int]:
-    """Return a list from UTF-16 offset to character offset in a text; -1 for an offset inside a surrogate pair.
+    """Return a list that maps each UTF-16 offset in a text to a character offset; -1 inside a surrogate pair.
 
     JavaScript counts UTF-16 units, and so do most annotation tools in a browser: an emoji is two units.
     """

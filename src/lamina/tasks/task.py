@@ -200,11 +200,9 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a task of the kind named `kind` over the same texts, named "<name>-<short>".
+        """Return a language modelling task over the same texts, named "<name>-<short>"; see `masked_lm` for `rows`.
 
-        See `masked_lm` for `rows`.
-
-        Raises ConfigError if the task has no texts.
+        `kind` is the name of its kind. Raises ConfigError if the task has no texts.
         """
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
@@ -419,8 +417,8 @@ class Task:
         `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
         `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits have
-        these three names, and a split with another name is an error. If it has no labels (as "unsupervised" in IMDB), a
-        warning is logged instead. Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
+        these three names, and a split with another name is an error; or only a warning if that split has no labels (as
+        "unsupervised" in IMDB). Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
         in the forms that `predict` accepts; `inputs` is their column. `labels` are by default those that the dataset
         has for its column, otherwise those of "train", sorted.
 

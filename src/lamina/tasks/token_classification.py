@@ -162,7 +162,7 @@ def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
 
 
 Text: TypeAlias = str | tuple[str, str]  # a text, or a pair whose second text is tagged
-Parts: TypeAlias = Sequence[Sequence[Span]]  # of a text: for each word, the words of a plain text inside it
+Parts: TypeAlias = Sequence[Sequence[Span]]  # for each word of a text, the words of a plain text inside it
 logger = logging.getLogger(__name__)
 
 
@@ -465,7 +465,7 @@ def spans_of_tags(
     """
     joins, before = marks_spans(labels), ""
     spans: list[SpanAnswer] = []
-    scores_of: list[list[float]] = []  # of the words of each span
+    scores_of: list[list[float]] = []  # for each span, the scores of its words
     for (start, end), score, number in zip(words, scores, tags, strict=True):
         tag = str(labels[number])
         mark, _, label = tag.partition("-") if joins else ("B", "", tag)
