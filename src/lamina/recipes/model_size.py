@@ -172,7 +172,7 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
-        """Return the memory for the gradients of a batch that readers share; its rows have `tokens` tokens each."""
+        """Return how much memory these readers need for the gradients of one batch, of rows with `tokens` tokens."""
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
