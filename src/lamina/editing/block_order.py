@@ -269,7 +269,10 @@ def _differing(
 
 
 def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
-    """Return whether an attribute is a copy of a setting that describes all blocks, or a list under another name."""
+    """Return whether the attribute `key` of a block is a copy of a setting of the config, which describes all blocks.
+
+    `old` is its value before the move and `value` that after it. A list may stand under another name in the config.
+    """
     was, now = vars(plan.before.config), vars(plan.after.config)
     lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]
     return value == now.get(key) or any(was.get(name) == old for name in lists)

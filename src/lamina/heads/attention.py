@@ -93,6 +93,8 @@ class EncoderLayer(nn.Module):
         op: The operation that error messages begin with.
         dim: Size of the features.
         heads: Number of attention heads; ConfigError if it does not divide `dim`.
+        feedforward: Inner size of the feed-forward network.
+        dropout: Probability of dropout on attention weights, inside the feed-forward network, and on both branches.
     """
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:

@@ -59,7 +59,8 @@ class CausalLMHead(VocabularyHead):
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
         """Raise ConfigError if a token's features may depend on later tokens, because of the model or of the fusion.
 
-        The model is run on a tiny input to find out, except if it has no weights yet (on the meta device).
+        The model is run on a tiny input to find out, except on the meta device. A stack that is one of two is refused
+        too.
         """
         problem = None
         if stack.name != "main":

@@ -45,11 +45,12 @@ class ClassRow(TypedDict):
 class Results(Protocol[OutputsT, AnswerT]):
     """Collects a model's outputs batch by batch. Once all are added, it returns scores, tables and predictions.
 
-    A subclass must define `add`. It defines other methods if its kind of task needs them; the defaults return nothing.
+    A subclass must define `add`. It defines other methods if its kind of task needs them; by default they return None
+    or an empty result.
     """
 
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
-        """Add the outputs for the rows with these indices.
+        """Add `outputs`, those for the rows with the indices `rows`.
 
         `labels` are the labels that the batch brought, for kinds that make labels with the inputs; else None.
         """
