@@ -404,13 +404,10 @@ class _Session:
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
         """Load the recipe's model, and add the readers of the runs to it, or apply the edits of the single run.
 
-        Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
-        run's seed. Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or a reader does not
-        fit the model.
-
-        Args:
-            specs: Run name -> run: several readers, or one run that fine-tunes the model.
-            tasks: Run name -> task.
+        `specs` is run name -> run (several readers, or one run that fine-tunes the model), and `tasks` is run name ->
+        task. Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with
+        the run's seed. Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or a reader does
+        not fit the model.
         """
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: task.kind for name, task in tasks.items()}

@@ -420,15 +420,11 @@ def load_recipe(path: str | Path) -> Recipe:
 
 
 def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False) -> Recipe:
-    """Return the recipe with these fields, after checking it.
+    """Return the recipe with these fields (keys and values, as YAML has them), after checking it.
 
-    Raises ConfigError if a value is not allowed, and UnknownNameError if a key or name does not exist.
-
-    Args:
-        fields: The recipe's keys and values, as YAML has them.
-        op: Beginning of error messages.
-        file: The file that the fields come from, so that errors can name the line. None: errors name no line.
-        swept: Whether a sweep has replaced values of grids; tables and figures may then name values that are gone.
+    Messages begin with `op`, and name the line if there is a `file`. `swept` says that a sweep has replaced values of
+    grids; tables and figures may then name values that are gone. Raises ConfigError if a value is not allowed, and
+    UnknownNameError if a key or name does not exist.
     """
     try:
         return Recipe.model_validate(fields, context={"swept": True} if swept else None)

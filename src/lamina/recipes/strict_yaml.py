@@ -266,10 +266,7 @@ def to_lamina_error(details: ErrorDetails) -> LaminaError:
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
     """Raise the first error in a ValidationError as a ConfigError or UnknownNameError whose message says where it is.
 
-    Args:
-        error: The ValidationError that pydantic raised for the fields of a recipe.
-        op: Beginning of the message, such as "recipe cola.yaml".
-        file: The file that the fields were read from, to name the line. None: the message names no line.
+    The message begins with `op`, such as "recipe cola.yaml", and names the line if there is a `file`.
     """
     first = error.errors()[0]
     # pydantic marks an error in a key itself, not in its value, by an additional part "[key]"

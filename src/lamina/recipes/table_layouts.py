@@ -114,12 +114,9 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
     A name such as "dwatt/table 2" is an entry of a paper whose numbers come with this package, so that a copy of a
     recipe finds them in any folder. Other names are entries of `published.yaml`, a file in the recipe's folder, which
-    is read only if there is such a name. Raises DataError if `published.yaml` is needed, and is missing or not valid;
-    UnknownNameError if the paper or `published.yaml` has no entry of that name.
-
-    Args:
-        file: The recipe's file; its fields are not changed.
-        path: The path of the recipe.
+    is read only if there is such a name. The fields of `file`, the recipe's file at `path`, are not changed. Raises
+    DataError if `published.yaml` is needed, and is missing or not valid; UnknownNameError if the paper or
+    `published.yaml` has no entry of that name.
     """
     fields, read = dict(file.fields), cache(lambda place: read_yaml(place).fields)
     for key in ("table", "figure"):

@@ -183,17 +183,10 @@ def study_of_cells(
     figures: Mapping[str, Figure],
     conclusions: Sequence[str] = (),
 ) -> Study:
-    """Return the study whose table came from cells. Library versions and the failed cells are added to its settings.
+    """Return the study whose `table` came from cells. Library versions and the failed cells are added to its settings.
 
-    Raises ConfigError if every cell failed, or there were no rows.
-
-    Args:
-        name: Name of the study.
-        table: Rows of all finished cells.
-        failures: Cells that failed.
-        settings: Settings of the study.
-        figures: Chart name -> chart.
-        conclusions: Sentences that say what may be concluded.
+    `figures` is chart name -> chart, and `conclusions` are sentences that say what may be concluded. Raises ConfigError
+    if every cell failed, or there were no rows.
     """
     if not len(table) and not failures:
         hint = "Load the model with a language modelling head, or pass tasks."

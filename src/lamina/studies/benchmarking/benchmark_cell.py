@@ -224,18 +224,10 @@ def cell_rows(
 def portion_means(
     model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
 ) -> dict[str, Matrix]:
-    """Return the mean of each layer's states over the tokens of a row, for the training and test rows of a portion.
+    """Return split ("train" or "test") -> the mean of each layer's states over the tokens of each row of a portion.
 
-    Args:
-        model: The model. It is frozen and in eval mode during the call.
-        processor: Its tokenizer.
-        drawn: The rows to train on and to score.
-        settings: Settings of the benchmark.
-        cache_dir: Folder of the state cache. States are read from it; the model computes the missing ones, which are
-            then written to it.
-
-    Returns:
-        "train" and "test" -> the means, `[rows, layers, width]`. Padding does not count.
+    The means are `[rows, layers, width]`. The model is frozen and in eval mode during the call. States are read from
+    the cache folder `cache_dir`; the model computes the missing ones, which are then written there.
     """
     base = unwrapped(model)
     with preserve_training(base):

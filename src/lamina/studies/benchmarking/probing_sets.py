@@ -64,13 +64,10 @@ class Portion:
 
 
 def find_data(data: str | Path | None) -> Path:
-    """Return the folder of the data files.
+    """Return the folder of the data files; raise DataError if there are no such files.
 
-    Raises DataError if there are no such files.
-
-    Args:
-        data: The folder, or a folder that contains it, such as an unpacked wheel of sae-probes. None: the folder of the
-            installed package.
+    `data` is that folder, or one that contains it, such as an unpacked wheel of sae-probes. None: the installed
+    package.
     """
     if data is None:
         spec = find_spec(_PACKAGE)

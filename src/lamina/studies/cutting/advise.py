@@ -340,13 +340,8 @@ def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) ->
 def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric: str, tolerance: float) -> str:
     """Return the conclusion for one task: the proposal, what the cut changed, and what the 95 % interval supports.
 
-    Args:
-        task: Name of the task.
-        proposal: The proposal for this task.
-        depth: Number of blocks of the whole model.
-        table: Table of the study `advise`.
-        metric: The task's metric.
-        tolerance: How much of the score may be lost, in units of the metric.
+    `table` is the table of the study `advise`, and `depth` the number of blocks of the whole model. `tolerance` is how
+    much of the score may be lost, in units of the metric.
     """
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."

@@ -107,10 +107,8 @@ def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) ->
 def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
     """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
-    Args:
-        what: Start of the sentence, which says what the edited and the unedited models are.
-        scores: Seed -> score of the edited model that was trained with this seed.
-        reference: Seed -> score of the unedited model that was trained with this seed.
+    `what` begins the sentence, and says what the two kinds of models are. `scores` and `reference` are seed -> score of
+    the edited, and of the unedited, model that was trained with this seed.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:

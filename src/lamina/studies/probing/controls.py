@@ -123,12 +123,9 @@ class LabelBits(Results):
         self._targets, self.bits = targets, 0.0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of the labels of some rows.
+        """Add the bits of the labels of the rows whose numbers are in `rows`.
 
-        Args:
-            rows: Numbers of the rows. The true labels are looked up by them.
-            outputs: Logits of the probe, `[batch, classes]` or `[batch, tokens, classes]`.
-            labels: Not used.
+        `outputs` are the probe's logits, `[batch, classes]` or `[batch, tokens, classes]`; `labels` is not used.
         """
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")

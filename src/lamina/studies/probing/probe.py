@@ -414,10 +414,7 @@ class ProbeComparison:
 def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:
     """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
 
-    Args:
-        rows: The task's table rows; only those of measure "score" are used.
-        task: The task.
-        split: Name of the split that the rows were scored on.
+    `rows` are the task's table rows, of which only those of measure "score" are used, and `split` is the scored split.
     """
     truths: list[Label] = list(task.split(split).labels)
     scored = [row for row in rows if row["measure"] == "score"]

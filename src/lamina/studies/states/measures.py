@@ -179,13 +179,9 @@ class MinibatchCKA:
         self._lengths: Tensor | float = 0.0  # [layers], fourth power of a vector's length, summed over minibatches
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Add one minibatch.
+        """Add one minibatch; raise ConfigError if it has fewer than 4 rows.
 
-        Args:
-            features: One vector per row for each layer, `[rows, width]`; widths may differ between layers.
-
-        Raises:
-            ConfigError: If there are fewer than 4 rows.
+        `features` has, for each layer, one vector per row, `[rows, width]`; widths may differ between layers.
         """
         rows = len(features[0])
         if rows < FEWEST:
