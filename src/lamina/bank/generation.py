@@ -271,8 +271,8 @@ def _checked(function: Method) -> Method:
 def _unhealed(function: Method) -> Method:
     """Wrap `heal_tokens` (`function`) so that it raises ConfigError if the next pass of the model is to be read.
 
-    It implements the option "token_healing". The check in `generate` (`_checked`) does not run if `model.generate` was
-    looked up before the interception, or if only prompts are read.
+    `generate` calls `heal_tokens` with the option "token_healing". The check in `generate` (`_checked`) does not run if
+    `model.generate` was looked up before the interception, or if only prompts are read.
     """
 
     @functools.wraps(function)

@@ -496,7 +496,7 @@ class ReaderCollection(nn.Module):
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that these readers read.
+        """Check the arguments of a call, and return a new `StackPass` for each stack that `readers` (None: all) read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
         UnknownNameError if a reader does not exist, and ConfigError if labels are no mapping or name a reader that is

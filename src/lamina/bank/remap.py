@@ -68,7 +68,7 @@ def fusion_after(
 
 
 def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
-    """Return the number of the layer whose state after an edit equals the state of `layer` before it; None if none may.
+    """Return the number of the layer whose state after an edit equals the state of `layer` before it; None if unknown.
 
     `stack` is the name of the layer's stack, and `stacks` are the names of all stacks of the model.
     """

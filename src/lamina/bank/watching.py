@@ -305,7 +305,7 @@ class _WatchedText(GenerationObserver):
         self.is_open = False
 
     def asked(self) -> dict[str, float]:
-        """Return cascade name -> fraction of the tokens (without padding) for which its second reader ran."""
+        """Return cascade name -> fraction of the tokens (without padding) for which the cascade's second reader ran."""
         counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
         return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
 
@@ -358,7 +358,7 @@ class _RepliesSoFar:
 
 
 def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
-    """Return a detokenizer for each sequence of a call. In a decoder-only model it knows the prompt, too."""
+    """Return a detokenizer for each sequence of a call; in a decoder-only model it gets the prompt before it."""
     rows = call.prompts.tolist()
     continues = not call.model.config.is_encoder_decoder
     return [Detokenizer(cast("Tokenizer", tokenizer), row if continues else ()) for row in rows]

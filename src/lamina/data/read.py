@@ -342,7 +342,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     lines = array("q")
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the file in parts, as Arrow tables; every cell is a text."""
+        """Yield the file in parts, as Arrow tables of texts, and collect the rows' numbers in `lines`."""
         for part in _tables(path, file_format, records, CHUNK):
             lines.extend(part.rows)
             yield pa.table(dict(part.columns))

@@ -194,7 +194,7 @@ class RecordedStates:
         return as_tensor(part, bfloat16=place.bfloat16)
 
     def _view(self, place: Place) -> np.ndarray:
-        """Return a tensor as an array that reads from its file, which is mapped into memory on the first call."""
+        """Return the tensor at `place` as an array over its file, which is mapped into memory on first use."""
         if place.path not in self._maps:
             with place.path.open("rb") as file:
                 self._maps[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -242,9 +242,9 @@ class RecordedStates:
         return place_of(path, tensor)
 
     def _mask(self, array: StatesArray) -> np.ndarray | None:
-        """Return the mask of an array, `[rows, tokens]`, or None if it has none.
+        """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
 
-        Raises DataError if its shape does not fit the states, or a row has no token.
+        Raises DataError if the mask's shape does not fit the states, or a row has no token.
         """
         if array.mask is None:
             return None
@@ -374,7 +374,7 @@ def _npy_place(path: Path) -> Place:
 def _tensor_place(path: Path, tensor: str | None) -> Place:
     """Return where a tensor in a safetensors file is.
 
-    Raises DataError if it is missing or has an unknown type, or the file is damaged.
+    Raises DataError if the tensor is missing or has an unknown type, or the file is damaged.
     """
     problem = f"states: {path} is not a safetensors file"
     with (

@@ -438,7 +438,8 @@ class _Entry:
 
     Args:
         filler: Computes the states.
-        fingerprints: Name of a stack -> fingerprint of its weights, where it is known; see `open_states`.
+        fingerprints: Stack name -> fingerprint of the stack's weights, where it is known. Missing ones are computed and
+            added.
 
     Attributes:
         facts: Everything on which the states depend; their hash is the key of the entry.

@@ -194,10 +194,10 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    """Search for the stacks of a model; if there are none that can be read, search for the stacks of its towers.
+    """Find the stacks of a model, or else those of its towers; return name -> stack.
 
     Raises:
-        UnsupportedModelError: If neither search succeeds.
+        UnsupportedModelError: If neither can be found.
     """
     if isinstance(model, RecordedModel):
         return {model.facts.stack: model.own_stack()}
@@ -234,7 +234,7 @@ class _UnreadableError(Exception):
 
 
 def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Find the stacks of a model.
+    """Find the stacks of a model; return name -> stack.
 
     Run the model on one input, check the result on another, and compare it with a pass without `output_hidden_states`.
 
@@ -363,7 +363,9 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
 
 
 def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, probe: Probe) -> _Places:
-    """Find where each state of stack `name` was seen in a traced run on the input `probe`.
+    """Return the places where each state of stack `name` was seen in a traced run on the input `probe`.
+
+    `states` are the states that the model returned in this run, which `trace` has recorded.
 
     Raises:
         _UnreadableError: If a state was not seen, or is no tensor `[batch, tokens, width]` without NaN.

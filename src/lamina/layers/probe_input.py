@@ -120,10 +120,7 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return the config setting `name`, or that of the first nested config that has it, as a list of ints.
-
-    [] if missing.
-    """
+    """Return config setting `name`, or that of the first nested config with it, as a list of ints; [] if missing."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 

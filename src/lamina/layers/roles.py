@@ -207,7 +207,10 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
 
 
 def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError for a row whose `path` does not fit the model; `problem` says why."""
+    """Return the UnsupportedModelError, about `op`, for a `path` in a family's row that does not fit the model.
+
+    `problem` says why it does not fit.
+    """
     reason = f"its row of projection roles names '{path}', but {problem}"
     hint = "Correct the row, or use the version of transformers that it was written for."
     return UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)

@@ -166,7 +166,7 @@ def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
 
 
 def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
-    """Yield two module outputs that, added to the state at `start`, give the value at `end`.
+    """Yield two module outputs that, added to the state at `start`, give the value at `end`; nothing if none do.
 
     Blocks add in this way if their attention and feed-forward network read the same state.
     """

@@ -238,7 +238,7 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, except its base model's. The manifest, which marks a bank, comes first."""
+    """Return the paths of a bank's files, without those of its base model. The first, the manifest, marks a bank."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 

@@ -157,7 +157,10 @@ class Engine:
             learner.load(learner.best)
 
     def _run_epoch(self, bar: tqdm) -> None:
-        """Run the remaining steps of the current epoch, then score the learners and save a checkpoint."""
+        """Run the remaining steps of the current epoch, then score the learners and save a checkpoint.
+
+        `bar` is the progress bar over all steps.
+        """
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups
         active = [self.plan.active(number, self._epoch) for number in range(len(groups))]
@@ -369,7 +372,10 @@ class Engine:
                 tracker.finish()
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
-        """Log all scores of an epoch, and print the deciding ones of up to six learners above the progress bar."""
+        """Log all scores of an epoch, and print the deciding score of up to six learners above the progress bar.
+
+        `scores` is learner name -> metric -> score; "deciding" is the metric that chooses the best epoch.
+        """
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
         shown = [f"{name} {metrics[self.learners[name].metric]:.3f}" for name, metrics in scores.items() if metrics]

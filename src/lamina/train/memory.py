@@ -117,13 +117,13 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: int, size: int) -> None:
-        """Add a new storage, by its address and its size in bytes."""
+        """Add a new storage to the count; `storage` is its address and `size` its number of bytes."""
         self._known.add(storage)
         self.now += size
         self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
-        """Subtract a freed storage, and forget its address, because a later storage may have the same one."""
+        """Subtract a freed storage, and forget its address (`storage`), which a later one may get again."""
         self._known.discard(storage)
         self.now -= size
 

@@ -216,7 +216,7 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) 
     """Log a warning for each task whose best epoch is chosen by fewer than 8 validation rows.
 
     With few rows, many epochs have the same score, and the first of these counts as the best, although the reader may
-    have learnt very little by then.
+    have learnt very little by then. Tasks whose metric is perplexity are left out.
     """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
@@ -292,7 +292,8 @@ def _specs(
 
     Raises:
         UnknownNameError: If an option or a grid names a reader that has no task.
-        ConfigError: If a whole model has a grid, a grid is not valid, or a learner has no learning rate or epochs.
+        ConfigError: If a whole model has a grid, a grid is not valid, a learner has no learning rate or epochs, or
+            readers that train the base model together have different numbers of epochs.
     """
     bank = target if isinstance(target, ReaderBank) else None
     default_rate = MODEL_RATE if bank is None else READER_RATE
