@@ -99,7 +99,7 @@ def _show(study: Study, folder: Path, *, as_json: bool) -> None:
         sets = rows_where(study.table, {"measure": "score"}).to_dict("records")
         print_json({**facts, "methods": table.to_dict("records"), "sets": sets, "output": str(folder)})
         return
-    shown = table.dropna(axis="columns", how="all")  # few sets have no interval, most settings no point
+    shown = table.dropna(axis="columns", how="all")  # few sets: no interval; most settings: no point
     print_table("Methods over all sets", list(shown.columns), shown.to_numpy().tolist())
     for sentence in study.conclusions:
         print(f"- {sentence}")

@@ -283,7 +283,7 @@ def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
     rows: list[list[object]] = []
     for row in errors:
         if has_spans:
-            text = row["text"] if isinstance(row["text"], str) else row["text"][-1]  # of a pair the second is labelled
+            text = row["text"] if isinstance(row["text"], str) else row["text"][-1]  # the labelled text of a pair
             answers = [marked(text, cast("list[Span]", row[side])) for side in ("true", "predicted")]
         else:
             answers = [_plain(row["text"]), _value(row["true"]), _value(row["predicted"])]

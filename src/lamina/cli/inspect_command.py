@@ -38,7 +38,7 @@ class Tap(TypedDict):
     path: str
     side: str
     block: str | None  # None for the embeddings
-    parameters: int | None  # of the block, or of everything outside the blocks; None: not known
+    parameters: int | None  # number in the block, or in everything outside the blocks; None: not known
 
 
 class StackFacts(TypedDict):

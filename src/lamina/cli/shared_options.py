@@ -88,8 +88,8 @@ def check_output(
 ) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
-    Raises ConfigError if both options were given, or neither and the folder is not empty; StoreError if the folder is a
-    file or cannot be read.
+    Raises ConfigError if `overwrite` and `resume` are both set, or neither is and the folder is not empty; StoreError
+    if the folder is a file or cannot be read.
 
     Args:
         op: The command, for the message.

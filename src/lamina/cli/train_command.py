@@ -130,9 +130,7 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
 
 
 def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
-    """Return how many bytes a batch may take: `memory` in GiB, or if it is None what is free.
-
-    None without `fit_memory`.
+    """Return the bytes that a batch may take: `memory` (GiB), or else what is free; None if `fit_memory` is False.
 
     Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """
@@ -253,7 +251,7 @@ def _show_parts(cost: Estimate, word: str) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Return a number of hours as text, with two digits below 10; "< 0.01" for less."""
+    """Return a number of hours as text: whole from 10 on, else with two digits; "< 0.01" for less than that."""
     return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 

@@ -121,10 +121,7 @@ class Writer:
         self.used: set[str] = set()  # words of the current sentence, so that none is drawn twice
 
     def sentence(self, sentiment: str) -> list[Token]:
-        """Return the tokens of an acceptable sentence with the given sentiment.
-
-        No word is drawn twice, if there are others.
-        """
+        """Return the tokens of a random acceptable sentence with the given sentiment; its words are kept in `used`."""
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
         if sentiment != "neutral":
@@ -168,9 +165,9 @@ class Writer:
         return [self._word(name, form, role, polarity)]
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
-        """Return a random word with the sentiment `polarity` for the slot `name`, in the form `form`.
+        """Return a random word for the slot `name`, in the form `form`, of the sentiment `polarity`.
 
-        `role` is its role in the template; "": the slot's usual role.
+        `role` is the word's role in the template; "": the usual role of the slot.
         """
         singular = name.removesuffix("s") if name not in SLOTS else name
         listed, usual_role = SLOTS[singular]

@@ -182,7 +182,7 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 
 
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
-    """Export all readers of a bank into a folder, open the export, and return its engine.
+    """Return an engine from a new export of all readers of a bank; raise UnsupportedModelError if there can be none.
 
     If the folder is None or cannot be written, a temporary one is used; the engine then lasts until the process ends.
     """

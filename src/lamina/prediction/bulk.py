@@ -50,9 +50,9 @@ _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those o
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
-_TOKEN_BYTES = 4  # of a file; a rough number
-_FILE_ROWS, _MOST_ROWS = 32, 512  # rows of a pass: of images and audio clips; of texts, whose tokens usually limit it
-# A pass of so many tokens is as fast per token as a longer one.
+_TOKEN_BYTES = 4  # rough number of bytes per token of a file
+_FILE_ROWS, _MOST_ROWS = 32, 512  # maximum rows of a pass: of files; of texts, which tokens usually limit first
+# Maximum tokens of a pass, and its fixed cost in tokens. A longer pass would be no faster per token.
 _BUDGETS = {"cpu": Budget(2048, 64), "accelerator": Budget(16384, 4096)}
 _tokenizing = Lock()  # truncation is a state of the tokenizer, so two threads would cut each other's texts
 _SHOWN = 20  # bad rows that are logged one by one; further ones are only counted
@@ -326,7 +326,7 @@ class Partial:
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: JSONObject) -> None:
-        """Set the counters to those in `state`, an earlier run's note. Raises the errors of `open`."""
+        """Set the counters to those in `state`, the note of an earlier run. Raises the errors of `open`."""
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(

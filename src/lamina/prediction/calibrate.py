@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
-    Piece = tuple[np.ndarray, np.ndarray]  # of a window: the numbers of its tokens in the text, and their scores
+    Piece = tuple[np.ndarray, np.ndarray]  # one window: its tokens' positions in the text, and their scores
 
 logger = logging.getLogger(__name__)
 
@@ -320,11 +320,12 @@ def _running_scores(
     finished: bool,
     features: bool,
 ) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor, dict[str, Tensor]]]:
-    """Yield per batch: numbers of its windows, monitor name -> scores `[windows, tokens]`, mask, sums of features.
+    """Yield (window numbers, scores, mask, sums of features) for each batch of the task's windows.
 
-    The mask is True at the tokens that count: not at special tokens, and not in the first text of a pair if only the
-    second has labels. With `features`, the last item is reader name -> sum of its features over the tokens in the mask,
-    `[windows, dim]`; otherwise it is empty. `finished` is as in `score_texts`. Raises NotFiniteError if a score is NaN.
+    Scores are monitor name -> `[windows, tokens]`. The mask of the same shape is True at tokens that count: not at
+    special tokens, and not in the first text of a pair if only the second has labels. The sums are reader name -> sum
+    of its features over the tokens in the mask, `[windows, dim]`; {} without `features`. `finished` is as in
+    `score_texts`. Raises NotFiniteError if a score is NaN.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))

@@ -368,7 +368,7 @@ def tasks_of_file(
     for given in (columns.labels, positive):
         check_known("evaluate", given if isinstance(given, Mapping) else (), heads, "reader")
     files = {"validation": path} if train is None else {"train": train, "validation": path}
-    has_binary = any(len(head.labels) == 2 for head in heads.values())  # one class for all is for these readers
+    has_binary = any(len(head.labels) == 2 for head in heads.values())  # one class for all is only for these readers
     tasks: dict[str, Task] = {}
     for name, head in heads.items():
         own = positive.get(name) if isinstance(positive, Mapping) else positive

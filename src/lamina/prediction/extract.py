@@ -180,7 +180,7 @@ class _Plan:
 
     @cached_property
     def facts(self) -> dict[str, JSON]:
-        """The facts on which the files depend, JSON-ready."""
+        """The facts that a later run must share to continue this one, JSON-ready: texts, model, layers and options."""
         return {
             "format": _PLAN_FORMAT,
             "fingerprint": fingerprint_of(self.stack),
@@ -277,10 +277,7 @@ class _Plan:
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write into `folder` the rows' lengths, the table of other columns and, last of all, the manifest.
-
-        Return that.
-        """
+        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest."""
         with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
             np.save(file, np.asarray(self.inputs.lengths, np.int64))
         if table.columns:

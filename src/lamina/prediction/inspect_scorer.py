@@ -164,9 +164,9 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
 
 
 def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
-    """Return the passes that score the reply in a pair of prompt and reply, one per window.
+    """Return the passes that score the reply in a pair of prompt and reply, one per window of the pair.
 
-    `trained` has the lengths of windows with which the reader was trained.
+    `trained` has the options for windows with which the reader was trained.
     """
     encoded = encode(
         [pair],

@@ -53,7 +53,7 @@ ResultT = TypeVar("ResultT")
 Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
 _TOKENIZER = ("model_max_length", "truncation_side")  # facts of a tokenizer that a plan depends on
-_TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts about its training that a plan depends on
+_TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts of a reader's training, as above
 
 
 @check_types("predict")
@@ -118,7 +118,8 @@ def predict(  # noqa: PLR0913
         ConfigError: If there is no processor or reader, a reader cannot read an example, or there is no mask token to
             fill in.
         UnknownNameError: If a reader or the backend does not exist.
-        StoreError: If no bank or model is saved at a folder or hub id, or an int8 export does not fit its bank.
+        ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
+        StoreError: If nothing is saved at a folder or hub id, or an int8 export does not fit its bank.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
@@ -148,7 +149,7 @@ class Prepared:
     count: int
     splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
     groups: Sequence[Group]  # the same examples as inputs; each group is run by itself
-    tokens: int = 0  # of all examples together, without padding
+    tokens: int = 0  # number of tokens of all examples, without padding
     cut: int = 0  # number of examples that are too long to be read whole
 
     def warn(self, op: str) -> None:
@@ -421,7 +422,10 @@ class Predictor:
         return plan
 
     def _derive_plan(self) -> _Plan:
-        """Return a new plan, with one `Reading` for readers that have the same kind of input and `add_prefix_space`."""
+        """Return a new plan: one `Reading` per set of readers with the same kind of input and `add_prefix_space`.
+
+        Raises ConfigError if an option has no effect on the readers' kinds of tasks.
+        """
         tasks: dict[str, KindedTask] = {n: TaskOutline.of_head(r.config.head) for n, r in self._readers.items()}
         options = self.options
         if self._whole is not None:
@@ -457,10 +461,7 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return how to encode examples once for all readers in `tasks`.
-
-        With `add_prefix_space`, a text gets a space in front.
-        """
+        """Return how to encode examples once for all readers in `tasks`, with a space in front of each text if set."""
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind
         per_token = [name for name in names if tasks[name].kind.per_token]

@@ -33,7 +33,7 @@ USUAL = {  # what a column holds -> its usual names
     "reply": ("reply", "response", "chatgpt_response", "completion", "answer"),
     "label": ("label", "verdict", "class", "hallucination"),
 }
-SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # of the rows
+SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # part -> its fraction of the replies
 
 
 @final
@@ -112,7 +112,7 @@ class Labelled(NamedTuple):
     """The table of a file of replies, with the label of each row; made by `read_labels`."""
 
     table: Table
-    labels: list[str]  # of each row
+    labels: list[str]  # the label of each row
     positive: str  # the label that marks bad replies
 
 

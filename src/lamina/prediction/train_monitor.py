@@ -76,7 +76,7 @@ class TrainedMonitor(Monitor):
 
     @property
     def is_useful(self) -> bool:
-        """Whether the recall's interval on the test part is above that of the false alarm rate: better than chance."""
+        """Whether the monitor beats chance: on the test part, the recall's interval is above the false alarm rate's."""
         return cast("Calibration", self.calibration).is_useful
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group
 
 _ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seconds that they may take together
-_DIGITS = 6  # of shares
+_DIGITS = 6  # digits of a share after the point
 
 
 class PassSeconds(TypedDict):

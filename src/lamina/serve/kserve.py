@@ -108,7 +108,7 @@ def _with_data(body: bytes, size: str, max_depth: int) -> object:
         for tensor in found["inputs"]:
             count = (tensor.get("parameters") or {}).get("binary_data_size")
             if count is not None:
-                is_text = tensor["datatype"] == "BYTES"  # another datatype is refused by name, once this is JSON
+                is_text = tensor["datatype"] == "BYTES"  # other datatypes are refused later, by name
                 tensor["data"] = _strings(body[end : end + count], count) if is_text else []
                 end += count
     except (ValueError, TypeError, KeyError, AttributeError, struct.error):

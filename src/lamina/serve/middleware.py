@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from lamina.serve.settings import Settings
 
-OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no key: the page, which asks for it, and probes
+OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # paths without a key: the page and health checks
 ADMIN = "/readers"  # this path and those below change what is served, and have a key of their own
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -119,10 +119,7 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return a refusal if a request's key is wrong or missing, or its path needs a key that was never set.
-
-        Else None.
-        """
+        """Return a refusal if a request's key is wrong or missing, or its path needs one that is not set; else None."""
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):

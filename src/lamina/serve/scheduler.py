@@ -542,7 +542,7 @@ class Scheduler:
     def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
         """Return whether jobs need no answer any more: all clients have left, or the time of a shutdown is up.
 
-        If so, they are failed with ClosedError.
+        The jobs are then failed with ClosedError.
         """
         is_late = time.monotonic() >= self._ends_at
         if not is_late and not all(job.future.has_left for job in jobs):

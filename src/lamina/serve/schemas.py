@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ENUM = "enum"  # key of a field's JSON schema with the values that `_only` accepts
 ItemT = TypeVar("ItemT")
-# A list with a million wrong items has one error, for the first of them: errors take more time than all else.
+# Only the first wrong item of a list is reported, because errors for a million items would take very long.
 ListOf: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 OneOrTwo = Annotated[ListOf[str], Field(min_length=1, max_length=2)]  # a text, or a pair
 Name = Annotated[str, StringConstraints(max_length=200)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lamina.serve.settings import Settings
 
-_FOR_ANSWERING = 0.9  # of uvicorn's time for running requests; the rest is for sending the errors of all others
+_FOR_ANSWERING = 0.9  # share of uvicorn's shutdown time for running requests; the rest is for sending errors
 
 
 _TOO_SLOW = (
@@ -43,7 +43,7 @@ def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port
     return Server(config)
 
 
-_Protocol: Any = AutoHTTPProtocol  # has attributes that uvicorn's annotation of the name does not tell
+_Protocol: Any = AutoHTTPProtocol  # uvicorn annotates the name with a type that lacks its attributes
 
 
 class TimedProtocol(_Protocol):

@@ -26,9 +26,9 @@ class Settings(BaseModel):
     max_concurrent_passes: int | None = Field(None, ge=1)  # None: see `scheduler.default_passes`
     max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; a further request gets status 429
     max_concurrent_generations: int = Field(4, ge=1)  # texts generated at a time; a further request gets status 429
-    max_total_tokens: int = Field(4096, ge=2)  # of a prompt and its generated text together
+    max_total_tokens: int = Field(4096, ge=2)  # prompt and generated text together
     max_client_batch_size: int = Field(32, ge=1)  # texts per request
-    max_request_tokens: int = Field(65536, ge=1)  # of all texts of a request that are read; beyond it, status 413
+    max_request_tokens: int = Field(65536, ge=1)  # of a request's texts, as far as they are read; above it, status 413
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
     max_depth: int = Field(8, ge=2, le=100)  # levels of nested lists and objects in a body
     request_timeout: float = Field(60.0, gt=0)  # seconds
@@ -37,8 +37,8 @@ class Settings(BaseModel):
     api_key: str | None = Field(None, min_length=1, repr=False)  # sent as "Authorization: Bearer KEY"; None: no key
     admin_key: str | None = Field(None, min_length=1, repr=False)  # the same for /readers, which is off without it
     cors_allow_origin: tuple[str, ...] = ()  # origins whose web pages may send requests
-    title: str | None = Field(None, min_length=1)  # of the page; None: the names of the bank and its model
-    examples: tuple[Example, ...] | None = None  # that the page offers; None: three that fit the bank's tasks
+    title: str | None = Field(None, min_length=1)  # the page's title; None: the names of the bank and its model
+    examples: tuple[Example, ...] | None = None  # the page's example texts; None: three that fit the bank
 
     @classmethod
     def of(cls, **values: object) -> Settings:

@@ -41,7 +41,7 @@ READERS = "lamina.readers"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"}
 
 
-@cache  # it is asked for each request and batch, and searches the disk
+@cache  # called for each request and batch, and it searches the disk
 def is_available() -> bool:
     """Return whether the package `opentelemetry-api` is installed (`lamina[otel]`)."""
     return find_spec("opentelemetry") is not None and find_spec("opentelemetry.trace") is not None

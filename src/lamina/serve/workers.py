@@ -149,8 +149,8 @@ AnswerT = TypeVar("AnswerT")
 class Lengths(NamedTuple):
     """How many tokens of a text the readers read, special tokens included."""
 
-    whole: tuple[int, ...] = ()  # by each reader that reads a part of a long text
-    windows: tuple[int, ...] = ()  # by each reader that reads a long text whole: the length of a window
+    whole: tuple[int, ...] = ()  # of readers of whole texts, which read only a part of a long one
+    windows: tuple[int, ...] = ()  # of readers of tokens, which read a long text in windows of this length
 
 
 class Worker(ABC, Generic[TokenisedT, AnswerT]):
@@ -183,7 +183,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens up to which each reader reads a text in one piece: the smallest of their lengths."""
+        """Number of tokens up to which every reader reads a text at once: the smallest of their lengths."""
         return min(self.lengths.whole + self.lengths.windows)
 
     @property

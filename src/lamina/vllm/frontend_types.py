@@ -25,7 +25,7 @@ class Completion(Protocol):
 
 
 class Output(Protocol):
-    """The output of a request that is given to the user: a `RequestOutput`, or that of a pooling model."""
+    """The output of a request as the user gets it: a `RequestOutput`, or the output of a pooling model."""
 
     outputs: Sequence[Completion] | object
     lamina: Answers

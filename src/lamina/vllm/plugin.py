@@ -156,7 +156,7 @@ def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
 
 
 def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
-    """Call `install` with the object that serves a route and the readers' layout, if its engine has a bank."""
+    """Call `install` with a route's object (`serving`) and the readers' layout, if the engine has a bank."""
     if (layout := _layout(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamina.vllm.engine_types import BlockTable, CacheConfig, Runner
     from lamina.vllm.layout import Layout
 
-# Bytes of states that wait at most for the readers of whole prompts. A few tokens of a cache block cost as much as all.
+# Maximum bytes of states that wait for readers of whole prompts: a few tokens of a cache block cost as much as all.
 WAITING_BYTES = 1 << 24
 ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds request id -> StepScores
 
@@ -196,7 +196,7 @@ class EngineReaders:
             return np.empty(0, dtype=np.int64)
         prompts = np.array([requests[request].num_prompt_tokens for request in batch.req_ids])
         left = prompts - batch.num_computed_tokens_cpu[: len(prompts)]
-        place = np.arange(ends[-1]) - np.repeat(ends - scheduled, scheduled)  # of a token among those of its request
+        place = np.arange(ends[-1]) - np.repeat(ends - scheduled, scheduled)  # index of a token within its request
         return np.flatnonzero(place < np.repeat(left, scheduled))
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:

@@ -46,7 +46,7 @@ class TokenInfo(TypedDict):
 
 
 class TokenReport(TypedDict):
-    """The scores of readers and monitors at a token (null at the last), and the monitors that flagged the text."""
+    """The scores of readers and monitors at a token (see `TokenEvent`), and the monitors that have flagged the text."""
 
     scores: Mapping[str, Mapping[str, float | None]] | None
     monitors: Mapping[str, float | None] | None

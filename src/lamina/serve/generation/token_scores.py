@@ -191,10 +191,10 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 
 
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[LabelScore] | list[TokenLabel]:
-    """Return one reader's answer about the only text of a batch, made from the reader's output.
+    """Return the answer of the reader `name` about the only text of a batch, made from the reader's output.
 
-    For a regression, the answer is the value. A reader of whole texts gives all labels with their scores, best first; a
-    reader of tokens gives the best label of each token.
+    A regression answers with its value, a reader of whole texts with all labels and their scores, best first, and a
+    reader of tokens with the best label of each token.
     """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
