@@ -85,7 +85,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
 
 @cache
 def _kinds(annotation: str) -> tuple[str, ...]:
-    """Return the types of a union without their parameters, such as "Sequence" and "None"."""
+    """Return the names of the types in a union, `annotation`, without parameters in brackets, such as "Sequence"."""
     while "[" in annotation:
         annotation = _PARAMETERS.sub("", annotation)
     return tuple(annotation.split(" | "))

@@ -113,8 +113,8 @@ class _WrongPlaceError(Exception):
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
     """Check whether a stack's blocks can be put in a new order, and return the plan; nothing is changed yet.
 
-    `order` has the numbers of present blocks, `path` is the path of the module list that holds the blocks (None if one
-    block serves as all layers), and `op` is the operation, for messages. Raises ConfigError if no config describes the
+    `order` has the numbers of present blocks. `path` is the path of the module list that holds the blocks; None if one
+    block serves as all layers. `op` is the operation, for messages. Raises ConfigError if no config describes the
     changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))

@@ -190,7 +190,7 @@ def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
 def mark_states(
     _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return an attention's arguments, with the hidden states marked. It is a forward pre-hook of the attention.
+    """Return an attention's arguments, with the hidden states marked; a forward pre-hook of the attention.
 
     The mark is an attribute of a view of the states, so that it exists only during the call. It tells an inserted layer
     whether its projection is applied to hidden states or to position embeddings.

@@ -130,9 +130,9 @@ def _draw_weights(
 ) -> list[nn.Parameter]:
     """Draw new weights for all linear maps in `modules`, in place, and return the changed parameters.
 
-    They come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations. With
-    `zero`, all biases but those of norms are set to 0. Random numbers are drawn on the CPU, so that a seed gives the
-    same weights on every device.
+    The weights come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations.
+    With `zero`, all biases but those of norms are set to 0. Random numbers are drawn on the CPU, so that a seed gives
+    the same weights on every device.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]

@@ -100,7 +100,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features: each layer's states, averaged over tokens and scaled. Those that are not kept are 0."""
+        """Return the features: each layer's states, averaged over tokens and scaled. Features not kept are 0."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)
         parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers

@@ -226,10 +226,10 @@ class PooledLayers(PoolingConfig):
     """A fusion that pools the tokens of every layer by learned queries, and mixes the layers; for sequence tasks.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`. `p_ij` is what query j reads at layer
-    i: a mean over the tokens t of the normalised states `LayerNorm(z_it)`. It is computed slice by slice: head h weighs
-    slice h of the states by `softmax_t(Q_ijh . LayerNorm(z_it))`. Every token gets the same features, so the head to
-    use is `SequenceClassification(labels, pooling="first")`. Nothing is projected per token, which makes this the
-    cheapest fusion that learns what to read from every layer.
+    i: a mean over the tokens t of the normalised states `LayerNorm(z_it)`. The mean is computed slice by slice: head h
+    weighs slice h of the states by `softmax_t(Q_ijh . LayerNorm(z_it))`. Every token gets the same features, so the
+    head to use is `SequenceClassification(labels, pooling="first")`. Nothing is projected per token, which makes this
+    the cheapest fusion that learns what to read from every layer.
 
     Args:
         dim: Size of the features.

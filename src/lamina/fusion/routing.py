@@ -25,11 +25,11 @@ class Routing(FusionConfig):
     """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
     In routing, each input vector votes for each output vector; an output uses an input more, the better it predicts it.
-    The inputs of the first stage are the states, normalised, scaled and shifted per layer: tokens x layers vectors. Its
-    outputs are `vectors` vectors, as are those of the second stage; those of the third are `dim` numbers. Every token
-    gets the same features. In the author's code these numbers are the logits; for that use `Routing(dim=len(labels))`
-    with `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or
-    "mean") reads the features with one linear map.
+    The inputs of the first stage are the states, normalised, scaled and shifted per layer: tokens x layers vectors. The
+    first and the second stage have `vectors` output vectors each; the outputs of the third are `dim` numbers. Every
+    token gets the same features. In the author's code these numbers are the logits; for that use
+    `Routing(dim=len(labels))` with `SequenceClassification(labels, pooling="first", linear=False)`. With any other
+    `dim`, `pooling="first"` (or "mean") reads the features with one linear map.
 
     Args:
         dim: Size of the features, at least 2.

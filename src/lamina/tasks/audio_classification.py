@@ -273,9 +273,9 @@ class AudioInputs:
     The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
     (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
-    padding would change every frame. Their clips are padded with silence to whole seconds, and all clips of a batch
-    have one length. Raises ConfigError if the processor has no feature extractor, and DataError if the header of a clip
-    cannot be read.
+    padding would change every frame. Clips for these models are padded with silence to whole seconds, and all clips of
+    a batch have one length. Raises ConfigError if the processor has no feature extractor, and DataError if the header
+    of a clip cannot be read.
 
     Args:
         split: The clips.
@@ -333,8 +333,8 @@ class AudioInputs:
     def frames(self, model: PreTrainedModel) -> list[int] | None:
         """Return how many of the model's frames cover each clip, without the clip's padding. No clip is decoded.
 
-        Returns None if the numbers cannot be known, because the model does not say how many samples make a frame, or
-        the feature extractor does not say how many samples make a column of its spectrogram.
+        Returns None if the numbers cannot be known: the model does not say how many samples make a frame, or the
+        feature extractor does not say how many make a column of its spectrogram.
         """
         count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
         if count is None or not (self._reads_samples or self._counts_columns):

@@ -80,7 +80,7 @@ class LazyImage(LazyFile):
         return cls(name, data=file.getvalue())
 
     def open(self) -> Image.Image:
-        """Decode the image, and return it in RGB. It is rotated as its EXIF orientation says.
+        """Decode the image, and return it in RGB, rotated as its EXIF orientation says.
 
         Only the first frame of an animation is read. Raises DataError if the image cannot be read, has an uncommon
         format (even with a common extension), has more than 2**26 pixels, or has pixels of 32 bits.

@@ -237,9 +237,10 @@ class TokenClassificationKind(TextClassKind):
 
         With `task.label_all_tokens`, all tokens of the word have the tag, continued as I- after B-.
 
-        If tags mark spans, a listed word that would be several words in a plain text, such as "C++", has its tag at the
-        first token of each part, because a plain text is later tagged part by part. A word in several windows has its
-        tag in the window with the most context around it. A warning counts words that share a token but not a tag.
+        If tags mark spans, a listed word such as "C++" may be several words in a plain text. Then each of these parts
+        has the word's tag (I- after B-) at its first token, because a plain text is later tagged part by part. A word
+        in several windows has its tag in the window with the most context around it. A warning counts words that share
+        a token but not a tag.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)
@@ -344,8 +345,8 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
         `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window, for the metric
-        over sub-tokens. It compares them with true tags: a word's tag at the word's first token, and its continuation
-        (I- for B-) at the others.
+        over sub-tokens. That metric compares them with true tags: a word's tag at the word's first token, and its
+        continuation (I- for B-) at the others.
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != SUBTOKENS]
