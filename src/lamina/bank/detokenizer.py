@@ -51,7 +51,7 @@ class Detokenizer:
     def _next_piece(self, *, last: bool = False) -> str:
         """Append the text of the tokens since the last piece to the attribute `text`, and return it.
 
-        If it ends in an incomplete character, it is held back and "" is returned, unless `last` says that no tokens
+        Text that ends in an incomplete character is held back, and "" is returned, unless `last` says that no tokens
         follow.
         """
         if self._emitted == len(self._ids):

@@ -205,7 +205,7 @@ class RecordedStates:
         return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
 
     def _let_go(self) -> None:
-        """Give memory pages that were read back to the operating system, if it allows that."""
+        """Let the operating system drop the pages of memory that were read from files, if it offers that."""
         for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -323,7 +323,7 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the DataError for an array whose rows should have `said` tokens together; `has` says what it has."""
+        """Return the DataError for an array whose rows should have `said` tokens in total; `has` says what it has."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:

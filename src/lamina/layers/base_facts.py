@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The settings, beside weights, on which a stack's states depend: see `config_facts` and `module_facts`."""
+    """The settings, other than weights, on which a stack's states depend: see `config_facts` and `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]
@@ -118,9 +118,9 @@ def around(model: nn.Module, stack: LayerStack) -> nn.Module:
 def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) for `module` and the modules in it that a stack computes with, with or without weights.
 
-    `run` has the stack's modules with weights; `path` is the path of `module`, "" at the top. Modules without weights
-    (activations) are included if they are beside modules of the stack. Adapters, and parts of the model with other
-    weights, such as a pooler, are left out.
+    `run` has the stack's modules with weights; `path` is the path of `module`, "" at the top. A module without weights
+    (an activation) is included if its parent is. Adapters, and parts of the model with other weights, such as a pooler,
+    are left out.
     """
     module = without_adapters(module)
     yield path, module

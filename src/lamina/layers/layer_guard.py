@@ -53,7 +53,7 @@ class LayerGuard:
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
         modules: Stack name -> guard of everything else that the stack computes with.
-        facts: Stack name -> settings, beside weights, on which the stack's states depend. They are recorded before any
+        facts: Stack name -> settings, other than weights, on which the stack's states depend. Recorded before any
             pass, because some models change their own modules when they run.
     """
 

@@ -26,7 +26,7 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
 
     Returns:
-        One call per block, bottom first; [] if some layer has no such module, or they are not beside each other.
+        One call per block, bottom first; [] if some layer has no such module, or these modules have different parents.
     """
     blocks: list[Call] = []
     last = len(seen) - 1

@@ -1,4 +1,4 @@
-"""Detect changes of a stack's modules beside its weights: settings, functions, buffers, and the model's config."""
+"""Detect changes of a stack's modules, except in weights: settings, functions, buffers, and the model's config."""
 
 from __future__ import annotations
 

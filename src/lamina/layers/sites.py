@@ -220,5 +220,5 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
 
 
 def _place(event: Event) -> tuple[object, ...]:
-    """Return a key of an event that is equal for the same event in another run of the model."""
+    """Return a key of an event; the same event in another run of the model has the same key."""
     return event.call.path, event.call.number, event.side, event.index, event.swap

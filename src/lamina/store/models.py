@@ -281,10 +281,10 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 
 
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
-    """Check the weights of a local model without reading them: file headers, and the packages that are needed.
+    """Check that a local model has weights that can be loaded, without reading them.
 
-    `config` is the model's config, which names its quantization, if any. Only safetensors files have their headers
-    read. Raises the errors of `lamina.load`, also if there are no weights. A model on the hub is not checked.
+    Checked are the headers of safetensors files, and the packages that the quantization named in `config`, the model's
+    config, needs. Raises the errors of `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 

@@ -66,9 +66,10 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model.
+    """Load a saved bank or model, or return the one in the cache.
 
-    `_written` has the modification times of its files, which make changed files another key of the cache.
+    `_written` has the modification times of the files. They are part of the cache's key, so changed files are loaded
+    again.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

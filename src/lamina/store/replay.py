@@ -302,7 +302,10 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 
 
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
-    """Replay edit `number` of the record: freeze the parameters in `frozen`, make trainable what it left trainable."""
+    """Replay edit `number` of the record, a freeze.
+
+    Parameters that the edit left trainable require gradients afterwards; those in `frozen` do not.
+    """
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
         then = name_then(record, number, key)  # `train` has the names that parameters had then

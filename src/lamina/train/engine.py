@@ -432,7 +432,7 @@ def _seed(seed: int) -> None:
 def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
     """Inside the `with` block, let only the learners' parameters require gradients, among all those of `modules`.
 
-    At its end, the flags and modes of the modules are restored, and all gradients are dropped.
+    At the end of the block, the flags and modes of the modules are restored, and all gradients are dropped.
     """
     parameters = [parameter for module in modules for parameter in module.parameters()]
     flags = [parameter.requires_grad for parameter in parameters]
