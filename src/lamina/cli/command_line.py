@@ -144,7 +144,8 @@ def system_error(error: BaseException) -> StoreError | None:
 def sentence(error: Exception) -> str:
     """Return an error's message on one line, with the error's notes in brackets.
 
-    For an error that is no `LaminaError`, the text says that it is unexpected, its class, and how to see the traceback.
+    For an error that is no `LaminaError`, the text says that the error is unexpected, which class it has, and how to
+    see the traceback.
     """
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     unexpected = f"unexpected {type(error).__name__}: {error}; set {DEBUG}=1 to see the traceback."

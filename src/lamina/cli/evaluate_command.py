@@ -272,7 +272,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print the wrong answers of a reader as a table. If answers are spans, they are marked in both texts."""
+    """Print the wrong answers of a reader as a table. Answers that are spans are marked in their text."""
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return

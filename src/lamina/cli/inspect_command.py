@@ -42,7 +42,7 @@ class Tap(TypedDict):
 
 
 class StackFacts(TypedDict):
-    """A stack as `lamina inspect` describes it; `layers` counts the embeddings, `depth` does not."""
+    """A stack of blocks as `lamina inspect` describes it; `layers` counts the embeddings, `depth` does not."""
 
     layers: int
     depth: int
@@ -166,7 +166,7 @@ def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
 
 
 def _show(name: str, facts: StackFacts) -> None:
-    """Print a stack as a table with one row per layer, and its fingerprint if that is known."""
+    """Print a stack of blocks as a table with one row per layer, and the stack's fingerprint if that is known."""
     blocks = f"{facts['depth']} x {facts['block']}" if facts["block"] else pluralize(facts["depth"], "block")
     title = f"\n{name}: {pluralize(facts['layers'], 'layer')} of width {facts['width']}, {blocks}"
     rows = [

@@ -87,7 +87,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
-    """Print each failed cell ("key" and "error") on standard error, and exit with code 1; do nothing if none failed."""
+    """Print "key" and "error" of each failed cell (a piece of a run), and exit with code 1; do nothing without any."""
     from typer import Exit
 
     for failure in failures:

@@ -114,7 +114,7 @@ class DemoReader:
 
     @property
     def name(self) -> str:
-        """Name of the reader in the bank. A default reader has the name of its task, because it is saved."""
+        """Name of the reader in the bank. Only default readers are saved, so they are named as their tasks."""
         parts = [self.task] if self.method == "default" else [self.task, self.method]
         return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
 

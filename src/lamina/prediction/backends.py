@@ -113,7 +113,7 @@ def engine_of(
 
 @contextmanager
 def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Iterator[None]:
-    """Inside the `with` block, answer calls for this bank and backend with `engine`; then restore its engines."""
+    """Inside the `with` block, use `engine` for this bank and backend; afterwards, restore the bank's engines."""
     before = dict(_engines.get(bank, {}))
     _engines[bank] = {**before, backend: engine}
     try:

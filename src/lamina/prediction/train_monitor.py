@@ -269,7 +269,7 @@ def score_replies(
     max_length: int | None = None,
     progress: bool = False,
 ) -> list[float]:
-    """Return the highest score of each finished reply. A monitor flags a reply if this reaches its threshold.
+    """Return the highest score of each finished reply. A reply is flagged if its score reaches the monitor's threshold.
 
     It works for every model, even for one that reads in both directions and so cannot be watched while it writes. A
     warning is logged if replies are longer than those of the calibration.

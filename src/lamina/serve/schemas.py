@@ -251,7 +251,7 @@ class InferRequest(Body):
     outputs: ListOf[InferOutput] = Field([], description="The tasks that answer, in this order; by default all.")
 
     def is_binary(self, task: str) -> bool:
-        """Return whether a task's tensor is sent as binary data: as its output asks, else as the request asks."""
+        """Return whether a task's tensor is sent as binary data: as the requested output says, or else the request."""
         wishes = {output.name: output.parameters.binary_data for output in self.outputs}
         wish = wishes.get(task)
         return self.parameters.binary_data_output if wish is None else wish

@@ -76,7 +76,7 @@ class ServedEngine:
         return answered
 
     def follow(self, bank: ReaderBank) -> None:
-        """Start making an engine for a new bank in the background, if ONNX Runtime answers and lacks its readers.
+        """Start making an engine for a new bank in the background, if ONNX Runtime answers but has no graph for it.
 
         For the backend "int8" nothing is made, and a warning is logged: PyTorch answers.
         """

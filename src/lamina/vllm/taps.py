@@ -24,9 +24,9 @@ class Taps:
     """Buffers with the input of every block of a model. Each pass of the model fills them.
 
     Compiled code calls no hooks. So the blocks' own `forward` writes the buffers, and compilers see it as a part of the
-    model. For that, a block gets a subclass of its class. Every block is tapped, so that the compiled code, which vLLM
-    stores for later engines, does not depend on the layers that a bank reads. Raises ConfigError if the blocks of the
-    model are not found, or do not get their state as `hidden_states`.
+    model. For that, each block's class is replaced by a subclass. Every block is tapped, so that the compiled code,
+    which vLLM stores for later engines, does not depend on the layers that a bank reads. Raises ConfigError if the
+    blocks of the model are not found, or do not get their state as `hidden_states`.
 
     Args:
         model: The model, loaded and not yet compiled.
@@ -99,7 +99,7 @@ def _blocks_of(model: nn.Module, depth: int) -> nn.ModuleList:
 
 
 def _tapped(block: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a block class. Its `forward` also writes its input into the block's buffer.
+    """Return a subclass of a block class whose `forward` also writes the block's input into a buffer of the block.
 
     Raises ConfigError if `forward` has no argument `hidden_states`.
     """
