@@ -57,7 +57,7 @@ EXAMPLES = (
 
 
 class Prediction(TypedDict):
-    """The answers of the three readers for one example."""
+    """The answers of the three readers for one example, and what is wrong in them."""
 
     text: str
     sentiment: str
@@ -78,7 +78,7 @@ class Score(TypedDict):
 
 
 class LayerScore(TypedDict):
-    """The test score of one single-layer reader."""
+    """The test score of a reader of a single layer."""
 
     task: str
     metric: str

@@ -250,7 +250,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
-    """Return "max_length", "stride" and "add_prefix_space" for a reader: from `options`, else as in its training."""
+    """Return "max_length", "stride" and "add_prefix_space" for reader `name`: from `options`, else its training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")

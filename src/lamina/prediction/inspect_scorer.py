@@ -115,7 +115,7 @@ class _Reading(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """The options with which a reader's training encoded texts. None: the default."""
+    """The options with which texts were encoded when a reader was trained. None: the default."""
 
     max_length: int | None
     stride: int | None
@@ -125,7 +125,10 @@ class _Trained(NamedTuple):
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
-    """Return a row for each monitor and each reply with a token. `messages` are pairs of a role and a text."""
+    """Return a row for each monitor and each reply that has a token; `messages` are pairs of a role and a text.
+
+    Raises NotFiniteError if a score is NaN.
+    """
     replies = [number for number, (role, _) in enumerate(messages) if role == REPLIES]
     if tokenizer_of(bank.processor).chat_template:
         readings = _readings_of_chat(bank, messages)

@@ -144,7 +144,7 @@ def predict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples that `Predictor.prepare` has encoded for the model."""
+    """Examples that `Predictor.prepare` has encoded for the model, with the number of tokens and of cut examples."""
 
     count: int
     splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
@@ -461,7 +461,7 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return how to encode examples once for all readers in `tasks`, with a space in front of each text if set."""
+        """Return how to encode examples once for all readers in `tasks`; `add_prefix_space` is as in `predict`."""
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind
         per_token = [name for name in names if tasks[name].kind.per_token]

@@ -66,7 +66,7 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
 
 
 def _message_of(error: ErrorDetails) -> str:
-    """Return the message of one of pydantic's errors; where an object is needed, without the name of a class."""
+    """Return the message of one of pydantic's errors; one that names a class becomes "Input should be an object"."""
     return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 
 

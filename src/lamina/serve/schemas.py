@@ -376,7 +376,7 @@ class Message(RequestBody):
         return self
 
     def plain(self) -> dict[str, str]:
-        """Return the message in the form of chat templates; its parts are joined to one text."""
+        """Return the message as chat templates need it: the role, the content as one text, and the name if set."""
         content = self.content if self.content is not None else self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)

@@ -153,7 +153,7 @@ class Layout:
 
     @cached_property
     def token_columns(self) -> int:
-        """Number of columns in the matrix of token scores."""
+        """Number of columns in the matrix of token scores, which has one row per token."""
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:

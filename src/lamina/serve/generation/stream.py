@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A generated token, with the readers' scores of the text up to it."""
+    """A generated token, with the scores that readers and monitors give to the text up to it."""
 
     index: int  # number of the token, from 1
     id: int  # the token's id
@@ -39,7 +39,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class GenerationEnd:
-    """The end of a generated text."""
+    """How a generated text ended: the reason, the whole text, counts, flags, and answers that came at the end."""
 
     reason: str  # why the text ended: "eos_token", "stop_sequence", "flag" or "length"
     text: str  # the whole text
