@@ -152,7 +152,9 @@ class DriftAlarm:
 
     def sentence(self) -> str:
         """Return the alarm as a sentence: the quantity that moved, its two medians, and the number of replies."""
-        moved = f"the median of {self.quantity} was {self.median:.3g} and is {self.recent:.3g} in the latest replies"
+        named = {_SCORE: "the scores", _LENGTH: "the numbers of tokens"}
+        what = named.get(self.quantity, f"the reader's features ({self.quantity})")
+        moved = f"the median of {what} was {self.median:.3g} and is {self.recent:.3g} in the latest replies"
         return f"After {self.replies} replies, they differ from those of the calibration: {moved}."
 
 

@@ -74,12 +74,12 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
       chart.append(make("span", { className: "limit-name" }, `threshold ${rounded(rule.threshold)}`));
     }
     lines.append(curve);
-    const detail = make("p", { className: "quiet detail" }, "Point at a token to see its score.");
+    const detail = make("p", { className: "quiet detail" }, "Point at a token or tap it to see its score.");
     const flag = make("p", { className: "flag", role: "status", hidden: rule.threshold === null }, "Not flagged so far.");
     const card = make("article", { className: "card panel" }, make("h2", {}, title), quiet(about), flag, chart, make("div", {}, detail, text));
     card.dataset.panel = title;
     const places = [];
-    let count = 0, isFlagged = false, frame = 0;
+    let count = 0, isFlagged = false, frame = 0, latest = ""; // the end of the text: a token may be a part of a word
     const draw = () => {
       frame = 0;
       curve.setAttribute("points", places.map(([at, place]) => `${(100 * at) / Math.max(1, count - 1)},${40 - 38 * place - 1}`).join(" "));
@@ -92,6 +92,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const add = (event) => {
       const { token } = event, score = scoreOf(event);
       count += 1;
+      latest = (latest + token.text).slice(-32);
       const span = make("span", { className: token.special ? "token special" : "token" }, token.text);
       Object.assign(span.dataset, { number: count, score: rounded(score) });
       if (score !== null) {
@@ -103,7 +104,8 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
       if (name !== null && event.flagged.includes(name) && !isFlagged) {
         isFlagged = true;
         span.classList.add("flagged");
-        flag.textContent = `Flagged at token ${count}, “${token.text.trim()}”: score ${rounded(score)}.`;
+        const spot = latest.length < 32 ? latest : `… ${latest.replace(/^\S*\s+/, "")}`;
+        flag.textContent = `Flagged at token ${count}, “${spot.trim()}”: score ${rounded(score)}.`;
         flag.classList.add("raised");
         text.append(make("span", { className: "marker", title: "flagged here" }, "⚑"));
       }
