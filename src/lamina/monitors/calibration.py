@@ -95,9 +95,11 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the guaranteed rate as text, "at most 0.01 with 95% confidence"; "" if none is guaranteed."""
-        what = f"{self.target or 0:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
-        return f"at most {what} with {self.confidence:.0%} confidence" if self.guaranteed else ""
+        """Return the rate that the threshold keeps as text, such as "at most 0.01 with 95% confidence"; "" if none."""
+        if self.target is None:
+            return ""
+        what = f"{self.target:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
+        return f"at most {what} " + (f"with {self.confidence:.0%} confidence" if self.guaranteed else "on these texts")
 
     def to_dict(self) -> dict[str, JSON]:
         """Return the fields as JSON-ready values; `Calibration(**fields)` builds the same object again."""

@@ -56,7 +56,7 @@ def test_a_monitor_is_calibrated_saved_and_reported(folder: Path, tmp_path: Path
     assert rates is not None
     assert (rates.target, rates.split, rates.negatives) == (0.1, "validation", 40)
     assert rates.false_positive_rate <= 0.1
-    assert f"{rates.date}, data {rates.data}" in (tmp_path / "README.md").read_text()
+    assert f"at most 0.1 on these texts, {rates.date}, data {rates.data}" in (tmp_path / "README.md").read_text()
     other = saved["smooth"].calibration
     assert other is not None
     assert (len(rates.data), len(rates.date), other.data) == (16, 10, rates.data)  # of the same texts
