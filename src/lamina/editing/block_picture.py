@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SIGNS = {"insert": "i", "reinit": "r", "freeze": "f"}
 _LEGEND = {
     "+": "a copy",
-    "0": "a copy that starts as an identity",
+    "=": "a copy that starts as an identity",
     "i": "has inserted layers",
     "r": "re-initialised",
     "f": "frozen",
@@ -93,7 +93,7 @@ def drawn(picture: StackPicture) -> list[str]:
     signs: dict[str, None] = {}
     boxes: list[str] = []
     for block in picture["after"]:
-        marks = "0" if block["identity"] else "+" if block["copy"] else ""
+        marks = "=" if block["identity"] else "+" if block["copy"] else ""
         marks += "".join(_SIGNS[kind] for kind in block["edits"] if kind in _SIGNS)
         signs |= dict.fromkeys(marks)
         boxes.append(f"[{block['was']}{marks}]")

@@ -16,8 +16,8 @@ def test_the_blocks_before_and_after():
     (picture,) = stack_pictures(lamina.edits(model), {"main": 4}).values()
     assert drawn(picture) == [
         "before  [1][2][3]",
-        "after   [1i][10i][3r][30]",
-        "        0 a copy that starts as an identity; i has inserted layers; r re-initialised; gone: 2",
+        "after   [1i][1=i][3r][3=]",
+        "        = a copy that starts as an identity; i has inserted layers; r re-initialised; gone: 2",
     ]
     assert picture["after"][1] == {"block": 2, "was": 1, "copy": True, "identity": True, "edits": ["insert"]}
 
