@@ -32,7 +32,7 @@ from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.split import Split
-from lamina.utils import atomic_write, check_range, is_file, pluralize, progress_bar, write_text
+from lamina.utils import atomic_write, check_range, is_file, pluralize, progress_bar, remove_leftovers, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -212,6 +212,8 @@ class _Plan:
             if differs:
                 what = f"{folder} has states with other {', '.join(differs)}"
                 raise StoreError(f"extract: {what}; a run only continues its own. Give another folder.")
+        for name in self.names:
+            remove_leftovers(folder / name)
         needed = sum(
             int(self.row_bytes[rows.start : rows.stop].sum())
             for name, rows in zip(self.names, self.parts, strict=True)

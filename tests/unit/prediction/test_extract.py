@@ -79,7 +79,9 @@ def test_a_killed_run_goes_on_with_the_file_that_is_missing(
     with pytest.raises(KeyboardInterrupt):
         write(source, tmp_path / "states", layers=[2])
     assert not (tmp_path / "states" / "states.json").exists()
+    (half := tmp_path / "states" / ".states-00002.npy.123").touch()  # as a process that was killed leaves it
     write(source, tmp_path / "states", layers=[2])
+    assert not half.exists()
     assert seen == [0, 1, 2, 2, 3, 4]
     for path in (tmp_path / "whole").glob("*.npy"):
         np.testing.assert_array_equal(np.load(path), np.load(tmp_path / "states" / path.name))
