@@ -94,9 +94,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self.backend = backend
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Choose the layers, or train the fusion, and set the fitted attributes. The model does not change.
+        """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
-        Return the estimator.
+        The model does not change.
 
         Args:
             X: Texts, or pairs of texts.

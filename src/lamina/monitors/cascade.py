@@ -106,7 +106,7 @@ AnyMonitor = Monitor | Cascade
 def start_monitors(
     monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
 ) -> list[tuple[tuple[str, ...], RunningMonitors]]:
-    """Start monitors on a new batch of texts, those that can be computed together as one object.
+    """Start monitors on a new batch of texts; monitors that can be computed together become one object.
 
     Args:
         monitors: Name -> monitor.

@@ -71,9 +71,7 @@ class SeparateRuns:
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the output folder before the first run starts.
-
-        Return run name -> results of the runs that are finished.
+        """Prepare the output folder before the first run starts; return run name -> results of all finished runs.
 
         With `resume`, these results (see `_Session.train_one`) are read, and the runs need not be trained again.
         Checkpoints and temporary models are removed, unless they belong to interrupted runs that will continue. `cells`

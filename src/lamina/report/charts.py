@@ -121,11 +121,9 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 
 
 def single_runs(mean: float, spread: float, runs: int) -> list[float]:
-    """Return the scores of two runs, computed from their mean and sample standard deviation `spread`.
+    """Return the scores of two runs, from their mean and sample standard deviation; [] for other numbers of `runs`.
 
-    [] for other `runs`.
-
-    Two values a and b have the sample standard deviation |a - b| / sqrt(2).
+    Two values a and b have the sample standard deviation |a - b| / sqrt(2), which is `spread`.
     """
     return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 

@@ -155,8 +155,8 @@ def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
 def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Text]:
     """Return the texts, or pairs of texts, that a recipe names; [] if it names none.
 
-    They are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file, whose path is
-    relative to the folder `data` (None: the current folder).
+    The texts are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file, whose path
+    is relative to the folder `data` (None: the current folder).
     """
     texts = recipe.texts
     if texts is None or texts.lines is not None:

@@ -195,10 +195,8 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the exact two-sided p value of Spearman's correlation of two short sequences.
 
-    NaN if a value is not finite.
-
-    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as that of
-    `second`.
+    The p value is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as that
+    of `second` itself. It is NaN if a value is not finite.
     """
     from scipy.stats import rankdata
 

@@ -204,8 +204,8 @@ def portion(
 def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
     """Return a data set with at most `most` of its rows, in their order and with the same share of both classes.
 
-    None as `most`: all rows. `seed` decides which. Raises DataError if all rows have one class, so that nothing can be
-    scored.
+    `seed` decides which rows. If `most` is None, all rows stay. Raises DataError if all rows have one class, so that
+    nothing can be scored.
     """
     by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
     if not all(len(rows) for rows in by_class):

@@ -203,9 +203,7 @@ def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site
 
 
 def check_task(name: str, task: Task, split: str) -> list[str]:
-    """Check that a task can be probed.
-
-    Log a warning, and return names, if some of its classes occur in no training row.
+    """Check that a task can be probed; log and return its classes that no training row has.
 
     Raises ConfigError if the task's kind has no labels to probe for; DataError if the training rows have fewer than two
     classes; UnknownNameError if the split does not exist.
