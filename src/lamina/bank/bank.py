@@ -98,7 +98,7 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             ConfigError: If this bank has a model already.
-            BaseMismatchError: If `model` does not have the recorded stack, or has another depth, width or fingerprint.
+            BaseMismatchError: If `model` does not have the recorded stack, or its depth, width or fingerprint differs.
         """
         if not isinstance(self.model, RecordedModel):
             what = f"it reads a {type(self.model).__name__} already"

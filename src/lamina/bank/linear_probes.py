@@ -61,7 +61,7 @@ class LinearProbe:
         """Split the features by layer: return the weight `[layers, logits, width]` and the bias `[logits]` as float32.
 
         Raises:
-            ConfigError: If the number of features is no multiple of the number of layers.
+            ConfigError: If the number of features is not a multiple of the number of layers.
         """
         logits, features = self.weight.shape
         if features % layers:

@@ -311,7 +311,7 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
         over: The part: "prompt", "output" or "both".
 
     Raises:
-        UnknownNameError: If `over` has another value.
+        UnknownNameError: If `over` is none of the three.
         ConfigError: If the model does not generate text or decodes by a loop of its own, or a fusion cannot be computed
             token by token.
     """

@@ -237,7 +237,7 @@ class ReaderModule(nn.Module):
         """Seed the reader's own dropout generators for the next training pass, and count the pass.
 
         The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
-        on other readers of the bank, so a reader trains in the same way alone and beside others.
+        on other readers of the bank, so a reader trains in the same way alone and with others.
         """
         process = (rank(),) if rank() else ()
         for part, module in (("fusion", self.fusion), ("head", self.head)):

@@ -371,7 +371,7 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If the bank has no reader of a name. The message begins with `op`.
-            ConfigError: If `names` are no names.
+            ConfigError: If `names` is not a sequence of names.
         """
         readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
         if names is None:
@@ -499,8 +499,8 @@ class ReaderCollection(nn.Module):
         """Check the arguments of a call, and return a new `StackPass` for each stack that `readers` (None: all) read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
-        UnknownNameError if a reader does not exist, and ConfigError if labels are no mapping or name a reader that is
-        not run, or there is no reader to run.
+        UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping, or name a reader that
+        is not run, or there is no reader to run.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"

@@ -36,7 +36,7 @@ States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width
 Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
 Features = list[tuple[list[str], Sequence[Tensor] | Tensor]]  # for each stream its readers' names and features
 _FEW = 32  # tokens up to which starting the operations of a head takes longer than computing them
-# Whether a bank runs the model itself. Such a pass is no part of the main job, so no listening reader reads it.
+# Whether a bank runs the model itself. Such a pass is not part of the main job, so no listening reader reads it.
 is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 
 

@@ -191,7 +191,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder beside a free reserve.
+    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder and leave a reserve free.
 
     The reserve is 5 % of the disk, at most 1 GiB. The folder need not exist.
     """

@@ -478,7 +478,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
     repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
     blank line or "-DOCSTART-" ends a sentence. A sentence is replaced by a DataError if one of its lines cannot be
-    read, or has another number of columns than the file's first line.
+    read, or differs from the file's first line in its number of columns.
 
     Args:
         path: Name of the file for messages.
@@ -537,7 +537,7 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment, rather than the word "#" with its columns.
 
-    It is a comment if it does not have `columns` cells, or its last cell is no tag. `tags` are the last cells of all
+    It is a comment if it does not have `columns` cells, or its last cell is not a tag. `tags` are the last cells of all
     lines that do not begin with `#`.
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

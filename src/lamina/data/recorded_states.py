@@ -92,7 +92,7 @@ class RecordedStates:
 
         Raises:
             StoreError: If there is no manifest, or it contradicts itself.
-            DataError: If a file is missing or damaged, or has another shape than the manifest says.
+            DataError: If a file is missing or damaged, or its shape is not that in the manifest.
         """
         return cls(Path(folder), StatesManifest.of_folder(folder))
 
@@ -214,7 +214,7 @@ class RecordedStates:
     def _checked_place(self, array: StatesArray) -> Place:
         """Return where the tensor of an array is.
 
-        Raises DataError if the file differs from the manifest, or holds other numbers than floating-point ones.
+        Raises DataError if the file differs from the manifest, or holds numbers that are not floating-point.
         """
         path = self.folder / array.file
         place = self._place(path, array.tensor, array.shape)
@@ -411,7 +411,7 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], 
 
     The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists.
     Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
-    is collected, or the process ends. Raises DataError if there is no such column, or a cell has another shape;
+    is collected, or the process ends. Raises DataError if there is no such column, or the shape of a cell differs;
     StoreError if the disk for temporary files is too small.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
@@ -450,7 +450,7 @@ def _numbers(path: Path, cells: pa.Array, first: int, shape: Sequence[int]) -> n
     """Return the cells of a column of nested lists as a flat array of numbers.
 
     `shape` has the lengths of the lists, outer ones first, and `first` is the number of the first row in `cells`.
-    Raises DataError, which names the row, if a cell has another shape.
+    Raises DataError, which names the row, if the shape of a cell differs.
     """
     values = cells
     for size in shape:

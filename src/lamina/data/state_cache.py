@@ -420,7 +420,7 @@ class _Filler:
     ) -> dict[int, Tensor]:
         """Return a stack's states by layer, `[batch, tokens, width]`, without frames that are padding in all `rows`.
 
-        `batch` has the arguments of the model's call. Raises CacheError if the model reads other frames than expected.
+        `batch` has the arguments of the model's call. Raises CacheError unless the model reads the expected frames.
         """
         mask = token_mask(self.bank.stacks[stack], batch)
         real = real_tokens(mask, next(iter(states.values())), self.bank.model)

@@ -132,7 +132,7 @@ def _mask(named: Mapping[str, object]) -> Tensor | None:
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     """Return pairs (position or key, value) for the output of a module; [(None, output)] for a single tensor.
 
-    Outputs that are no tensor, tuple, list, mapping or ModelOutput give no pairs.
+    An output that is not a tensor, tuple, list, mapping or ModelOutput gives no pairs.
     """
     if isinstance(output, Tensor):
         return [(None, output)]

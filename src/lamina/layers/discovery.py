@@ -116,8 +116,8 @@ def tap(
         UnsupportedModelError: If the model's layers cannot be found, or not at that site.
         UnknownNameError: If the stack or the site does not exist.
         LayerIndexError: If a layer does not exist.
-        ConfigError: If `layers` is no selector; if it names layer 0 and `site` is not "output"; if the model has towers
-            and `stack` is None.
+        ConfigError: If `layers` is not a selector; if it has layer 0 and `site` is not "output"; if the model has
+            towers and `stack` is None.
     """
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")
@@ -368,7 +368,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
     `states` are the states that the model returned in this run, which `trace` has recorded.
 
     Raises:
-        _UnreadableError: If a state was not seen, or is no tensor `[batch, tokens, width]` without NaN.
+        _UnreadableError: If a state was not seen, or is not a tensor `[batch, tokens, width]` without NaN.
     """
     tokens = _tokens_of(name, probe)
     downsampling: object = getattr(model.config, "downsampling_rate", 0)  # of CANINE
@@ -401,7 +401,7 @@ def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int 
 def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
     """Raise _UnreadableError unless stack `name` has at least two states, all of one shape `[rows, tokens, width]`.
 
-    A state that is no tensor, or has NaN, is an error too.
+    A state that is not a tensor, or has NaN, is an error too.
     """
     if len(states) < 2:
         raise _UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
@@ -494,7 +494,7 @@ def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, Lay
     """Run `target` without `output_hidden_states`, as users do; compare the states at the stacks' hooks with `states`.
 
     Raises:
-        _UnreadableError: If a layer's hook is not called, or gets another value than that in `states`.
+        _UnreadableError: If a layer's hook is not called, or gets a value that differs from that in `states`.
     """
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:

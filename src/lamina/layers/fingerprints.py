@@ -66,7 +66,7 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
     An inserted layer's settings (`fingerprint_facts`) are yielded too.
     """
-    if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings beside its weight
+    if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings besides its weight
         yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
     with weights_in_place(module):
@@ -119,7 +119,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield (name, value), or such a pair for each inner tensor of a quantised weight and each item of a tuple or list.
 
-    Values that are no tensor, number or string are left out.
+    Values that are not tensors, numbers or strings are left out.
     """
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:

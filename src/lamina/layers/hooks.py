@@ -296,7 +296,7 @@ def token_mask(
         kwargs: Keyword arguments of `stack.scope`, used if `batch` has no mask.
 
     Raises:
-        ConfigError: If the mask has another form, such as one that is added to attention scores, or another name.
+        ConfigError: If the mask is in another form, such as one that is added to attention scores, or has another name.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in DECODER_INPUTS):

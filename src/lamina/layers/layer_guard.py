@@ -91,7 +91,7 @@ class LayerGuard:
         self._marks, self._has_adapters = _marks(self._owners), any(_ADAPTERS in own for own in self._owners)
 
     def __getstate__(self) -> dict[str, object]:
-        # a copied module has other dicts than the module it was copied from: `check` finds them anew
+        # a copied module has dicts of its own: `check` finds them anew
         return {**vars(self), "attributes": [], "_holders": [], "_modules": [None], "_owners": []}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
@@ -240,7 +240,7 @@ class WeightGuard:
     def change(self) -> str | None:
         """Return how the weights have changed since they were recorded, as a phrase; None if they have not.
 
-        A change that was found is returned until `accept` is called. Moving weights to another device is no change.
+        A change that was found is returned until `accept` is called. Moving weights to another device is not a change.
         """
         if self._reason is None and self._ids is not None and not self._is_same():
             self._reason = self._find_change()

@@ -37,7 +37,7 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         both = [call for call in receiving if call in returning]  # earliest first, outer modules before inner ones
         block = next((call for call in both if _in_list(model, call)), None)
         if block is None and layer == last and blocks:
-            # if the last block returns its input, the norm after it matches too; so calls beside blocks come first
+            # if the last block returns its input, the norm after it matches too; so siblings of the blocks come first
             block = next((call for call in receiving if _parent(call.path) == _parent(blocks[-1].path)), None)
         block = block or next(iter(both), None)
         if block is None and layer == last and not blocks:

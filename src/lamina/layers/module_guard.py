@@ -29,7 +29,7 @@ _forward: Callable[[type], object] = attrgetter(_FORWARD)
 
 
 class _Name(str):
-    """The name of a function. Copied guards hold names, not functions, because a copied model has other functions."""
+    """The name of a function. Guards hold names, because a copy of a model has functions of its own."""
 
     __slots__ = ()
 
@@ -82,7 +82,7 @@ class ModuleGuard:
     def __getstate__(self) -> dict[str, object]:
         if not self.is_same():  # a table that has grown in a pass is recorded before it is copied
             self.find_change()
-        # copies have other functions, and other dicts of attributes, than the modules that they were copied from
+        # copied modules have functions and dicts of attributes of their own
         named = {
             path: {name: _name_of(value) if callable(value) else value for name, value in own.items()}
             for path, own in self._settings.items()

@@ -82,7 +82,7 @@ class PassLock:
                 self._forget_idle_threads()
 
     def _forget_idle_threads(self) -> None:
-        """Drop threads that hold the lock no more, and wake the waiting threads. The caller must hold `_changed`."""
+        """Drop threads that no longer hold the lock, and wake the waiting threads. The caller must hold `_changed`."""
         self._running += Counter()  # adding counters keeps positive counts only
         self._changed.notify_all()
 

@@ -21,7 +21,7 @@ PADDED = 3  # padding tokens in the second row, so that a model that removes pad
 class Probe:
     """A tiny input of a model: the keyword arguments `inputs`, their batch size `rows`, and whether it is a full input.
 
-    A full input has everything that the model can read, such as images beside a text.
+    A full input has everything that the model can read, such as images besides a text.
     """
 
     inputs: dict[str, Tensor]

@@ -236,7 +236,7 @@ def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
-    """Return the weight of a linear map as `[out, in]`; None if the module is no linear map, or is quantised.
+    """Return the weight of a linear map as `[out, in]`; None if the module is not linear, or is quantised.
 
     The Conv1D of GPT-2 stores `[in, out]`; the result is then a transposed view.
     """

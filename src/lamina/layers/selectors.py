@@ -24,7 +24,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
     Raises:
         LayerIndexError: If a layer does not exist.
-        ConfigError: If the selector has another form, selects no layer, or selects a layer twice.
+        ConfigError: If the selector is in no valid form, selects no layer, or selects a layer twice.
     """
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
@@ -43,7 +43,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
     """Return the layer numbers of a selector that is a string, such as "top:4"; see `select`.
 
-    Raises ConfigError if the string is no selector, selects nothing, or has a range that runs backwards, and
+    Raises ConfigError if the string is not a selector, selects nothing, or has a range that runs backwards, and
     LayerIndexError if a layer does not exist.
     """
     text = selector.strip()

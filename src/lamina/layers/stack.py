@@ -69,7 +69,7 @@ class LayerStack:
 
     @property
     def is_converted(self) -> bool:
-        """Whether the states between the blocks have another form than `[batch, tokens, width]`; see `Form`."""
+        """Whether the states between the blocks have a form other than `[batch, tokens, width]`; see `Form`."""
         return any(point.form is not None for point in self.points)
 
 

@@ -117,7 +117,7 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None, *, down
     lengths = {state.shape[1] for state in states if isinstance(state, Tensor) and state.ndim == 3}
     is_cut = tokens is not None and tokens in lengths and max(lengths) > tokens
     maps = {state.shape for state in states if isinstance(state, Tensor) and state.ndim == 4}
-    is_pyramid = tokens is None and len(maps) > 1  # a convolutional network, whose maps are no sequence of tokens
+    is_pyramid = tokens is None and len(maps) > 1  # a convolutional network, whose maps are not sequences of tokens
     forms: list[Form | None] = []
     for state in states:
         form = _form_of(state, probe, tokens) if isinstance(state, Tensor) and not is_pyramid else None

@@ -36,7 +36,7 @@ def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
     instead of an instance.
 
     Raises:
-        ConfigError: If `got` is no module of torch, was compiled by torch.jit, or has such an attribute. The message
+        ConfigError: If `got` is not a torch module, was compiled by torch.jit, or has such an attribute. The message
             begins with `op` and says that it must be `wanted`.
     """
     model = unwrapped(got)

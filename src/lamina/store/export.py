@@ -101,7 +101,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
     """Return layer (as a string) -> the place in the model where the layer's state is read.
 
     Modules have the names that they have in a checkpoint with a head, as in vLLM and SGLang. Raises ConfigError if
-    blocks return states of another shape than `[batch, tokens, width]`.
+    blocks return states of a shape other than `[batch, tokens, width]`.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")

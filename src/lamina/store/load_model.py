@@ -179,7 +179,7 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     lacks.
 
     Raises:
-        StoreError: If a saved weight has another shape than the config says, or no saved weight has a place.
+        StoreError: If the shape of a saved weight contradicts the config, or no saved weight has a place.
     """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):

@@ -33,7 +33,7 @@ class SavedFacts(BaseModel):
         """Read a JSON file, check its fields and return the object.
 
         Raises:
-            StoreError: If the file is missing, is damaged or has another format, or a field is missing or wrong.
+            StoreError: If the file is missing, is damaged or has an unknown format, or a field is missing or wrong.
             UnknownNameError: If there is an unknown key.
         """
         fields = read_json(path)

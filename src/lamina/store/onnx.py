@@ -133,7 +133,7 @@ def export_onnx(
     """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json`.
 
     The graph accepts any number of rows and tokens, and computes in float32. Before the files are put in place,
-    onnxruntime runs the graph on batches of other sizes than in the trace. Its outputs may differ from PyTorch's by at
+    onnxruntime runs the graph on batches of sizes that were not traced. Its outputs may differ from PyTorch's by at
     most 1e-4 (for logits above 1, by 1e-4 of the largest). If readers read only the encoder of an encoder-decoder
     model, only the encoder is written. If they read the decoder, the graph also has the inputs `decoder_input_ids` and
     `decoder_attention_mask`.
@@ -498,7 +498,7 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
     `path` is the graph's file. For an output with values above 1, the difference is relative to the largest value.
 
     Raises:
-        StoreError: If an output has another shape, or differs by more than `TOLERANCE`.
+        StoreError: If an output has a different shape, or differs by more than `TOLERANCE`.
     """
     batch = plan.inputs(rows, tokens)
     outputs, worst = _run(plan, path, batch), 0.0

@@ -51,7 +51,7 @@ class PlainReader(nn.Module):
         per_token: Whether the logits of a token depend on that token alone, so that a text can be passed in pieces.
 
     Raises:
-        ValueError: If the settings have another format.
+        ValueError: If the settings have an unknown format.
     """
 
     def __init__(self, settings: Settings, weights: Mapping[str, Tensor]) -> None:

@@ -142,8 +142,8 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         processor: The processor that was passed.
 
     Raises:
-        ConfigError: If it makes other inputs, and `op` is "fit".
-        BaseMismatchError: If it makes other inputs, which are then not those that the readers were trained on.
+        ConfigError: If its inputs differ, and `op` is "fit".
+        BaseMismatchError: If it makes inputs that differ from those that the readers were trained on.
     """
     bank_facts, facts = _by_part(known), _by_part(processor)
     differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())

@@ -68,7 +68,7 @@ class BankRunner(Runner):
     Raises:
         ConfigError: If there is no processor, or the bank was made from recorded states and has no model to read
             inputs.
-        BaseMismatchError: If `processor` makes other inputs than the bank's, which its readers were trained with.
+        BaseMismatchError: If `processor` makes inputs that differ from those on which the bank's readers were trained.
     """
 
     engine: Engine | None = None

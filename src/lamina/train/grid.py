@@ -205,7 +205,7 @@ def _values(key: str, values: object, op: str) -> list[object]:
 def _fusion_config(value: object, op: str) -> FusionConfig:
     """Return a fusion's config from its registered name, from a dict with a "name", or from the config itself.
 
-    Raises UnknownNameError for an unknown name or key, and ConfigError for another type or a value that does not fit.
+    Raises UnknownNameError for an unknown name or key, and ConfigError for a wrong type or a value that does not fit.
     The message of a ConfigError begins with `op`, the operation.
     """
     if isinstance(value, str):

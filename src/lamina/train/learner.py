@@ -155,7 +155,7 @@ class Learner:
         """Tell a reader that the fraction `done` of its epochs is over; return whether its fusion begins a new stage.
 
         Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
-        may have new parameter values. False for a learner that is no reader.
+        may have new parameter values. False for a learner that is not a reader.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
