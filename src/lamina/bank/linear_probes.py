@@ -49,10 +49,10 @@ class LinearProbe:
     problem_type: ProblemType
 
     def after(self, scale: Array, shift: Array) -> LinearProbe:
-        """Fold an input transform into the map.
+        """Return a map that transforms its input before it computes what this map does.
 
-        The map that is returned gives for x what this map gives for `x * scale + shift`. If `scale` is a matrix, the
-        transform is `x @ scale + shift`.
+        It gives for x what this map gives for `x * scale + shift`. If `scale` is a matrix, the transform is
+        `x @ scale + shift`.
         """
         weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
         return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)

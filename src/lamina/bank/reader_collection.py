@@ -367,7 +367,7 @@ class ReaderCollection(nn.Module):
         return len(self.readers)
 
     def select(self, names: Iterable[str] | None, op: str) -> dict[str, ReaderModule]:
-        """Return name -> module for some of the readers, in a new dict. None: all readers; a text: the reader so named.
+        """Return name -> module for some of the readers, in a new dict. None: all; a string: the reader of that name.
 
         Raises:
             UnknownNameError: If the bank has no reader of a name. The message begins with `op`.

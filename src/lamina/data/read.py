@@ -178,7 +178,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if the header cannot be read, two columns have the same name, or the only name has signs of a divider.
+    DataError if the header cannot be read, two columns have the same name, or the only name may hold several.
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -292,7 +292,7 @@ class Table:
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
-    """Read a whole file. Its extension tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
+    """Read a whole file. Its extension, such as .tsv, .csv, .jsonl, .parquet or .conll, tells the format.
 
     Raises DataError if the file is missing, is empty, has an unknown extension, or has a row that cannot be read.
 

@@ -210,7 +210,7 @@ def _version() -> str:
 def claimed_output(
     target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Reserve the output folder of a training, so that saving at its end cannot fail because of the folder.
+    """Reserve the output folder of a training run, so that saving at its end cannot fail because of the folder.
 
     Args:
         target: What will be saved: a bank, a model, or a mapping with the names of a future bank's readers.

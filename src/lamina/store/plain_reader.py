@@ -280,7 +280,7 @@ class Listener:
             self._sink(Answer(logits, positions, requests_of(self._batch, len(logits))))
 
     def _begin_pass(self) -> None:
-        """Forget the pass before. Warn if it was aborted; raise RuntimeError if that is the second one in a row."""
+        """Forget the previous pass. Warn if it was aborted; raise RuntimeError if that is the second one in a row."""
         unread, self._states, self._positions, self._batch = list(self._states), {}, None, None
         self._unread = self._unread + 1 if unread else 0
         if unread:

@@ -235,7 +235,7 @@ class Engine:
             self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
-        """Unscale each learner's gradients, clip them to `max_grad_norm`, in place; return the norms before clipping.
+        """Unscale each learner's gradients and clip them to `max_grad_norm` in place; return the norms before clipping.
 
         The caller looks for NaN and infinity in the norms. If `max_grad_norm` is 0, nothing is clipped and the list is
         empty. In float16 the list is empty too, although gradients are clipped: infinite norms are normal there, and
