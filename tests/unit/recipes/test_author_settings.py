@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.support import shipped
 from tests.support.portions import one_in
 
@@ -88,13 +89,8 @@ IMAGES: Settings = {
 # Partial re-initialisation: section 5 of the paper, and its code
 REINIT: Settings = {"epochs": 3, "batch_size": 8, "learning_rate": 2e-5, "max_length": 128, "keep": "last"}
 # DWAtt: table 4 and section 5 of the paper
-NER: Settings = {
-    "batch_size": 16,
-    "add_prefix_space": True,
-    "optimizer": "adamw",
-    "learning_rate": 5e-5,
-    "schedule": "linear",
-}
+FUSED: Settings = {"optimizer": "adamw", "learning_rate": 5e-5, "schedule": "linear"}
+NER: Settings = FUSED | {"batch_size": 16, "add_prefix_space": True}
 
 AUTHORS: dict[str, Settings] = {
     "adalayers/imdb-roberta-large": IMDB,
@@ -115,11 +111,14 @@ AUTHORS: dict[str, Settings] = {
     "insertion/table-2-cnn-dailymail": GENERATED,
     "insertion/table-2-wmt16-en-ro": GENERATED,
     "insertion/table-3-cifar100": IMAGES | {"epochs": 30},
+    **{f"insertion/{name}": IMAGES | {"epochs": 5} for name in ("table-3-imagenet", "figure-5")},
     **{f"partial-reinit/figure-1{letter}": REINIT for letter in "abcd"},
     "partial-reinit/finetuned-for-drift": REINIT,
     "partial-reinit/figure-2": REINIT | {"epochs": 40},
     **{f"dwatt/figure-{name}": NER for name in ("2", "3", "4", "5", "6-feature-extraction", "7-base", "7-large")},
-    "dwatt/table-2": NER,
+    **{f"dwatt/{name}": NER for name in ("table-2", "figure-3-discussed-mixes", "figures-8-and-9")},
+    "dwatt/figure-6-finetuning": NER | {"base_learning_rate": 5e-5},
+    "dwatt/table-3": FUSED | {"batch_size": 8, "base_learning_rate": 5e-5},
 }
 
 # Recipe -> key -> why it departs. A corrected recipe of the thesis decays matrices and counts every improvement.
@@ -160,11 +159,110 @@ def test_every_option_is_the_authors_or_a_named_departure(name: str):
 
 
 def test_every_recipe_of_a_paper_has_its_table():
-    """Apart from methods of other papers on the same data, and pictures of weights."""
-    others = {"adalayers/imdb-head2toe", "adalayers/imdb-routing", "insertion/figure-5", "insertion/table-3-imagenet"}
-    others |= {"dwatt/figure-3-discussed-mixes", "dwatt/figure-6-finetuning", "dwatt/figures-8-and-9", "dwatt/table-3"}
+    """Methods of other papers on the data of the thesis have theirs in test_discussed_methods.py."""
     paths = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml")}
-    assert paths - others == set(AUTHORS)
+    assert paths == set(RUNS)
+    assert paths - {"adalayers/imdb-head2toe", "adalayers/imdb-routing"} == set(AUTHORS)
+
+
+# What a recipe learns: its tasks without their readers, and its keys besides model, tasks, methods, fit and layouts
+Tasks = dict[str, Settings]
+PAIRS = {"mrpc", "stsb", "qnli", "rte", "wnli"}
+TEST: Settings = {"evaluate": "test"}
+TUNED: Settings = {"train_base": True, "separately": True}
+IMDB_ROWS: Tasks = {"imdb": {"preset": "imdb"}}  # selected by accuracy; by macro F1 in the code
+COLA_ROWS: Tasks = {"cola": {"preset": "cola", "hold_out": True, "metric": "macro_f1"}}
+CONLL_ROWS: Tasks = {"conll2003": {"preset": "conll2003", "label_all_tokens": True}}  # by span F1; as published below
+
+
+def by_macro_f1(rows: Tasks, metric: str = "macro_f1") -> Tasks:
+    return {name: {**keys, "metric": metric} for name, keys in rows.items()}
+
+
+def glue(*names: str) -> Tasks:
+    return {name: {"preset": name} | ({"pair_separator": "\n"} if name in PAIRS else {}) for name in names}
+
+
+def shots(name: str, preset: str, *counts: int) -> Tasks:
+    return {f"{name}-{n}": {"preset": preset, "subsample": {"per_class": n, "repeats": 5}} for n in counts}
+
+
+def drawn(**fractions: float) -> Tasks:
+    """Three draws of each fraction; the key is the preset, an underscore, and the name of the fraction."""
+    return {
+        name.replace("_", "-"): {"preset": name.partition("_")[0], "subsample": {"fraction": fraction, "repeats": 3}}
+        for name, fraction in fractions.items()
+    }
+
+
+TWO, THREE = ("mrpc", "cola"), ("sst2", "qnli", "cola")
+FEW = (8, 16, 32, 64, 128)
+TIERS = {"high": ("de", "fi", "tr"), "mid": ("af", "sw", "te"), "low": ("am", "ps", "ug"), "english": ("en",)}
+HUNDRED: dict[str, Settings] = {
+    tier: {"limit": 100} if tier == "low" else {"subsample": {"rows": 100, "repeats": 5}} for tier in TIERS
+}
+RUNS: dict[str, tuple[Settings, Tasks]] = {
+    **{f"adalayers/imdb-{name}": (TEST, IMDB_ROWS) for name in ("roberta-large", "bart", "head2toe", "routing")},
+    "adalayers/imdb-roberta-large-as-published": (TEST, by_macro_f1(IMDB_ROWS)),
+    **{f"adalayers/cola-{model}": (TEST, COLA_ROWS) for model in ("roberta-large", "bart")},
+    **{f"adalayers/cola-{name}-as-published": (TEST, COLA_ROWS) for name in ("roberta-large", "single-layers")},
+    **{f"adalayers/conll-{model}": (TEST, CONLL_ROWS) for model in ("roberta-large", "bart")},
+    "adalayers/conll-roberta-large-as-published": (TEST, by_macro_f1(CONLL_ROWS, "subtoken_f1")),
+    "insertion/table-1": ({}, glue("cola", "sst2", "mrpc", "stsb", "qnli", "rte", "wnli")),
+    "insertion/table-9": ({}, glue("cola", "sst2", "mrpc", "stsb", "qnli", "rte")),
+    **{f"insertion/{name}": ({}, glue(*TWO)) for name in ("table-4", "table-5", "figure-4")},
+    "insertion/figure-3": ({}, glue("mrpc")),
+    "insertion/figure-6": ({}, glue("cola")),
+    "insertion/later-runs": ({"seeds": [0, 1, 2]}, glue(*TWO)),
+    "insertion/figures-3-and-6-masked-lm": (
+        {},
+        {name: {"preset": name, "masked_lm": {"rows": True}, "metric": "accuracy"} for name in TWO},
+    ),
+    **{f"insertion/table-2-{name.replace('_', '-')}": (TEST, glue(name)) for name in ("cnn_dailymail", "wmt16_en_ro")},
+    "insertion/table-3-cifar100": (TEST, {"cifar100": {"preset": "cifar100", "image_size": 384}}),
+    "insertion/table-3-imagenet": ({}, {"imagenet": {"preset": "imagenet", "image_size": 384}}),
+    "insertion/figure-5": ({"keep": "all"}, {"imagenet": {"preset": "imagenet", "image_size": 384}}),
+    "partial-reinit/figure-1a": ({}, drawn(sst2=1, sst2_10=0.1, sst2_1=0.01)),
+    "partial-reinit/figure-1b": ({}, drawn(qnli=1, qnli_10=0.1, qnli_1=0.01)),
+    "partial-reinit/figure-1c": ({}, drawn(sst2_1=0.01, qnli_06=0.006)),
+    "partial-reinit/figure-1d": ({}, drawn(cola=1, cola_10=0.1, cola_1=0.01)),
+    "partial-reinit/figure-2": ({"seeds": [0, 1, 2]}, {name: {"preset": name} for name in THREE}),
+    "partial-reinit/finetuned-for-drift": (
+        {"keep": "all"},
+        {
+            f"{name}-{part}" if part else name: {"preset": name}
+            | ({"subsample": {"fraction": part / 100}} if part else {})
+            for name in THREE
+            for part in (None, 10, 1)
+        },
+    ),
+    **{f"dwatt/figure-{name}": ({}, shots("conll", "conll2003", *FEW)) for name in ("2", "3", "3-discussed-mixes")},
+    "dwatt/figure-5": ({}, shots("wikiann", "wikiann/en", *FEW)),
+    **{
+        f"dwatt/figure-{name}": ({}, shots("conll", "conll2003", 8, 128))
+        for name in ("4", "6-feature-extraction", "7-base", "7-large")
+    },
+    "dwatt/figure-6-finetuning": (TUNED, shots("conll", "conll2003", 8, 128)),
+    "dwatt/figures-8-and-9": (
+        {},
+        {f"{tier}-{code}": {"preset": f"wikiann/{code}", **HUNDRED[tier]} for tier in TIERS for code in TIERS[tier]},
+    ),
+    "dwatt/table-2": ({}, {"conll": {"preset": "conll2003", "subsample": {"per_class": 128}}}),
+    "dwatt/table-3": (TUNED | TEST, {"wikitext2": {"preset": "wikitext2"}}),
+}
+
+
+def written(name: str) -> Settings:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_tasks_and_runs_are_the_authors(name: str):
+    recipe, (run, tasks) = written(name), RUNS[name]
+    elsewhere = ("model", "architecture", "tasks", "methods", "fit", "table", "figure")
+    assert {key: value for key, value in recipe.items() if key not in elsewhere} == run
+    learnt = {task: {key: keys[key] for key in keys if key != "readers"} for task, keys in recipe["tasks"].items()}
+    assert learnt == tasks
 
 
 @pytest.mark.long
@@ -218,6 +316,10 @@ def test_the_readers_of_the_thesis_are_the_authors_or_a_named_departure(name: st
     assert found.keys() == fusion.keys()
     assert {key for key in found if found[key] != fusion[key]} == READER_DEPARTURES.get(name, {}).keys()
     assert reader.head == head
+    if single := not name.endswith("as-published") and task.readers["single layer"]:  # settings of AdaLayers
+        same = {key: found[key] for key in ("dim", "dropout", "positions")}
+        assert {"positions": False, **single.fusion} == {"name": "single_layer", **same}
+        assert single.head == head
 
 
 def test_the_single_layers_of_the_thesis_have_the_settings_of_its_code():
@@ -303,14 +405,18 @@ def test_re_initialised_and_removed_blocks_are_the_authors():
     assert probe.grid == {"truncate.keep": list(range(12, 0, -1))}
 
 
-@pytest.mark.parametrize("name", ["2", "3", "4", "5", "6-feature-extraction", "6-finetuning", "7-base", "7-large"])
+FIGURES = ("2", "3", "4", "5", "6-feature-extraction", "6-finetuning", "7-base", "7-large")
+
+
+@pytest.mark.parametrize("name", [*(f"figure-{figure}" for figure in FIGURES), "figures-8-and-9", "table-2", "table-3"])
 def test_layers_are_fused_as_in_the_paper(name: str):
     """Section 9.1 and table 2: more layers, a linear map of all, or attention over depth; the head is linear."""
-    more = 1 if name == "7-base" else 2
-    fusions = {f"RoBERTa+{more}": {"name": "extra_layers", "n": more}}
+    more = 1 if name == "figure-7-base" else 2
+    base = "XLM-R" if name == "figures-8-and-9" else "RoBERTa"
+    fusions = {f"{base}+{more}": {"name": "extra_layers", "n": more}}
     fusions |= {"Concat": {"name": "concat"}, "DWAtt": {"name": "dwatt"}}
-    for task in shipped.recipe(f"papers/dwatt/figure-{name}").tasks.values():
-        assert task.readers.keys() <= {*fusions, "Base"}
+    head = {} if name == "table-3" else {"encoder_layers": 0, "dropout": 0.1}  # table 3 has the model's own head
+    for task in shipped.recipe(f"papers/dwatt/{name}").tasks.values():
+        assert task.readers.keys() <= {*fusions, "Base", "Average"}
         for method, fusion in fusions.items():
-            assert task.readers[method].fusion == fusion
-            assert task.readers[method].head["encoder_layers"] == 0
+            assert (task.readers[method].fusion, task.readers[method].head) == (fusion, head)

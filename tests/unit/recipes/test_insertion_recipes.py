@@ -254,39 +254,6 @@ def test_images_have_layers_in_all_twelve_blocks(position: str):
     assert sizes == {"attention": 1_769_472, "ffn": 7_077_888, "both": 8_847_360}[position]
 
 
-# How layers are inserted
-
-WITHOUT = {"init": "xavier", "activation": "gelu", "placement": "output"}
-PROPOSED = {"init": "unit", "activation": "gelu", "placement": "weight"}
-
-
-@pytest.mark.parametrize("name", ["table-1", *VIT_RECIPES, "figure-3", "figure-4", "figure-6", "figure-5"])
-def test_with_and_without_the_method(name: str):
-    for method, body in recipe(name).methods.items():
-        if method == "no insertion":
-            assert not body.edits
-            continue
-        expected = WITHOUT
-        if "proposed" in method or method == "unit":
-            expected = PROPOSED
-        elif method == "frozen":
-            expected = WITHOUT | {"activation": "relu"}
-            assert body.edits[1] == {"freeze": {"train": ["inserted", "classifier"]}}
-        assert expected.items() <= body.edits[0]["insert"].items()
-
-
-def test_what_tables_4_and_5_compare():
-    placed = {name: body.edits[0]["insert"] for name, body in recipe("table-4").methods.items()}
-    assert {given["init"] for given in placed.values()} == {"unit"}
-    assert [(given["activation"], given.get("placement")) for given in placed.values()] == [
-        (None, None), ("gelu", "output"), ("gelu", "weight")
-    ]  # fmt: skip
-    started = {name: body.edits[0]["insert"] for name, body in recipe("table-5").methods.items()}
-    assert [given["init"] for given in started.values()] == ["xavier", "unit", "he", "zero", "identity"]
-    assert {(given["activation"], given["placement"]) for given in started.values()} == {("gelu", "weight")}
-    assert {given["position"] for given in (*placed.values(), *started.values())} == {"attention"}
-
-
 # What they say of themselves
 
 
