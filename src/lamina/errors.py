@@ -73,10 +73,15 @@ def listed(got: str, known: Sequence[str], see: str = "") -> str:
     others are counted. `see` is the place where all names can be read; "" if nowhere.
     """
     if len(known) <= _MOST:
-        return ", ".join(known) or "none"
+        return _joined(known) or "none"
     few = difflib.get_close_matches(got, known, n=_FEW, cutoff=0.5) or known[:_FEW]
     where = f" (all: {see})" if see else ""
-    return f"{', '.join(few)} and {len(known) - len(few)} others{where}"
+    return f"{_joined(few)} and {len(known) - len(few)} others{where}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return the names in one line; a name that has a comma is in double quotes, as the option --only takes it."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
 _MOST, _FEW = 16, 5  # names in a message: the longest list that is given whole, and how many of a longer one

@@ -81,6 +81,15 @@ def test_patterns_that_match_only_apart_are_an_error():
         part(recipe, "task=cola", "method=b")
 
 
+def test_a_name_with_a_comma_is_listed_as_the_option_takes_it():
+    runs = load_recipe(PAPERS / "insertion" / "later-runs.yaml")
+    with pytest.raises(
+        UnknownNameError, match='known: no insertion, "unit, gelu on the weight", "unit, no activation"'
+    ):
+        part(runs, "method=baseline")
+    assert part(runs, 'method="unit, gelu on the weight"').only == {"method": ["unit, gelu on the weight"]}
+
+
 def test_seeds_of_a_grid_are_not_replaced_in_silence():
     tasks = {"cola": {"preset": "cola", "readers": {"a": {"fusion": "mean", "grid": {"seed": [1, 2]}}}}}
     with pytest.raises(ConfigError, match="sets 'seed' in a grid"):
