@@ -106,8 +106,8 @@ class SeparateRuns:
     def _other_parts(self) -> dict[str, State]:
         """Return run name -> results, for finished runs in the folder that an earlier call for another part trained.
 
-        Their `only` or their seeds were others. With their scores, a new run does not replace a better model of the same
-        task. The result is {} without `resume`, for a recipe without methods, and if it keeps all models or none.
+        Their `only` or their seeds were others. With their scores, a new run does not replace a better model of the
+        same task. The result is {} without `resume`, for a recipe without methods, and if it keeps all models or none.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":
