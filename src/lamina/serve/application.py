@@ -171,6 +171,8 @@ def create_app(
         responses=_PROBLEMS,
         docs_url=None,  # FastAPI's own pages would load scripts from another site
         redoc_url=None,
+        # FastAPI's own spans and logs, since 0.165, hold paths, queries and the messages of errors, which may be texts
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.scheduler, app.state.generator = scheduler, generator
     app.state.reloader = reloader = Reloader(scheduler, source, readers_root)
