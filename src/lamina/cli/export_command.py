@@ -113,7 +113,7 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 
 
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
-    """Export the reader `name` of a bank as plain PyTorch into the folder `out`; print its name and layers."""
+    """Export the reader `name` of a bank as plain PyTorch into `out`; print its name and layers, as text or JSON."""
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER
@@ -136,7 +136,7 @@ def _export_graph(
     progress: bool,
     as_json: bool,
 ) -> None:
-    """Export `target`, a bank or a model, as an ONNX graph into `out`, and print the graph's outputs.
+    """Export `target`, a bank or a model, as an ONNX graph into `out`; print the graph's outputs as a table or JSON.
 
     The graph has the outputs of `readers` (None: all); with `main`, also the model's own output. `processor` is saved
     with the graph (None: the bank's). With `progress`, a progress bar is shown.
@@ -161,7 +161,7 @@ def _export_int8(
     progress: bool,
     as_json: bool,
 ) -> None:
-    """Export a bank with a quantised base into `out`, and print every reader's score before and after.
+    """Export a bank with a quantised base into `out`; print every reader's score before and after, as a table or JSON.
 
     The scores are measured on the file `validation`, by default with the columns of the training; `label` holds other
     columns as "READER=COLUMN". A loss above `max_loss` is an error. Raises ConfigError if a text in `label` has another

@@ -241,7 +241,7 @@ def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts
 
 
 def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
-    """Return the sentence with one random fault. Its type is one of those that the sentence has a place for."""
+    """Return the sentence with one random fault (drawn with `rng`), of a type that the sentence has a place for."""
     names = list(FAULTS)
     rng.shuffle(names)
     options = next(options for name in names if (options := FAULTS[name](tokens)))

@@ -275,7 +275,10 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return a task's score as a point of the picture, in the curve `series`. `layer` None: a horizontal line."""
+    """Return a task's score in a metric as a point of the picture, on the curve `series`.
+
+    `layer` None: a horizontal line.
+    """
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 

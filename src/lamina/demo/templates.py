@@ -206,7 +206,10 @@ def _entity(name: str, entity_type: str) -> list[Token]:
 
 
 def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
-    """Return tokens as a labelled row of the corpus; "a" becomes "an" before vowels, the first letter a capital."""
+    """Return tokens as a row of the corpus with these labels.
+
+    "a" becomes "an" before vowels, the first letter a capital.
+    """
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
         if word == "a" and _takes_an(after):

@@ -394,7 +394,7 @@ class Partial:
 
 
 def _cells(name: str, answer: object) -> Iterator[tuple[str, object]]:
-    """Yield (column, value) for each value in a reader's answer. Nested keys are joined by dots; lists become JSON."""
+    """Yield (column, value) for each value in the answer of the reader `name`: keys joined by dots, lists as JSON."""
     if isinstance(answer, dict):
         for key, value in answer.items():
             yield from _cells(f"{name}.{key}", value)

@@ -196,7 +196,7 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
     """Return the extra entries that `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
 
-    `results` are the reader's outputs. `per_class`, `errors` and `compared` choose the entries, as in `evaluate`.
+    `results` are the reader's outputs, and `metrics` are compared. The other arguments are those of `evaluate`.
     """
     more: JSONObject = {}
     if per_class:

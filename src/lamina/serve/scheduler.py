@@ -185,7 +185,7 @@ class Scheduler:
         return self.served.bank
 
     def serve(self, served: ServedBank) -> None:
-        """Replace the bank for all later requests; requests that were accepted before are answered by the old bank.
+        """Replace the bank by `served` for all later requests. The old bank answers those that were accepted before.
 
         Raises:
             ConfigError: If the new bank has no reader.

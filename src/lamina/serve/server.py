@@ -94,7 +94,7 @@ class TimedProtocol(_Protocol):
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401
-        """Record which request is being answered; uvicorn calls this when it begins to answer a request."""
+        """Record that the request `cycle` is being answered; uvicorn calls this when it begins to answer a request."""
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 

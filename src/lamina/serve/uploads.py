@@ -34,7 +34,7 @@ class Upload:
 
     @classmethod
     def of(cls, medium: str, encoded: str) -> Upload:
-        """Return the upload for a file in Base64; raise ConfigError if `encoded` is not Base64."""
+        """Return the upload of a file in Base64 (`encoded`) with this medium; raise ConfigError if it is not Base64."""
         try:
             return cls(medium, base64.b64decode(encoded, validate=True))
         except (binascii.Error, ValueError):

@@ -420,7 +420,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the model's inputs for the texts numbered in `rows`, padded to the longest of them."""
+        """Return the model's inputs for the texts of `encoded` numbered in `rows`, padded to the longest of them."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
