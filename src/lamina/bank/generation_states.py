@@ -203,7 +203,7 @@ class GenerationStates:
             self._states[layer].append(columns[layer])
 
     def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Call the observer with the collected `states` and their tokens' ids and masks, and free the latter."""
+        """Pass `states`, and the ids and masks collected for them, to the observer; drop the ids and masks."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()

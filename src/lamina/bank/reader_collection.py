@@ -325,7 +325,7 @@ class ReaderCollection(nn.Module):
             Reader name -> the layers that it reads now.
 
         Raises:
-            ConfigError: If a layer that a reader reads is gone or has other values, so that the reader has to be
+            ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
                 trained again; the message names both. Also if the model's blocks were changed in another way than by
                 edits.
         """

@@ -42,7 +42,7 @@ def fusion_after(
         stacks: Names of the model's stacks. An edit of another part of the model may have changed any state.
 
     Raises:
-        ConfigError: If a layer that the reader reads is gone or has other values than before, or if the fusion has no
+        ConfigError: If a layer that the reader reads is gone or its values have changed, or if the fusion has no
             setting for the layers that it reads.
     """
     config, depth = reader.config.fusion, before.depth

@@ -132,7 +132,7 @@ def check_processor(saved: ProcessorFacts, processor: Processor, library: str | 
 def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     """Check that a processor passed to a call makes the same inputs as the bank's own processor.
 
-    Only parts that both have are compared: a joint processor has a tokenizer beside an image processor or a feature
+    Only parts that both have are compared: a joint processor has a tokenizer and an image processor or a feature
     extractor. Processors of different kinds are not compared: a bank may read both images and texts, but have a
     processor for only one of them.
 

@@ -184,7 +184,7 @@ def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) 
 def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
     """Raise StoreError if saved weights do not fit the model (see `weight_problem`).
 
-    `name` is where it was loaded from.
+    `name` is where the model was loaded from.
     """
     if problem := weight_problem(model, report, exact=exact):
         raise _mismatch(name, problem)
