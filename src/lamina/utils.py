@@ -254,7 +254,7 @@ def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path
     """
     hint = "Check the rights and the space there."
     with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}"), kind):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        no_pipe(path).parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")  # `remove_leftovers` knows this form
         try:
             yield beside

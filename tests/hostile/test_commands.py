@@ -500,6 +500,8 @@ def test_streams_that_are_not_utf_8():
         ("report", "x" * 300),
         ("cache", "--cache-dir", "train.tsv"),
         (*DEMO[:2], "x" * 300),
+        (*EDIT[:-1], ""),
+        ("report", "out", "--output="),
     ],
     ids=lambda arguments: " ".join(arguments).replace("x" * 300, "xxx"),
 )

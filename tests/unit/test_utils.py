@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from lamina.errors import ConfigError, StoreError
-from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, seed_torch
+from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, seed_torch, write_text
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,13 @@ def test_seeding_gives_the_numbers_of_torch():
 
 def test_one_is_no_plural():
     assert [pluralize(count, "run") for count in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match=r"pipe cannot be written .*it is no ordinary file"):
+        write_text(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_two_threads_replace_a_file_each_whole(tmp_path: Path):

@@ -379,8 +379,8 @@ class ReaderCollection(nn.Module):
         names = [names] if isinstance(names, str) else list(check_type(op, "readers", names, "Sequence"))
         try:
             return {name: readers[name] for name in names}
-        except KeyError:
-            check_known(op, names, readers, "reader")
+        except (KeyError, TypeError):
+            check_known(op, map(str, names), readers, "reader")
             raise
 
     # Passes
@@ -506,10 +506,12 @@ class ReaderCollection(nn.Module):
             what = "a mapping of readers' names to their labels is needed"
             raise ConfigError(f"bank: labels are a {type(labels).__name__}; {what}.")
         chosen = self.select(readers, "bank")
-        for name in labels:
+        for name, target in labels.items():
             if name not in chosen:
                 check_known("bank", [name], self, "reader")
                 raise ConfigError(f"bank: labels for '{name}', which is not among `readers`.")
+            if not isinstance(target, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(f"bank: labels of '{name}' are a {type(target).__name__}; a tensor is needed.")
         if not chosen:
             raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
         for reader in chosen.values():

@@ -14,6 +14,7 @@ import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -40,6 +41,7 @@ _HINTS = {  # error number of the system -> what to do
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Check the path and its rights"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
 }
+_OUTPUT = ("-o", "--output")
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
 INTERRUPTED = 130  # exit code of a command that was interrupted with Ctrl-C
 
@@ -91,6 +93,14 @@ class Group(TyperGroup):
                 known = system_error(error) or error
                 print(f"error: {sentence(known)}", file=sys.stderr)
                 sys.exit(2 if isinstance(known, LaminaError) else 1)
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the arguments; raise ConfigError if the output is an empty text, which would be the current folder."""
+        for option, value in pairwise([*args, "."]):
+            name, sign, rest = option.partition("=")
+            if name in _OUTPUT and not (rest if sign else value):
+                raise ConfigError(f"lamina: {name} is empty; a path is needed. Use . for the current folder.")
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the subcommands into the help under the headings of `SECTIONS`, each with the start of its own help."""

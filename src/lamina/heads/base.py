@@ -324,6 +324,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
         ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
             The message begins with `op`.
     """
+    labels = labels.tolist() if hasattr(labels, "tolist") else labels  # pyright: ignore[reportAttributeAccessIssue]
     is_number = type(labels) is int and labels <= _MOST_LABELS
     if not is_number and (isinstance(labels, str | Mapping) or not isinstance(labels, Iterable)):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")

@@ -122,7 +122,9 @@ def tap(
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")
     source = default_stack(model, stack, op="tap")
-    chosen = select("1-" if layers == "all" and site != "output" else layers, source.layers, op="tap")
+    chosen = select(
+        "1-" if site != "output" and isinstance(layers, str) and layers == "all" else layers, source.layers, op="tap"
+    )
     if site != "output" and 0 in chosen:
         raise ConfigError(f"tap: layer 0 is the embeddings; they have no {site}. Use layers from 1.")
     source = at_site(model, source, site)

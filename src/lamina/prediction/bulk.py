@@ -159,6 +159,8 @@ def predict_file(  # noqa: PLR0913
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
     if is_file(output) and is_file(source) and output.samefile(source):
         raise ConfigError(f"predict: the output {output} is the file that is read; it would be lost. Name another.")
+    if output.exists() and not is_file(output):
+        raise ConfigError(f"predict: the output {output} is a folder, pipe or device; give a file.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
     check_range("predict", "workers", workers, 1)
     if workers is not None and ray is None:
@@ -214,9 +216,8 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequenc
 
     `readers` are the names of the readers. None: all readers of the bank.
     """
-    if not isinstance(bank_or_model, ReaderBank):
-        return []
-    infos = [reader.info.get("columns", {}) for reader in bank_or_model.select(readers, "predict").values()]
+    chosen = bank_or_model.select(readers, "predict") if isinstance(bank_or_model, ReaderBank) else {}
+    infos = [reader.info.get("columns", {}) for reader in chosen.values()]
     return list(dict.fromkeys(str(own["text"]) for own in infos if "text" in own and "text_pair" not in own))
 
 
@@ -418,7 +419,7 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
     parts = chunks(rows)
     first = pa.Table.from_pylist(next(parts))
-    with parquet.ParquetWriter(path, first.schema) as writer:
+    with parquet.ParquetWriter(path.absolute(), first.schema) as writer:  # pyarrow expands a "~" in front of a path
         writer.write_table(first)
         for part in parts:
             writer.write_table(pa.Table.from_pylist(part, schema=first.schema))

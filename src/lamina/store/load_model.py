@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 _OWNERS = ("model.", "backbone.", "base_model.model.", "0.auto_model.")
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
 _WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
+_INNER = ".module."  # what DataParallel around a part of the model adds
 
 
 def load(
@@ -164,6 +165,8 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
         model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
+    if {key.replace(_INNER, ".") for key in report["unexpected_keys"] if _INNER in key} & {*report["missing_keys"]}:
+        model, report = load_weights(key_mapping={**dict.fromkeys(_WRAPPERS, ""), re.escape(_INNER): "."})
     names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
     for owner in _OWNERS if names and names <= {*report["missing_keys"]} else ():
         if 2 * len({owner + name for name in names} & saved) > len(names):
@@ -192,7 +195,8 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
         raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
     forms = {without_numbers(name.removeprefix(f"{model.base_model_prefix}.")) for name in names}
     plain = {key: without_numbers(key.removeprefix(f"{model.base_model_prefix}.")) for key in sorted(saved)}
-    if cut := [key for key, form in plain.items() if form in forms and "#" in form]:
+    has_blocks = any("#" in form for form in forms)
+    if cut := [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]:
         more = f" and {len(cut) - 1:,} more" if len(cut) > 1 else ""
         what = "load: %s has weights of blocks that its config.json does not have ('%s'%s); they are left out"
         logger.warning(what, name, cut[0], more)

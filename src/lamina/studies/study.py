@@ -208,7 +208,7 @@ class Study:
         Raises:
             StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study.
         """
-        with staged(Path(folder), FILES) as stage:
+        with staged(Path(folder).absolute(), FILES) as stage:  # pandas expands a "~" in front of a path
             self.table.to_parquet(stage / PARQUET, index=False)
             self.table.to_csv(stage / CSV, index=False)
             facts = _StudyFacts(

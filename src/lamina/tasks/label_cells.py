@@ -27,7 +27,15 @@ _WHOLE = re.compile(r"[-+]?\d+")
 _COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+")
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
+_UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
 _TRIMMED = re.compile(rf"^[\s{_BLANK}]+|[\s{_BLANK}]+$")
+# texts of values that are no names: arrays and tensors, dicts and other objects, as Python, NumPy and torch print them
+_PRINTED = re.compile(
+    r"\[[-+.\deE\s]*\d[-+.\deE\s]*\]|\[\s*(['\"]).*\1\s*\]|(array|tensor)\(.*\)"
+    r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>",
+    re.DOTALL,
+)
+_IGNORED = "-100"  # the label that models skip
 _LONGEST_LIST = 1 << 16  # characters of a text that is read as a list
 # A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.
 Cell: TypeAlias = object
@@ -64,6 +72,11 @@ def trimmed(text: str) -> str:
     return _TRIMMED.sub("", encodable(unicodedata.normalize("NFC", text)))
 
 
+def look(name: str) -> str:
+    """Return what two class names have in common that differ in case, width, spaces or unseen characters only."""
+    return " ".join(_UNSEEN.sub("", unicodedata.normalize("NFKC", name)).casefold().split())
+
+
 def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = False) -> bool:
     """Return whether a cell, or an entry of a list, is a missing label: None, NaN, blank, or a text such as "NA".
 
@@ -85,18 +98,22 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text (in Unicode's form NFC), or a whole number or bool as Python prints it.
 
     So 2 and 2.0 are the class "2", and True is the class "True". A text in `labels` is always a name, whatever it looks
-    like. Raises LabelCellError if the cell is something else, or a text that is a list in JSON or Python.
+    like. Raises LabelCellError if the cell is something else, a text that is a list in JSON or Python or a printed
+    value, or -100.
     """
     cell = plain(cell)
-    if isinstance(cell, str):
-        name = trimmed(cell)
-        if name not in labels and _is_list(name):
-            raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
+    name = trimmed(cell) if isinstance(cell, str) else str(cell) if isinstance(cell, bool) else ""
+    if not isinstance(cell, str | bool) and (isinstance(cell, int) or (isinstance(cell, float) and cell.is_integer())):
+        name = str(int(cell))
+    if name not in labels and _is_list(name):
+        raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
+    if name not in labels and _PRINTED.fullmatch(name):
+        raise LabelCellError(shown(cell), f", which is a printed value; a class is a name. {_NAMES}")
+    if name == _IGNORED and name not in labels:
+        rule = "models skip this label, so it is no class. Leave such cells empty"
+        raise LabelCellError(shown(cell), f"; {rule}. {_NAMES}")
+    if name or isinstance(cell, str):
         return name
-    if isinstance(cell, int):
-        return str(cell) if isinstance(cell, bool) else str(int(cell))
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))
     rule = "a class is a text, a whole number, or true or false"
     raise LabelCellError(shown(cell), f", which is {_type_name(cell)}; {rule}. {_what_to_do(cell)}")
 

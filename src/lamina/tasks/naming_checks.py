@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
+from lamina.tasks.label_cells import look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,15 +32,15 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
 
 
 def warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning if two class names in `labels` of the task `name` differ only in upper and lower case.
+    """Log a warning if two class names in `labels` of the task `name` differ only in case, spaces or unseen characters.
 
     They may be one class that was written in two ways.
     """
     first: dict[str, str] = {}
     for label in labels:
-        if (other := first.setdefault(label.casefold(), label)) != label:
+        if (other := first.setdefault(look(label), label)) != label:
             hint = "if they are one class, write them alike"
-            what = f"task %s: the classes '%s' and '%s' differ in upper and lower case only; {hint}"
+            what = f"task %s: the classes '%s' and '%s' differ in case, spaces or unseen characters only; {hint}"
             logger.warning(what, name, other, label)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from lamina.data.read import Table
@@ -12,7 +13,7 @@ from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
-from lamina.tasks.label_cells import class_name, plain
+from lamina.tasks.label_cells import class_name, is_number, is_whole, plain
 from lamina.tasks.span_forms import (
     SpanError,
     SpanMark,
@@ -83,28 +84,42 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 
 
 def _check_words(table: Table, spec: ColumnSpec) -> None:
-    """Raise DataError if the column of words in a CoNLL file holds word numbers instead: 1, 2, 3 in every sentence."""
-    words = table.column(spec.text) if table.numbered and len(table.columns) > 2 else [()]
-    if all(list(sentence) == [str(number + 1) for number in range(len(sentence))] for sentence in words) and any(words):
+    """Raise DataError if the column of words in a CoNLL file holds the numbers of the words, or tags, instead.
+
+    Numbers count up in every sentence, such as 1, 2, 3; tags are O, and names that begin with B- or I-.
+    """
+    words = [list(map(str, sentence)) for sentence in table.column(spec.text)] if table.numbered else []
+    flat = list(chain.from_iterable(words))
+    what = ""
+    if len(table.columns) > 2 and all(map(str.isdecimal, flat)) and all(map(_counts_up, words)):
+        what = "the numbers of the words"
+    elif any(word[:2] == "B-" for word in flat) and all(word == "O" or word[:2] in ("B-", "I-") for word in flat):
+        what = "tags"
+    if what and flat:
         hint = "The words may be in column 1: text=1, or --text 1"
         raise DataError(
-            f"task: {table.path} has the numbers of the words in column '{spec.text}', not the words. {hint}.",
+            f"task: {table.path} has {what} in column '{spec.text}', not the words. {hint}.",
             path=table.path,
             column=str(spec.text),
         )
 
 
+def _counts_up(numbers: Sequence[str]) -> bool:
+    """Return whether whole numbers, as texts, are consecutive."""
+    return all(int(second) == int(first) + 1 for first, second in pairwise(numbers))
+
+
 def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
-    A tag may be the number of one of `labels`, unless a label is a number itself.
+    A tag may be the number of one of `labels`, also as a text, unless a label is a number itself.
     """
-    mark = plain(mark)
-    if isinstance(mark, int) and not isinstance(mark, bool) and str(mark) not in labels:
-        if mark == IGNORED:
+    if not isinstance(mark := plain(mark), bool) and is_number(mark) and float(str(mark)).is_integer():
+        number = int(float(str(mark)))
+        if str(number) not in labels and number == IGNORED:
             return None
-        if 0 <= mark < len(labels):
-            return labels[mark]
+        if 0 <= number < len(labels) and not any(map(is_whole, labels)):
+            return labels[number]
     return class_name(mark, labels)
 
 

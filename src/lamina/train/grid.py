@@ -189,6 +189,7 @@ def _values(key: str, values: object, op: str) -> list[object]:
 
     Raises ConfigError, about the operation `op`, if they are not a list, are empty, or have duplicates.
     """
+    values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
     listed = list(itertools.islice(values, MOST_RUNS + 1))

@@ -33,6 +33,8 @@ _TYPES = {
     "dict": "a mapping",
     "mapping": "a mapping",
     "finite": "a finite number",
+    "sequence": "a list",
+    "is_instance_of": "a list",
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -289,4 +291,7 @@ def _rule(problem: ErrorDetails) -> str:
         word, key = _BOUNDS[problem["type"]]
         bound = problem.get("ctx", {})[key]
         return f"{word} {bound}" if isinstance(bound, int) else f"{word} {bound:g}"
-    return next((words for start, words in _TYPES.items() if problem["type"].startswith(start)), problem["msg"])
+    return next(
+        (words for start, words in _TYPES.items() if problem["type"].startswith(start)),
+        problem["msg"].removeprefix("Input should be "),
+    )

@@ -120,7 +120,7 @@ def write_parquet(rows: Sequence[Mapping[str, object]], path: Path, columns: Seq
 
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in flat for name in row)]))
-    with atomic_write(path) as beside:
+    with atomic_write(path.absolute()) as beside:  # pyarrow expands a "~" in front of a path
         parquet.write_table(pa.table({name: _one_type([row.get(name) for row in flat]) for name in names}), beside)
 
 

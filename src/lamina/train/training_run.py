@@ -31,7 +31,7 @@ from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
 from lamina.train.plan import Plan
 from lamina.train.results import IMPORTANCES, FitResult, TableRow, sorted_rows, write_parquet
-from lamina.utils import barrier, rank, write_text
+from lamina.utils import barrier, check_type, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,6 +113,7 @@ def train(  # noqa: PLR0913
     """
     from lamina.train.engine import Engine, start_accelerator
 
+    check_type(op, "output", output, "str | Path | None")
     target, folder = checked_target(op, target), None if output is None else Path(output)
     place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:

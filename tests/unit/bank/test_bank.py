@@ -232,6 +232,10 @@ def test_an_unknown_reader_is_an_error_that_lists_the_known_ones(bank: ReaderBan
         pass
     with pytest.raises(ConfigError, match="bank: readers is 5; it must be a list"):
         bank(**batch, readers=5)
+    with pytest.raises(UnknownNameError, match=r"bank: unknown reader '\['low'\]'"):
+        bank(**batch, readers=[["low"]])
+    with pytest.raises(ConfigError, match="bank: labels of 'low' are a int; a tensor is needed"):
+        bank(**batch, labels={"low": 1})
     assert list(bank(**batch, readers="low")) == ["low"]  # not its letters
     with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
         bank["aba"]

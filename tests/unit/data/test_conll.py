@@ -54,10 +54,22 @@ def test_a_comment_inside_a_sentence_is_named(tmp_path: Path):
 
 
 def test_the_numbers_of_words_are_not_read_as_words(tmp_path: Path):
-    path = put(tmp_path / "some.conll", "1 Ana B-PER\n2 left O\n\n1 Lima B-LOC\n")
+    path = put(tmp_path / "some.conll", "5 Ana B-PER\n6 left O\n\n7 Lima B-LOC\n")
     with pytest.raises(DataError, match=r"has the numbers of the words in column '0'.* text=1"):
         Task.from_files("token_classification", train=path, validation=path)
     assert list(Task.from_files("token_classification", train=path, validation=path, text=1).split("train").texts) == [
         "Ana left",
         "Lima",
     ]
+
+
+def test_tags_are_not_read_as_words(tmp_path: Path):
+    path = put(tmp_path / "some.conll", "B-PER Ana\nO left\n\nB-LOC Lima\n")
+    with pytest.raises(DataError, match=r"has tags in column '0', not the words.* text=1"):
+        Task.from_files("token_classification", train=path, validation=path)
+
+
+def test_tags_as_numbers_in_a_file(tmp_path: Path):
+    path = put(tmp_path / "some.conll", "Ana 1\nleft 0\nhere -100\n")
+    task = Task.from_files("token_classification", train=path, validation=path, labels=["O", "B-PER"])
+    assert task.split("train").labels == ((1, 0, -100),)

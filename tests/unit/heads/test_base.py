@@ -15,6 +15,7 @@ from lamina.heads.base import IGNORE, check_attention_heads, check_class_weights
 def test_labels_from_names_or_their_number():
     assert label_names("here", ["x", "y"]) == ("x", "y")
     assert label_names("here", 3) == ("0", "1", "2")
+    assert unwrap(label_names)("here", torch.tensor(2)) == ("0", "1")
 
 
 @pytest.mark.parametrize("labels", [(), ("a", "a"), 0])

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+import torch
 
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select
@@ -24,6 +26,9 @@ from lamina.layers.selectors import ranges
         ("5-", [5, 6]),
         ("1-", [1, 2, 3, 4, 5, 6]),
         (" 3 ", [3]),
+        (np.array([3, 1]), [1, 3]),
+        (np.int64(2), [2]),
+        (torch.tensor(2), [2]),
     ],
 )
 def test_each_form(selector, expected):

@@ -303,6 +303,8 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
     ("source", "output", "options", "message"),
     [
         ("in.jsonl", "out.txt", {}, r"ends in '.txt'; it must be .jsonl, .csv, .parquet"),
+        ("in.jsonl", "folder.csv", {}, "folder.csv is a folder, pipe or device; give a file"),
+        ("in.jsonl", "pipe.jsonl", {}, "pipe.jsonl is a folder, pipe or device"),
         ("none.jsonl", "out.csv", {}, r"none.jsonl is not there"),
         ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
         ("other.csv", "out.csv", {}, "has no column 'sentence' or 'text' or 'image' or 'audio'; its columns are: a, b"),
@@ -313,9 +315,11 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, message: str, tmp_path: Path):
     write(tmp_path / "in.jsonl", TEXTS)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises((ConfigError, DataError), match=message):
         run(bank(), tmp_path / source, tmp_path / output, **options)
-    assert left(tmp_path) == {"in.jsonl", "other.csv"}
+    assert left(tmp_path) == {"in.jsonl", "other.csv", "folder.csv", "pipe.jsonl"}
 
 
 def test_the_source_is_not_written_over(tmp_path: Path):

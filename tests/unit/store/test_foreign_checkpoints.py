@@ -32,6 +32,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
     "compiled": lambda name: f"_orig_mod.{name}",
     "both": lambda name: f"module._orig_mod.{name}",
     "both, the other way": lambda name: f"_orig_mod.module.{name}",
+    "DataParallel inside": lambda name: name.replace("encoder.", "encoder.module."),
     "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
     "of a model with a head": lambda name: f"module.bert.{name}",
     "a part of another module": lambda name: f"model.{name}",
@@ -47,14 +48,14 @@ def test_prefixes_of_wrappers_are_stripped(rename: Callable[[str], str], tmp_pat
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_blocks_that_the_config_does_not_have_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("blocks", [2, 0])
+def test_blocks_that_the_config_does_not_have_are_named(blocks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder = checkpoint(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": blocks}))
     load(folder)
-    assert any(
-        "weights of blocks that its config.json does not have ('encoder.layer.2." in said for said in caplog.messages
-    )
+    message = f"weights of blocks that its config.json does not have ('encoder.layer.{blocks}."
+    assert any(message in said for said in caplog.messages)
 
 
 def test_one_weight_is_named_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):

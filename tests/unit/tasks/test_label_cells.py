@@ -149,6 +149,16 @@ def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: st
     assert spelled_list("(other)") is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[1 0 1]", "[0. 1.]", "array([1, 0])", "tensor(1)", '{"art": 1}', "{'art': 0.5}", "<object at 0x7f01>", "-100"],
+)
+def test_a_printed_value_is_no_class(tmp_path: Path, text: str):
+    with pytest.raises(DataError, match=r"row 2 has .* (which is a printed value|models skip this label).*labels="):
+        csv(tmp_path, [text, "x", "<unk>", "(a)"] * 2)
+    assert text in csv(tmp_path, [text, "x"] * 2, labels=["x", text]).labels
+
+
 @pytest.mark.parametrize("texts", [["010", "100"], ["0 1 0", "1 0 0"]])
 def test_flags_without_commas_are_an_error(tmp_path: Path, texts: list[str]):
     with pytest.raises(DataError, match=rf"row 2 has '{texts[0]}' .* 0 and 1 per class. Write it as \[0, 1, 0\]"):
@@ -258,7 +268,7 @@ def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixt
 def test_names_that_differ_in_case_only_are_told(caplog: pytest.LogCaptureFixture):
     assert read(["Pos", "neg", "pos"] * 3).labels == ("Pos", "neg", "pos")
     assert (
-        "the classes 'Pos' and 'pos' differ in upper and lower case only; if they are one class, write them alike"
+        "the classes 'Pos' and 'pos' differ in case, spaces or unseen characters only; if they are one class"
         in caplog.text
     )
 

@@ -116,6 +116,7 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"alpha": []}, "fusion.alpha has no values; a grid needs at least one"),
         ({"fusion": []}, "fusion has no values"),
         (5, r"grid of 'reader': it is 5; a mapping of keys to lists of values is needed"),
+        ({"alpha": torch.tensor(3)}, "fusion.alpha is 3; a grid needs a list of values"),
         ({"seed": range(10**12)}, "seed has more than 100,000 values"),
         ({"alpha": 3}, r"fusion.alpha is 3; a grid needs a list of values\. Write \[3\]"),
         ({"head.pooling": "mean"}, "head.pooling is 'mean'; a grid needs a list of values"),

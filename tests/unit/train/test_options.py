@@ -141,6 +141,9 @@ def test_a_choice_there_is_not(option: str, value: str, near: str):
         ("seed", 10**30, f"below {2**63}"),
         ("seed", True, "a whole number"),
         ("seed", 1.0, "a whole number"),
+        ("trackers", "mlflow", "a list"),
+        ("trackers", 5, "a list"),
+        ("weight_decay_on", 5, "'matrices' or 'all'"),
     ],
 )
 def test_a_value_that_does_not_fit(option: str, value: Any, rule: str):

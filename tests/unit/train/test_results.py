@@ -32,7 +32,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return parquet.read_table(path).to_pylist()
 
 
-def test_parquet_has_a_column_per_nested_field_and_null_where_a_row_has_none(tmp_path: Path):
+def test_parquet_has_a_column_per_nested_field_and_null_where_a_row_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     rows = [{"reader": "a", "n": 1, "importances": {1: 0.25, 2: 0.75}}, {"reader": "b", "n": 2, "importances": {}}]
     write_parquet(rows, tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet") == [
@@ -40,6 +42,9 @@ def test_parquet_has_a_column_per_nested_field_and_null_where_a_row_has_none(tmp
         {"reader": "b", "n": 2, "importances.1": None, "importances.2": None},
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+    monkeypatch.chdir(tmp_path)
+    write_parquet(rows, Path("~") / "t.parquet")
+    assert (tmp_path / "~" / "t.parquet").is_file()  # and not in the user's folder, as pyarrow has it
 
 
 @pytest.mark.parametrize(

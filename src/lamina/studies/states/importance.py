@@ -18,7 +18,7 @@ from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import JSON, Row, check_types, progress_bar
+from lamina.utils import JSON, Row, check_type, check_types, progress_bar
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderModule
@@ -87,7 +87,7 @@ def importance(
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
         raise ConfigError(f"{_OP}: got a {others[0]}; a bank of trained readers is needed, or name -> bank.")
-    listed = None if texts is None else list(texts)
+    listed = None if texts is None else list(check_type(_OP, "texts", texts, "Sequence[str]"))
     readers: list[_ReaderShares] = []
     for run, bank in named.items():
         if listed is not None:
