@@ -67,6 +67,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
     """Return the tag names of each row, None for -100; raise DataError unless each row has words with one tag each."""
     tags: list[tuple[str | None, ...]] = []
     _check_words(table, spec)
+    are_ids = all(is_number(mark) for marks in table.column(spec.label) if isinstance(marks, list) for mark in marks)
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
             column = spec.label if isinstance(words, list | tuple) else spec.text
@@ -79,7 +80,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
             problem = f"has a word that is missing in column '{spec.text}' ({words!r:.60}); every word is a text."
             raise lab.bad_cell(table, row, spec.text, problem)
         with lab.cell_errors(table, row, spec.label):
-            tags.append(tuple(_tag_name(mark, spec.labels or ()) for mark in marks))
+            tags.append(tuple(_tag_name(mark, spec.labels or (), are_ids=are_ids) for mark in marks))
     return tags
 
 
@@ -109,12 +110,14 @@ def _counts_up(numbers: Sequence[str]) -> bool:
     return all(int(second) == int(first) + 1 for first, second in pairwise(numbers))
 
 
-def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
+def _tag_name(mark: object, labels: Sequence[str], *, are_ids: bool) -> str | None:
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
-    A tag may be the number of one of `labels`, also as a text, unless a label is a number itself.
+    A tag may be the number of one of `labels`, unless a label is a number itself. A text may be one if all tags of the
+    table are numbers (`are_ids`).
     """
-    if not isinstance(mark := plain(mark), bool) and is_number(mark) and float(str(mark)).is_integer():
+    can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
+    if can_be_id and is_number(mark) and float(str(mark)).is_integer():
         number = int(float(str(mark)))
         if str(number) not in labels and number == IGNORED:
             return None

@@ -73,3 +73,6 @@ def test_tags_as_numbers_in_a_file(tmp_path: Path):
     path = put(tmp_path / "some.conll", "Ana 1\nleft 0\nhere -100\n")
     task = Task.from_files("token_classification", train=path, validation=path, labels=["O", "B-PER"])
     assert task.split("train").labels == ((1, 0, -100),)
+    path = put(tmp_path / "odd.conll", "Ana B-PER\nleft 0\n")
+    with pytest.raises(DataError, match="has label '0'; the labels are: O, B-PER"):
+        Task.from_files("token_classification", train=path, validation=path, labels=["O", "B-PER"])
