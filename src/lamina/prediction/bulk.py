@@ -159,7 +159,7 @@ def predict_file(  # noqa: PLR0913
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
     if is_file(output) and is_file(source) and output.samefile(source):
         raise ConfigError(f"predict: the output {output} is the file that is read; it would be lost. Name another.")
-    if output.exists() and not is_file(output):
+    if os.path.exists(output) and not is_file(output):  # noqa: PTH110  a name may be too long
         raise ConfigError(f"predict: the output {output} is a folder, pipe or device; give a file.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
     check_range("predict", "workers", workers, 1)

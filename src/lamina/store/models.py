@@ -146,7 +146,10 @@ def _check_config(path: Path, name: str) -> None:
         reason = "the folder has an adapter of PEFT and no model; load its base with PEFT, and save merge_and_unload()"
         raise ModelNotFoundError(op="load", got=name, reason=reason)
     if not path.is_file():
-        raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
+        inner = "".join(
+            f"; its folder '{found.parent.name}' has one" for found in sorted(path.parent.glob("*/config.json"))[-1:]
+        )
+        raise ModelNotFoundError(op="load", got=name, reason=f"the folder has no config.json{inner}")
     try:
         fields = read_json(path, last_wins=True)
     except StoreError as error:

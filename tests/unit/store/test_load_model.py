@@ -148,7 +148,11 @@ class TestFolder:
             load(base, head="AutoModelForSpeechSeq2Seq")
 
     def test_without_config(self, tmp_path: Path):
-        with pytest.raises(ModelNotFoundError, match=r"the folder has no config.json"):
+        (tmp_path / "checkpoint-5").mkdir()
+        (tmp_path / "checkpoint-5" / "config.json").touch()
+        with pytest.raises(
+            ModelNotFoundError, match=r"the folder has no config.json; its folder 'checkpoint-5' has one"
+        ):
             load(tmp_path)
 
     def test_without_weights(self, base: Path):
