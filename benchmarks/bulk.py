@@ -1,6 +1,6 @@
 """Bulk prediction: the time of `predict_file` with 8 AdaLayers readers, relative to the forward of the base model.
 
-    python benchmarks/bulk.py [--json] [--backend onnx]
+    python benchmarks/bulk.py [--json] [--backend onnx]      (or int8)
 
 The time of `predict_file` includes reading, tokenising, sorting, the readers' predictions and writing. The forward
 alone runs in PyTorch and starts from finished batches of 32 rows of similar length. Each text consists of 1
@@ -31,6 +31,7 @@ from common import options, report, synchronise
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, predict_file
 from lamina.data.batches import length_batches
 from lamina.demo.corpus import write
+from lamina.prediction.int8 import export_int8
 from lamina.store import load
 
 if TYPE_CHECKING:
@@ -69,6 +70,20 @@ def sorted_batches(bank: ReaderBank, source: Path) -> list[dict[str, torch.Tenso
     return batches
 
 
+def quantised(bank: ReaderBank, folder: Path) -> ReaderBank:
+    """Return the bank, loaded from a subfolder of `folder` in which it has an int8 export.
+
+    The readers are untrained, so the scores on the export's rows mean nothing, and any loss is accepted.
+    """
+    bank.save_pretrained(folder / "bank")
+    rows = [{"text": f"A film of {number} hours.", "label": ("no", "yes")[number % 2]} for number in range(8)]
+    labelled = folder / "labelled.jsonl"
+    labelled.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    loaded = ReaderBank.from_pretrained(folder / "bank", bank.model, bank.processor)
+    export_int8(loaded, folder / "bank" / "onnx-int8", labelled, max_loss=1.0, text="text", labels="label")
+    return loaded.eval()
+
+
 def timed(run: Callable[[], object]) -> tuple[float, float]:
     """Call a function and return its duration in seconds and the processor time that it used in seconds."""
     start, used = time.perf_counter(), time.process_time()
@@ -80,6 +95,7 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the row of the first table: `predict_file` relative to the forward alone; files go to `folder`."""
     bank, source = bank_of(arguments.device), texts(folder, ROWS)
+    bank = quantised(bank, folder) if arguments.backend == "int8" else bank
     batches, settings = sorted_batches(bank, source), {"chunk_rows": CHUNK, "progress": False}
 
     def forward() -> None:

@@ -33,7 +33,7 @@ def options(description: str, *, repeats: int, backend: bool = False) -> argpars
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device (default %(default)s)"
     )
     if backend:
-        parser.add_argument("--backend", default="torch", help="torch or onnx (default %(default)s)")
+        parser.add_argument("--backend", default="torch", help="torch, onnx or int8 (default %(default)s)")
     return parser.parse_args()
 
 
