@@ -111,7 +111,8 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
         ConfigError: If a block changes its input even if all its weights are zero, or layers share a block.
     """
     if len(set(stack.blocks)) < stack.depth:
-        raise ConfigError(f"{_OP}: identity is True, but the layers of this model share one block. Use identity=False.")
+        problem = "identity is True, but the layers of this model share one block"
+        raise ConfigError(f"{_OP}: {problem}. Use identity=False (--repeat).")
     if main_device(model).type == "meta":
         return {}
     calls: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
@@ -139,7 +140,7 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
         parameters = dict(stack.blocks[layer - 1].named_parameters())
         if shared := [name for name in values if uses[parameters[name]] > 1]:
             problem = f"block {layer} could only be an identity without '{shared[0]}', which other blocks share"
-            raise ConfigError(f"{_OP}: {problem}. Use identity=False.")
+            raise ConfigError(f"{_OP}: {problem}. Use identity=False (--repeat).")
     return zeros
 
 
@@ -191,7 +192,7 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
         problem = "returns another state than it receives even if all its weights are zero"
         if _ends_in_norm(block, args, kwargs):
             problem = "ends in a norm, so that it returns norm(x) for x even if its residual branches are zero"
-        raise ConfigError(f"{where} {problem}. Use identity=False, which repeats the block, or insert_.")
+        raise ConfigError(f"{where} {problem}. Use identity=False (--repeat), which repeats the block, or insert_.")
     for name in order:
         parameters[name].copy_(values[name])
         if not _is_identity(block, args, kwargs):
