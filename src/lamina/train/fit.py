@@ -179,8 +179,14 @@ def fit(  # noqa: PLR0913
         UnknownNameError: If an option, a reader or a key of a grid does not exist.
         ConfigError: If an option or a task does not fit, a bank reads the model, or a batch does not fit in memory.
         LayerIndexError: If a learning rate names a layer that does not exist.
+        DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task
+            shares them, and the task's `missing_labels` is None.
+        BaseMismatchError: If states were recorded from another model than the bank's.
+        MissingExtraError: If TensorBoard, or a package that a metric needs, is not installed.
         CacheError: If `cache="on"` and the states cannot be stored.
-        StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
+        StoreError: If the output folder cannot be written, or holds files of another program (raised before training),
+            or the checkpoint to resume from is damaged.
+        NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
     """
     options = FitOptions.checked(
         "fit",
@@ -276,6 +282,8 @@ def finetune(
         ConfigError: If an option or the task does not fit the model, or a bank reads the model.
         LayerIndexError: If a learning rate names a layer that does not exist.
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
+        NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
+        LaminaError: The other errors of `fit`, except those about a bank.
     """
     known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - {*OF_BANKS}]
     check_known("finetune", options, ["positive", "processor", "output", *known], "option", "help(lamina.finetune)")
