@@ -472,7 +472,10 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 
 
 class _Window(NamedTuple):
-    """A window's text, number and token range, from which those of the text's next window follow."""
+    """Where a window is: the index of its text, its index within the text, and its range of tokens.
+
+    The text's next window is derived from these.
+    """
 
     text: int  # index of the text
     number: int  # index of the window within its text

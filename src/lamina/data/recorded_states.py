@@ -212,9 +212,10 @@ class RecordedStates:
     # Checking
 
     def _checked_place(self, array: StatesArray) -> Place:
-        """Return where the tensor of an array is.
+        """Return where the tensor of an array is. An array in a `.parquet` file is first unpacked to a temporary file.
 
-        Raises DataError if the file differs from the manifest, or holds numbers that are not floating-point.
+        Raises DataError if the file is missing or damaged, differs from the manifest, or holds numbers that are not
+        floating-point.
         """
         path = self.folder / array.file
         place = self._place(path, array.tensor, array.shape)

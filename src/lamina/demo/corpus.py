@@ -282,9 +282,10 @@ def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
-    """Return variants of a sentence that lack one verb: `the room very clean`.
+    """Return variants of a sentence that each lack one verb: `the room very clean`.
 
-    Auxiliaries stay: `the guests praised it` is correct without one.
+    Auxiliaries stay, because a sentence may be correct without one: `the guests have praised it` without `have`. Verbs
+    on which the sentiment depends stay too.
     """
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]

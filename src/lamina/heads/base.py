@@ -47,7 +47,7 @@ class TaskLike(Protocol):
 
     @property
     def labels(self) -> Sequence[str]:
-        """Names of the classes, in the order of their ids."""
+        """Names of the classes, in the order of their ids; for a regression, the name of the score alone."""
         ...
 
 

@@ -102,7 +102,7 @@ def tap(
     Args:
         model: The model. Its outputs stay the same, bit for bit. A compiled model is uncompiled inside the `with`
             block.
-        layers: Layer selector: which layers to collect.
+        layers: Layer selector: which layers to collect. "all" leaves layer 0 out if `site` is not "output".
         stack: Name of the stack. None: the only one, or the encoder.
         site: Where in block i to read layer i. "output": the hidden state after the block. "attention" or "ffn": what
             that part of the block adds to the state. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
@@ -116,7 +116,7 @@ def tap(
         UnsupportedModelError: If the model's layers cannot be found, or not at that site.
         UnknownNameError: If the stack or the site does not exist.
         LayerIndexError: If a layer does not exist.
-        ConfigError: If `layers` is not a selector; if it has layer 0 and `site` is not "output"; if the model has
+        ConfigError: If `layers` is not a selector; if it names layer 0 and `site` is not "output"; if the model has
             towers and `stack` is None.
     """
     model = unwrapped(model)

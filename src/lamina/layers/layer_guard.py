@@ -82,7 +82,10 @@ class LayerGuard:
         self._remember_modules(model)
 
     def _remember_modules(self, model: nn.Module) -> None:
-        """Record the dicts that hold the attributes and children of all modules; comparing these is quick."""
+        """Record what `check` compares first, because it is quick: the modules, and marks of edits and adapters.
+
+        The dicts that hold the attributes and children of all modules are recorded too.
+        """
         modules = list(model.modules())
         self.attributes = [vars(module) for module in modules]
         self._holders = [children for module in modules if (children := vars(module)["_modules"])]
@@ -139,7 +142,11 @@ class LayerGuard:
         self.weights[stack.name].accept(model, fingerprint)
 
     def _change(self, model: nn.Module) -> str | None:
-        """Return how the model has changed since this guard was made, as a phrase for a message; None if it has not."""
+        """Return how the model has changed since this guard was made, as a phrase for a message; None if it has not.
+
+        Edits, replaced modules, the number of blocks and the active adapters count. Changed weights do not, nor do
+        edits that leave the outputs as they were (freezing, merging).
+        """
         for owner, known in self._edits.items():
             edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
             if edits == known:

@@ -180,7 +180,10 @@ class ModuleGuard:
         return None
 
     def _changed_buffer(self) -> str | None:
-        """Return a phrase that names a buffer whose values have changed; None if none have."""
+        """Return a phrase that names a buffer whose values have changed; None if none have.
+
+        A buffer outside the state dict that was replaced by a new tensor does not count.
+        """
         ids = dict(zip(self._digests, self._marks, strict=False))
         for (path, name), tensor in self._tensors():
             is_replaced = (path, name) in ids and ids[path, name] != id(tensor)

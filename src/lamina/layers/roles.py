@@ -219,7 +219,8 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
     """Return the modules at `path` inside each of `modules`. If a part of the path is missing, return a message.
 
-    An empty path returns `modules`.
+    The parts of a path are joined by dots. A part is the name of a child, in which `*` stands for any text, or a
+    negative index, such as -1 for the last child. An empty path returns `modules`.
     """
     for part in path.split(".") if path else ():
         following: list[nn.Module] = []

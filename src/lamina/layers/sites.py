@@ -42,9 +42,10 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     change. With "output" the stack itself is returned.
 
     The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every module output in a block
-    is tried. It counts as an added value if state + output equals, bit for bit, a value that a later module receives or
-    returns. The attention's is the first added value whose tokens depend on other tokens' states (a decoder's attention
-    over the encoder does not count). The feed-forward network's is the last one whose tokens do not.
+    is tried. An output is an added value if state + output equals, bit for bit, a value that a later module receives or
+    returns. The attention's value is the first added value in which a token depends on the states of other tokens (a
+    decoder's attention over the encoder does not count). The feed-forward network's value is the last added value in
+    which no token depends on other tokens.
 
     Args:
         model: The model that the stack belongs to.
@@ -52,7 +53,9 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
         site: "output", "attention" or "ffn".
 
     Raises:
-        UnsupportedModelError: If a value is not added as a module returned it, for example because it is scaled before.
+        UnsupportedModelError: If a value is not added as a module returned it, for example because it is scaled before;
+            if the stack has no module per block, or its blocks have no attention or nothing else; if the model has no
+            weights, or does not run on a tiny input.
     """
     if site == "output":
         return stack

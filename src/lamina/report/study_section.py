@@ -186,10 +186,11 @@ def marked_parts(text: str, spans: Sequence[Span]) -> Spans:
 def drawing_of(study: Study, name: str) -> Drawing:
     """Return the figure `name` of a study as a chart for the page.
 
-    Rows that cannot be drawn are left out and counted in the remark below the chart. Rows that differ only in their
-    seed are averaged: with three seeds or more, the chart shows the interval of the mean; with two, the value of each
-    seed. Raises UnknownNameError if the figure names a column that the table does not have, and DataError if its values
-    are not numbers.
+    Rows that cannot be drawn are left out and counted in the remark below the chart. In a scatter plot each row is a
+    point. In other charts, rows that differ only in their seed are averaged: with three seeds or more, the chart shows
+    the interval of the mean; with two, the value of each seed. In a line chart, a row without x becomes a line across
+    the chart. Raises UnknownNameError if the figure names a column that the table does not have, and DataError if its
+    values are not numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
     parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}

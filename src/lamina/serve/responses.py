@@ -128,9 +128,9 @@ def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
 def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     """Return task -> the labels that flag a text, for the tasks of a bank that can be used for moderation.
 
-    A multi-label task flags by each of its labels. A task with two labels flags by the label that is called "yes",
-    "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task itself. All other tasks are left out.
-    Raises ConfigError if no task flags texts.
+    These are tasks that label whole texts. A multi-label task flags by each of its labels. A task with two labels flags
+    by the only one that is called "yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task
+    itself. All other tasks are left out. Raises ConfigError if no task flags texts.
     """
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:

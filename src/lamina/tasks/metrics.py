@@ -403,7 +403,7 @@ def _porter() -> Callable[[str], str]:
 
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    """Return the stem of a word in lower case; words of fewer than four letters are unchanged."""
+    """Return the stem of `word`, which is in lower case. A word of fewer than four letters is returned unchanged."""
     return _porter()(word) if len(word) >= _STEMMED else word
 
 

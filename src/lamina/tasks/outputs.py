@@ -97,5 +97,5 @@ class Results(Protocol[OutputsT, AnswerT]):
         return self.predictions()
 
     def guesses(self) -> list[Label]:
-        """Return the predicted label of each example, in the same form as `Split.labels`."""
+        """Return the predicted label of each example, in the same form as `Split.labels`; [] by default."""
         return []

@@ -153,7 +153,8 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
     """Return the examples in a table: `tags` are the tag names of its rows, None for a word without a label.
 
-    Raises DataError for a tag that is not in `spec.labels`.
+    A warning is logged if a span begins at a word without letters or signs. Raises DataError for a tag that is not in
+    `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}

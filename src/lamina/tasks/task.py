@@ -259,7 +259,11 @@ class Task:
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
 
     def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
-        """Divide the train split: return nine tenths of its rows, and the other tenth; see `held_out` for arguments."""
+        """Divide the train split: return about nine tenths of its rows, and the others, for validation.
+
+        The second split has fewer rows, or none, where a class would lose its last training row. For running text in
+        blocks it has the last rows. See `held_out` for arguments and errors.
+        """
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
         _, classes = kind.row_classes(self, whole)

@@ -145,7 +145,7 @@ class PassOptions(BaseModel):
 
     @property
     def scoring_batch_size(self) -> int:
-        """Rows per pass without gradients."""
+        """Rows per pass without gradients: `batch_size` here; `FitOptions` overrides it."""
         return self.batch_size
 
 

@@ -292,7 +292,7 @@ def _specs(
     The readers of grids are added to the bank; see `expand_into`.
 
     Raises:
-        UnknownNameError: If an option or a grid names a reader that has no task.
+        UnknownNameError: If an option or a grid names a reader that has no task, or a key of a grid does not exist.
         ConfigError: If a whole model has a grid, a grid is not valid, a learner has no learning rate or epochs, or
             readers that train the base model together have different numbers of epochs.
     """

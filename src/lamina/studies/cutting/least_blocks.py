@@ -380,7 +380,11 @@ class DropLeast(Strict):
 
 
 def _check(edit: Fields) -> None:
-    """Raise ConfigError or ValidationError unless `edit`, an entry of a plan, is known and its arguments allowed."""
+    """Check `edit`, an entry of a plan: one name with its arguments.
+
+    Raises ConfigError if it does not have exactly one name; ValidationError if there is no such edit, or an argument is
+    not allowed.
+    """
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
