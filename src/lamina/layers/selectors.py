@@ -26,8 +26,8 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
         LayerIndexError: If a layer does not exist.
         ConfigError: If the selector is in no valid form, selects no layer, or selects a layer twice.
     """
-    if hasattr(selector, "tolist"):  # an array or a tensor
-        selector = cast("Selector", selector.tolist())  # pyright: ignore[reportAttributeAccessIssue]
+    if (to_list := getattr(selector, "tolist", None)) is not None:  # an array or a tensor
+        selector = cast("Selector", to_list())
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
     items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (selector,)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import has_second_start
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions
@@ -113,7 +112,7 @@ def group_tasks(
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
     Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
-    tokens are in a group of their own if tasks on whole texts read other tokens of these examples; see `_reads_other`.
+    tokens are in a group of their own if tasks on whole texts read other rows of tokens; see `_reads_other`.
 
     Args:
         tasks: Learner name -> task.
@@ -155,15 +154,13 @@ def _inputs(
 
 
 def _reads_other(kind: Kind, split: Split, windows: Inputs, processor: Processor) -> bool:
-    """Return whether tasks of `kind`, on whole texts, read other tokens than the first windows of tasks on tokens.
+    """Return whether tasks of `kind`, on whole texts, read other rows than tasks on tokens, which read `windows`.
 
-    They do if examples are too long for one window, and are cut differently: windows keep half of the first text of a
-    pair, and the beginning of a text. They also do if pairs are joined differently; see `has_second_start`.
+    They do if an example is too long for one window: tasks on whole texts read a part of it, cut in their own way, and
+    further windows would take the place of texts in their batches. They also do if pairs are joined differently; see
+    `has_second_start`.
     """
-    if split.pairs and has_second_start(processor):
-        return True
-    cuts_left = getattr(tokenizer_of(processor), "truncation_side", "right") == "left"
-    return (split.pairs or cuts_left) and kind.truncated(windows) > 0
+    return kind.truncated(windows) > 0 or (split.pairs and has_second_start(processor))
 
 
 def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: Inputs) -> Group:

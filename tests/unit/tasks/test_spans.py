@@ -151,6 +151,15 @@ def test_the_words_of_the_reply_are_tagged_in_every_window(max_length: int):
     assert whole.labels(range(3), None, ["whether"])["whether"].tolist() == [1, 1, 0]
 
 
+def test_whole_texts_that_are_too_long_share_no_batch_with_their_windows():
+    rows = [{"text": "anna was very good " * times, "spans": ["anna"], "mood": str(times)} for times in (1, 2, 9)]
+    tasks = {"who": of(rows), "mood": of(rows, TEXTS, label="mood")}
+    how = EncodeOptions(part="train", max_length=16)
+    who, mood = group_tasks(tasks, how, tiny_tokenizer())
+    assert (who.names, mood.names) == (("who",), ("mood",))
+    assert len(who.inputs.lengths) > len(mood.inputs.lengths) == 3
+
+
 def test_a_long_prompt_takes_half_of_a_window_and_is_counted():
     tokenizer = tiny_tokenizer()
     encoded = encode([("it " * 30, "was very good"), ("is it", "fun")], tokenizer, max_length=13, windows=True)
