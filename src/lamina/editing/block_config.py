@@ -113,12 +113,12 @@ _BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blo
 def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
     """Change the config `part` so that a decoder's cache for generation has an entry for each of its blocks.
 
-    Transformers counts the entries by `num_hidden_layers`, which is the depth of the encoder in some families. A
-    setting `decoder_layers` comes first, also in families that have no such setting (T5 has `num_decoder_layers`). `op`
-    is the operation, for the message.
+    Transformers counts the entries by `num_hidden_layers`, which is the depth of the encoder in some families. If a
+    config has `decoder_layers`, that counts instead, even in a family that does not define it (T5 has
+    `num_decoder_layers`). `op` is the operation, for the message.
 
     Raises:
-        ConfigError: If the family takes no such setting.
+        ConfigError: If the cache would still have fewer entries than the decoder has blocks.
     """
     depth = next((value for name in _DEPTHS["decoder"] if type(value := getattr(part, name, None)) is int), 0)
     alias = getattr(part, "attribute_map", {}).get("num_hidden_layers")

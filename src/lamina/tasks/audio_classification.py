@@ -70,7 +70,7 @@ class LazyAudio(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a clip of samples at the feature extractor's rate, or of a mapping with "array" and "sampling_rate".
+        """Return a clip from an array at the feature extractor's rate, or from {"array": ..., "sampling_rate": ...}.
 
         None if `entry` is neither. Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits
         are divided by their full scale. If there are several channels, the longer axis is time. Raises DataError,

@@ -92,7 +92,7 @@ class Split:
 
     @cached_property
     def texts(self) -> Sequence[Cell]:
-        """The examples: texts, pairs of texts, or files that are opened on access."""
+        """The examples: texts, pairs of texts, chats, or files that are opened on access."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
