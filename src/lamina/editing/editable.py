@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 
+_QUANTISED = "the model is quantised; packed weights cannot be edited. Edit (and merge_) it first."
+
+
 def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError, whose message begins with `op`, unless a model can be edited in place.
 
@@ -41,7 +44,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     problems = (
         (compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
         (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
-        (is_quantized, "the model is quantised; packed weights cannot be edited. Edit (and merge_) it first."),
+        (is_quantized, _QUANTISED),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
     )
     for is_problem, text in problems:
@@ -95,6 +98,8 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
         UnsupportedModelError: If the model's layers cannot be found.
     """
     check_editable(model, op)
+    if any(map(_has_packed, model.modules())):
+        raise ConfigError(f"{op}: {_QUANTISED}")
     return select_blocks(model, "all", stack, op)[0]
 
 
@@ -152,6 +157,13 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
         if module in inside and (packed or _computed(module)):
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
+
+
+def _has_packed(module: nn.Module) -> bool:
+    """Return whether a module itself has quantised parameters, or weights that are no tensors (quantised by torch)."""
+    parameters = dict(module.named_parameters(recurse=False))
+    tensors = {**parameters, **dict(module.named_buffers(recurse=False))}
+    return any(map(_is_packed, parameters.values())) or any(name not in tensors for name in own_state(module))
 
 
 def _is_packed(tensor: Tensor) -> bool:

@@ -109,11 +109,14 @@ def test_blocks_and_stacks_that_do_not_exist():
         lamina.keep_(tiny_model(), 1, stack="decoder")
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 def test_a_quantised_model_is_refused():
     model = tiny_model()
     model.config.quantization_config = {"quant_method": "gptq"}
     with pytest.raises(ConfigError, match="the model is quantised"):
         lamina.drop_(model, 1)
+    with pytest.raises(ConfigError, match="the model is quantised"):
+        lamina.drop_(torch.ao.quantization.quantize_dynamic(tiny_model(), {torch.nn.Linear}), 1)
 
 
 def test_keeping_all_in_order_is_no_edit():
