@@ -147,7 +147,7 @@ class ReaderBank(ReaderCollection):
             The outputs, filled while the model is called. `outputs[name].tokens` has the ids of a generated text.
 
         Raises:
-            UnknownNameError: If a reader is not in the bank.
+            UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
             ConfigError: If `over` needs generated text and the model generates none, a fusion needs the inputs of the
                 model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. Also raised by
                 `generate`, if its way of decoding does not tell which states belong to which text; and by
@@ -178,7 +178,10 @@ class ReaderBank(ReaderCollection):
         monitoring.store_monitor(self.select(None, "bank"), monitor)
 
     def drop_monitor(self, name: str) -> None:
-        """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
+        """Remove a stored monitor.
+
+        Raises UnknownNameError if no monitor has this name, and ConfigError if a stored monitor cannot be read.
+        """
         monitoring.drop_monitor(self.select(None, "bank"), name)
 
     @torch.no_grad()
@@ -268,7 +271,7 @@ class ReaderBank(ReaderCollection):
             A context manager that yields the `Watch`, filled while the model generates.
 
         Raises:
-            UnknownNameError: If a monitor, reader or label does not exist.
+            UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
             ConfigError: If there is no monitor, `every` is below 1, drift cannot be tested, the model does not write
                 text from left to right, or a reader looks ahead: its logits of a token depend on later tokens. Also
                 raised by `generate` for beam search and assisted decoding, which read tokens that may not be part of
@@ -309,7 +312,7 @@ class ReaderBank(ReaderCollection):
             One `Step` per new token.
 
         Raises:
-            UnknownNameError: If a monitor, reader or label does not exist.
+            UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
             ConfigError: If `model` is not the bank's, prompts are text and the bank has no processor, or for any reason
                 that `watch` names.
         """

@@ -39,7 +39,10 @@ class Detokenizer:
         return str(self._tokenizer.decode([token])) if token in self._special else None
 
     def add(self, token: int) -> str:
-        """Append a token, and return the text that it adds; "" while a character needs further tokens."""
+        """Append a token, and return the text that it adds.
+
+        "" for a special token, and while a character needs further tokens.
+        """
         if token not in self._special:
             self._ids.append(token)
         return self._next_piece()

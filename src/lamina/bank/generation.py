@@ -163,7 +163,9 @@ class GenerateCall:
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
     def mask(self, stack: str) -> Tensor | None:
-        """Return the attention mask `[rows, tokens]` of the prompt that the decoder reads; None if the call has none.
+        """Return the attention mask `[rows, tokens]` of the prompt that the decoder reads.
+
+        None if the call has none of that form.
 
         The argument that holds it is `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
         """
@@ -245,10 +247,10 @@ def _interceptions(model: object) -> list[_Interception]:
 
 
 def _checked(function: Method) -> Method:
-    """Wrap `generate` (`function`) so that, while readers wait for a text, unsupported options raise ConfigError.
+    """Wrap `generate` (the argument `function`) so that it refuses unsupported options while readers wait for a text.
 
-    The options are checked at the start, because some of them take effect before a decoding method is called, or
-    without one.
+    It then raises ConfigError. The options are checked at the start, because some of them take effect before a decoding
+    method is called, or without one.
     """
 
     @functools.wraps(function)

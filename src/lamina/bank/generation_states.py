@@ -41,7 +41,10 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:
-        """Process the next tokens (`block`). Called when the model has read `every` tokens since the last call."""
+        """Process the next tokens (`block`): at least `every` since the last call, with the whole prompt in one block.
+
+        Also called at the end of the text, with the tokens that are left.
+        """
 
     @abstractmethod
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:

@@ -18,8 +18,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
     """Measure how much each layer contributes to readers' features at each token of one text.
 
     `lamina.studies.contributions` says how this is measured for each fusion. The contributions at a token need not sum
-    to 1; divide them by their sum over the layers to get shares. The call runs in eval mode, without gradients. It
-    raises ConfigError if the frozen model has changed.
+    to 1; divide them by their sum over the layers to get shares. The call runs in eval mode, without gradients.
 
     Args:
         bank: The readers and their model.
@@ -28,6 +27,10 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
 
     Returns:
         Reader name -> contributions `[layers, tokens]`; None for a reader whose fusion does not allow this measurement.
+
+    Raises:
+        ConfigError: If the frozen model has changed.
+        UnknownNameError: If a reader is not in the bank.
     """
     readers = bank.select(names, "layer_amounts")
     wanted: dict[str, set[int]] = {}

@@ -253,7 +253,7 @@ class _Listener:
         """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
 
         It yields a function; the caller passes the result of the call to it, and it completes the outputs. Raises
-        ConfigError if the call decodes in an unsupported way.
+        ConfigError if the call decodes in an unsupported way, or monitors' readers cannot read the model now.
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]

@@ -113,7 +113,7 @@ def check_monitors(
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
     """Raise ConfigError, about the operation `op`, if logits of a token depend on other tokens, earlier or later.
 
-    And if the head weighs tokens, but its `token_map` does not give the weights.
+    A head that weighs tokens must also give the weights in its `token_map`. `name` is the reader's name.
     """
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):

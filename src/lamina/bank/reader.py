@@ -133,7 +133,9 @@ class Reader:
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
 
         Raises:
-            ConfigError: If the model is not linear or not fitted, or its features or classes do not fit.
+            ConfigError: If the model is not linear or not fitted; if its features or classes do not fit `layers` or
+                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is None and the model is not a
+                classifier.
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))
@@ -268,7 +270,10 @@ class ReaderModule(nn.Module):
             return self.head(features, mask, **options)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the head, plus the regularization of the fusion if it has any."""
+        """Return the loss of the head, plus the regularization of the fusion if it has any.
+
+        Raises ConfigError if the labels do not have the shape that the head's `loss` takes.
+        """
         loss = self.head.loss(logits, labels.to(logits.device))
         regularization = self.fusion.regularization(self.head)
         return loss if regularization is None else loss + regularization

@@ -130,7 +130,10 @@ class ReaderCollection(nn.Module):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks by name, found on first access. Raises ConfigError if the model was edited since then."""
+        """The model's stacks by name, found on first access.
+
+        Raises UnsupportedModelError if they cannot be found, and ConfigError if the model was edited since they were.
+        """
         return self._found()[0]
 
     @property
@@ -139,9 +142,9 @@ class ReaderCollection(nn.Module):
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
-        """Return the stacks by name and the model's guard.
+        """Return the stacks by name and the model's guard. Both are made on the first call.
 
-        Both are made on the first call, which may raise the errors that `stacks` documents.
+        Raises the errors that `stacks` documents.
         """
         if self._stacks is None:
             by_name = stacks(self.model)
@@ -170,6 +173,9 @@ class ReaderCollection(nn.Module):
         Returns:
             None if nothing has changed, if changed weights have their old values again, or if the model is trained with
             its readers.
+
+        Raises:
+            ConfigError: With `full`, if blocks were replaced or the model was edited.
         """
         if self.train_base:
             return None
@@ -326,8 +332,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
-                trained again; the message names both. Also if the model's blocks were changed in another way than by
-                edits.
+                trained again; the message names both. Also if the model's weights were changed, or its blocks in
+                another way than by edits.
         """
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:
@@ -428,8 +434,7 @@ class ReaderCollection(nn.Module):
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed, and
-        UnknownNameError if it has no stack of a name.
+        The forward ends after the last of these layers.
 
         Args:
             layers: Stack name -> layers to record.
@@ -437,6 +442,11 @@ class ReaderCollection(nn.Module):
 
         Returns:
             Stack name -> layer -> state `[batch, tokens, width]`; pass it to `read_states`.
+
+        Raises:
+            ConfigError: If the frozen model has changed, or the batch is empty.
+            UnknownNameError: If the model has no stack of a name.
+            LayerIndexError: If a stack does not have a layer.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()

@@ -47,6 +47,10 @@ class StackPass:
     and keeps no reference to it. Afterwards `finish` runs the heads. Fusions that read the same layers and have equal
     `group`s are computed together, as one stream.
 
+    Attributes:
+        mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
+        layers: Numbers of the layers that at least one reader needs, ascending.
+
     Args:
         model: The model that is called.
         stack: The stack of the model that is read.
@@ -54,9 +58,8 @@ class StackPass:
         grad: Whether the readers' computations record gradients.
         processor: Tokenizer of the model; only readers of pairs need it.
 
-    Attributes:
-        mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
-        layers: Numbers of the layers that at least one reader needs, ascending.
+    Raises:
+        UnsupportedModelError: If a fusion reads inside the blocks, and the place is not found in this model.
     """
 
     def __init__(
@@ -382,6 +385,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
         Stack name -> layer -> state, filled while the model runs.
 
     Raises:
+        LayerIndexError: If a stack does not have a layer.
         ConfigError: At the end of the context, if a layer was skipped or ran out of order.
     """
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]

@@ -100,12 +100,15 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave this thread's text, or else the latest one, out of the drift tests. Call it if a text was cut off."""
+        """Leave this thread's text, or else the latest one, out of the drift tests. Call it if a text was cut off.
+
+        Raises ConfigError before the first text.
+        """
         self._text().facts.discard()
 
     @property
     def steps(self) -> list[Step]:
-        """The steps of the text so far, one per new token."""
+        """The steps of the text so far, one per new token; ConfigError before the first text."""
         return self._text().steps
 
     @property
@@ -113,6 +116,7 @@ class Watch:
         """Monitor name -> index of the flagged token of each sequence; None for a sequence that was not flagged.
 
         Tokens of the prompt have negative indices; -1 is the last one. A cascade flags when its second monitor does.
+        Raises ConfigError before the first text.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]

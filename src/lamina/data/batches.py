@@ -171,7 +171,8 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
     """Yield the batches of `jobs` in order: argument of the model -> tensor, and "labels" if the inputs have labels.
 
     A job has the inputs, the indices of the rows, and the epoch. The batches are prepared by `num_workers` processes;
-    0: by this one. Raises LaminaError if an example cannot be read, for example a damaged image.
+    by this process if that is 0 or there is a single job. Raises LaminaError if an example cannot be read, for example
+    a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:
@@ -187,7 +188,7 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 
 
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
-    """Return the batch of a job, or the LaminaError that preparing it raised.
+    """Return the batch of a job (inputs, rows, epoch), or the LaminaError that preparing it raised.
 
     A worker process returns the error, because an error that it raises would lose its fields on the way.
     """

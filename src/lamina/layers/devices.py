@@ -14,7 +14,10 @@ from lamina.errors import ConfigError
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return a device, for "auto" a GPU if there is one; raise ConfigError if torch cannot use it."""
+    """Return `device` as a `torch.device`; "auto" is a GPU if there is one, else the CPU.
+
+    Raises ConfigError if torch cannot use the device.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

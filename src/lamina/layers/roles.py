@@ -252,7 +252,7 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 def convolution_weight(module: nn.Module) -> Tensor | None:
     """Return the weight of a Conv1d or Conv2d, `[out, in / groups, kernel...]`; None for other modules.
 
-    None, too, if the weight is computed from other parameters (weight norm).
+    None, too, for subclasses, and if the weight is computed from other parameters (weight norm) or quantised.
     """
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     plain = type(module) in (nn.Conv1d, nn.Conv2d) and weight is not None and weight.is_floating_point()

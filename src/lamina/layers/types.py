@@ -78,11 +78,11 @@ class Tokenizer(Processor, Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int] | Tensor, **options: bool) -> str:
-        """Return the text of token ids."""
+        """Return the text of token ids; `options` are transformers' (`skip_special_tokens`)."""
         ...
 
     def batch_decode(self, sequences: Sequence[Sequence[int]] | Tensor, **options: bool) -> list[str]:
-        """Return the text of each row of token ids."""
+        """Return the text of each row of token ids; `options` are transformers' (`skip_special_tokens`)."""
         ...
 
     def get_chat_template(self) -> str:
@@ -97,5 +97,5 @@ class Tokenizer(Processor, Protocol):
 
 
 def tokenizer_of(processor: object) -> Tokenizer:
-    """Return the tokenizer inside a processor; the processor itself if it contains none."""
+    """Return the tokenizer inside a processor; anything that contains none, None too, is returned unchanged."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))

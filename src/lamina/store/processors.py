@@ -190,7 +190,10 @@ _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictio
 def _differences(
     known: Mapping[str, JSON], facts: Mapping[str, JSON], names: Iterable[str]
 ) -> dict[str, tuple[object, object]]:
-    """Return name -> (known value, present value) for the facts in `names` that differ."""
+    """Return name -> (known value, present value) for the facts in `names` that differ.
+
+    None for a value that is missing.
+    """
     return {name: (known.get(name), facts.get(name)) for name in sorted(names) if known.get(name) != facts.get(name)}
 
 
