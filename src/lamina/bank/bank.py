@@ -374,11 +374,11 @@ class ReaderBank(ReaderCollection):
         Raises:
             StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, or
                 files are missing or damaged.
-            UnknownNameError: If the saved bank does not have a reader.
+            UnknownNameError: If the saved bank does not have a reader, or a file has an unknown key.
             BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
                 the processor makes other inputs.
             ModelNotFoundError: If the model that the manifest names cannot be found.
-            ConfigError: If there is a `revision` for a local folder.
+            ConfigError: If there is a `revision` for a local folder, or `model` is not a model.
         """
         return provider("storage").load_bank(
             folder, model, processor, revision=revision, readers=[readers] if isinstance(readers, str) else readers
@@ -417,5 +417,8 @@ class ReaderBank(ReaderCollection):
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
-        """Return the model card that is saved with the bank, under the given title."""
+        """Return the model card that is saved with the bank, under the given title.
+
+        Raises ConfigError if a stored monitor cannot be read.
+        """
         return provider("storage").model_card(self, title)

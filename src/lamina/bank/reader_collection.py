@@ -132,7 +132,7 @@ class ReaderCollection(nn.Module):
     def stacks(self) -> dict[str, LayerStack]:
         """The model's stacks by name, found on first access.
 
-        Raises UnsupportedModelError if they cannot be found, and ConfigError if the model was edited since they were.
+        Raises UnsupportedModelError if they cannot be found, and ConfigError if the model was edited since then.
         """
         return self._found()[0]
 
@@ -142,10 +142,7 @@ class ReaderCollection(nn.Module):
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
-        """Return the stacks by name and the model's guard. Both are made on the first call.
-
-        Raises the errors that `stacks` documents.
-        """
+        """Return the stacks by name and the model's guard, made on the first call. Raises the errors of `stacks`."""
         if self._stacks is None:
             by_name = stacks(self.model)
             self._stacks = by_name, LayerGuard(self.model, by_name)
@@ -164,6 +161,8 @@ class ReaderCollection(nn.Module):
     def change_of_base(self, names: Iterable[str] | None = None, *, full: bool = False) -> str | None:
         """Return how a frozen model has changed since the bank was made, as a phrase for a message.
 
+        Raises ConfigError, with `full`, if blocks were replaced or the model was edited.
+
         Args:
             names: Names of the stacks to check. None: the stacks that readers read.
             full: Whether to read all weights. This also finds writes that torch does not count, such as those through
@@ -173,9 +172,6 @@ class ReaderCollection(nn.Module):
         Returns:
             None if nothing has changed, if changed weights have their old values again, or if the model is trained with
             its readers.
-
-        Raises:
-            ConfigError: With `full`, if blocks were replaced or the model was edited.
         """
         if self.train_base:
             return None
@@ -434,7 +430,8 @@ class ReaderCollection(nn.Module):
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers.
+        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed or the batch
+        is empty, UnknownNameError for an unknown stack, and LayerIndexError for a layer that a stack does not have.
 
         Args:
             layers: Stack name -> layers to record.
@@ -442,11 +439,6 @@ class ReaderCollection(nn.Module):
 
         Returns:
             Stack name -> layer -> state `[batch, tokens, width]`; pass it to `read_states`.
-
-        Raises:
-            ConfigError: If the frozen model has changed, or the batch is empty.
-            UnknownNameError: If the model has no stack of a name.
-            LayerIndexError: If a stack does not have a layer.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()

@@ -371,7 +371,9 @@ def _tables(
     start: int = 0,
     on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    """Yield tables of `rows` records; the last may have fewer. `start` and `on_bad_row` are those of `read_chunks`.
+    """Yield tables of `rows` of the `records`; the last may have fewer.
+
+    `file_format` is that of `read_records` or "parquet"; `start` and `on_bad_row` are those of `read_chunks`.
 
     Raises:
         DataError: The first DataError among `records` that is not skipped, if `on_bad_row` is None. The good records
@@ -412,7 +414,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
     """Read two text files, whose lines belong together in order, as a table; blank lines are rows too.
 
     `columns` are the names of the two files' columns. Raises DataError if there are not two files, a file is missing,
-    or they have different numbers of lines.
+    empty or has a line that cannot be read, or they have different numbers of lines.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")

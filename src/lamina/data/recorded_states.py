@@ -91,8 +91,10 @@ class RecordedStates:
         """Open a folder, and check that its files have the shapes of its manifest.
 
         Raises:
-            StoreError: If there is no manifest, or it contradicts itself.
+            StoreError: If there is no manifest, it is damaged or contradicts itself, or the disk for temporary files is
+                too small to unpack a Parquet file.
             DataError: If a file is missing or damaged, or its shape is not that in the manifest.
+            UnknownNameError: If the manifest has an unknown key.
         """
         return cls(Path(folder), StatesManifest.of_folder(folder))
 

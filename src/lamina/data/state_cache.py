@@ -150,6 +150,7 @@ def open_states(
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
+        ConfigError: If the frozen model has changed since the bank was made.
     """
     if settings.mode == "off":
         return None
@@ -307,7 +308,10 @@ class CachedStates:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """Return the states stored in the files of a folder; `layout`, `dtype` and `device` are those of the class."""
+        """Return the states stored in the files of a folder; `layout`, `dtype` and `device` are those of the class.
+
+        Raises OSError if a file is missing or cannot be read.
+        """
         arrays = {
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
             for stack in layout.layers

@@ -218,7 +218,8 @@ def claimed_output(
         files: Names of more files that will be written.
 
     Returns:
-        A context in which no other process can write to the folder. Entering it raises the same errors as saving.
+        A context in which no other process can write to the folder. Entering it raises the same errors as saving; a
+        model with adapters (PEFT) raises ConfigError at once.
     """
     if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
@@ -430,7 +431,8 @@ def _load_bank(
 def saved_readers(folder: str) -> dict[str, ReaderFacts]:
     """Return reader name -> the settings that were saved with the reader, from a local folder of a bank.
 
-    A folder that holds no saved bank gives {}. Raises StoreError if the bank is damaged.
+    A folder that holds no saved bank gives {}. Raises StoreError if the bank is damaged, and UnknownNameError if a file
+    has an unknown key.
     """
     path = Path(folder)
     if not is_file(path / MANIFEST):
@@ -439,7 +441,7 @@ def saved_readers(folder: str) -> dict[str, ReaderFacts]:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a bank; raise StoreError if it is missing or damaged, or a reader's name is not allowed."""
+    """Read a bank's manifest; raise StoreError if it is missing or damaged, UnknownNameError for an unknown key."""
     path = folder / MANIFEST
     if not path.exists():
         hint = "give a folder that save_pretrained wrote"

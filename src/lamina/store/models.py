@@ -59,7 +59,8 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         revision: Branch, tag or commit on the hub. None: the main branch.
 
     Raises:
-        ModelNotFoundError: If there is no such folder, and the hub has no such model or cannot be reached.
+        ModelNotFoundError: If the folder has no valid `config.json`; if there is no such folder, and the hub has no
+            such model or cannot be reached.
         StoreError: If the config asks for absurdly many layers, heads or labels.
         UnsupportedModelError: If transformers does not know the family, or the config makes transformers download code
             and run it.
@@ -323,6 +324,7 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 
     Raises:
         StoreError: If processor files exist but cannot be read.
+        ConfigError: If there is a `revision` for a folder.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -361,7 +363,7 @@ def source_of(name: str, revision: str | None) -> str:
 
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
     while it was replacing the folder's files, the replacement is undone first. Raises ConfigError if there is a
-    `revision` for a folder.
+    `revision` for a folder, and StoreError if another process is replacing its files, or MiniLM's package is damaged.
     """
     full = _full(name)
     if is_folder := is_dir(full):

@@ -152,7 +152,8 @@ def export_onnx(
 
     Raises:
         UnknownNameError: If the bank does not have a reader.
-        ConfigError: If there is nothing to write, or a reader has the name of the model's own output.
+        ConfigError: If there is nothing to write, a reader has the name of the model's own output, or the bank's frozen
+            model has changed.
         UnsupportedModelError: If the model does not read text alone, or torch cannot write one of its parts as ONNX.
         NotFiniteError: If a weight holds NaN or infinity.
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
@@ -197,6 +198,10 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
     Args:
         bank: The bank.
         names: Names of the readers. None: all.
+
+    Raises:
+        UnknownNameError: If the bank does not have a reader.
+        ConfigError: If the frozen model has changed since the bank was made.
     """
     readers, known, bases = bank.select(names, _OP), bank.fingerprints_of_base(), dict[str, str]()
     bank.check_base(_OP, stacks := {reader.stack for reader in readers.values()})

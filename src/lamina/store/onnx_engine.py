@@ -82,6 +82,8 @@ class OnnxEngine:
         Raises:
             StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
                 PyTorch's. A quantised graph is not compared here, because its scores were compared on export.
+            UnknownNameError: If `onnx.json` has an unknown key.
+            ConfigError: If the frozen model has changed since the bank was made.
             MissingExtraError: If onnxruntime is not installed.
         """
         try:
@@ -142,7 +144,10 @@ class OnnxEngine:
         return None
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits for a tokenised batch; None if only PyTorch can answer it (see `obstacle`)."""
+        """Return reader name -> logits for a tokenised batch; None if only PyTorch can answer it (see `obstacle`).
+
+        Raises the errors of `answers_for`.
+        """
         return None if self.obstacle(bank, batch, names) else self._logits(batch, names)
 
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:

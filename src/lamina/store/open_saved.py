@@ -35,6 +35,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     Raises:
         ModelNotFoundError: If the base or the model cannot be found.
         StoreError: If the folder or repository does not exist, or its files are damaged.
+        BaseMismatchError: If the bank's readers were not trained on `base`.
         ConfigError: If `base` is given for a whole model.
     """
     # `lamina.save` records the class of every whole model. Banks have no such record.

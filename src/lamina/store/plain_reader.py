@@ -68,7 +68,10 @@ class PlainReader(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> PlainReader:
-        """Load a folder that `lamina.store.export.export_reader` wrote, onto a device, in eval mode."""
+        """Load a folder that `lamina.store.export.export_reader` wrote, onto a device, in eval mode.
+
+        Raises OSError if a file is missing, and ValueError if the settings have an unknown format.
+        """
         settings = json.loads((Path(folder) / "reader.json").read_text(encoding="utf-8"))
         return cls(settings, load((Path(folder) / "model.safetensors").read_bytes())).to(device).eval()
 
@@ -214,13 +217,16 @@ class Answer(NamedTuple):
 class Listener:
     """Collects the states of each forward pass of a server, and calls a reader on them.
 
+    Attributes:
+        reader: The reader.
+        answers: Answers that were not collected yet, at most `KEPT`; with a `sink` it stays empty.
+
     Args:
         folder: Folder of the exported reader, which must be `per_token`.
         sink: Called with the `Answer` of each forward pass. None: answers are stored in `answers`.
 
-    Attributes:
-        reader: The reader.
-        answers: Answers that were not collected yet, at most `KEPT`.
+    Raises:
+        ValueError: If the reader is not `per_token`.
     """
 
     def __init__(self, folder: str | Path, sink: Callable[[Answer], object] | None = None) -> None:
@@ -323,7 +329,8 @@ _listeners: dict[str, Listener] = {}
 def hook_factory(config: Settings) -> Callable[..., None]:
     """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`.
 
-    Hooks of one folder share a `Listener`, which the first call makes.
+    It has the "folder", the "layer" and perhaps a "sink". Hooks of one folder share a `Listener`, which the first call
+    makes.
     """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"

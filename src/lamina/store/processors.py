@@ -103,7 +103,8 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
 def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedModel) -> Processor | None:
     """Load the processor saved in a bank's folder; None if its files are not there.
 
-    Its tokenizer gets the truncation side and the maximum length that it had when the bank was saved.
+    Its tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Raises StoreError
+    if the files cannot be read.
     """
     place = folder / PROCESSOR if saved.files else folder / BASE
     processor = load_processor(place, model) if place.is_dir() else None

@@ -61,6 +61,8 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 
     Raises:
         StoreError: If the record is damaged.
+        UnknownNameError: If the record has an unknown key.
+        ConfigError: If there is a `revision` for a folder.
     """
     source = source_of(name, revision)
     path = Path(source) / RECORD if is_dir(source) else _download_record(source, revision)

@@ -81,7 +81,11 @@ class StatesManifest(SavedFacts):
 
     @classmethod
     def of_folder(cls, folder: str | PathLike[str]) -> Self:
-        """Read and check the manifest in a folder; raise StoreError if it is missing or contradicts itself."""
+        """Read and check the manifest in a folder.
+
+        Raises StoreError if it is missing, damaged or contradicts itself, and UnknownNameError if it has an unknown
+        key.
+        """
         path = Path(folder) / STATES
         if not is_dir(Path(folder)) or not path.is_file():
             hint = "`lamina extract` writes one, and lamina.data.describe_states describes files of other programs"

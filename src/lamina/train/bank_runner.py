@@ -66,9 +66,11 @@ class BankRunner(Runner):
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
 
     Raises:
-        ConfigError: If there is no processor, or the bank was made from recorded states and has no model to read
-            inputs.
-        BaseMismatchError: If `processor` makes inputs that differ from those on which the bank's readers were trained.
+        ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
+            from recorded states and has no model to read inputs. For "fit" also if `processor` makes other inputs than
+            the bank's.
+        BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
+            bank's readers were trained.
     """
 
     engine: Engine | None = None
@@ -102,7 +104,8 @@ class BankRunner(Runner):
         Raises:
             UnknownNameError: If the bank has no reader of a task's name, or a task does not have a split.
             ConfigError: If there is no task, a split has no labelled row, task and head differ in kind, problem type or
-                labels, or the frozen model has changed since the bank was made.
+                labels, a reader of the decoder has a task without texts, or the frozen model has changed since the bank
+                was made.
         """
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
@@ -298,6 +301,11 @@ class BankRunner(Runner):
             plan: The steps of the run. A reader has its own number of steps; the base model takes part in every step.
             rates: Reader name -> highest learning rate. The base has `options.base_learning_rate`.
             options: Options of the run.
+
+        Raises:
+            ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter; with `train_base` also if
+                no parameter of the base is left to train, or one is in float16.
+            LayerIndexError: If `layer_rates` names a layer that does not exist.
         """
         learners = []
         for name, task in tasks.items():

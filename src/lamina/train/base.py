@@ -174,6 +174,10 @@ class Runner(ABC):
             plan: The steps of the run, which give each learner's number of steps.
             rates: Learner name -> highest learning rate.
             options: Options of the run.
+
+        Raises:
+            ConfigError: If no parameter is left to train, or an option names parameters that do not exist.
+            LayerIndexError: If `layer_rates` names a layer that does not exist.
         """
 
     @abstractmethod

@@ -177,14 +177,14 @@ class Checkpoints:
         """Return the additional disk space that a run needs at most, for checkpoints of `checkpoint_bytes` each.
 
         Up to three checkpoints exist at a time: the newest two, and the one that is being written. Space that
-        checkpoints in the folder already take is subtracted.
+        checkpoints in the folder already take is subtracted. Raises the StoreError of `_paths`.
         """
         present = [path / TENSORS for path in self._paths()]
         present_bytes = sum(file.stat().st_size for file in present if file.is_file())
         return max(0, (_KEEP + 1) * checkpoint_bytes - present_bytes)
 
     def clear(self) -> None:
-        """Remove all checkpoints, and the folder if nothing else is in it."""
+        """Remove all checkpoints, and the folder if nothing else is in it. Raises the StoreError of `_paths`."""
         for path in [*self._paths("."), *self._paths()]:
             _remove(path)
         with suppress(OSError):

@@ -287,7 +287,10 @@ class Engine:
     # After an epoch
 
     def score(self, names: set[str], bar: tqdm) -> None:
-        """Score the learners `names`, update each one's best epoch, schedule and stop, and print scores above `bar`."""
+        """Score the learners `names`, update each one's best epoch, schedule and stop, and print scores above `bar`.
+
+        Raises NotFiniteError if a score or an output is NaN or infinite.
+        """
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         results: dict[str, Results] = {}
         with eval_mode(*self.runner.modules):
@@ -313,7 +316,10 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner: decide from its scores whether this epoch is its best, and whether it stops."""
+        """End an epoch of one learner: decide from its scores whether this epoch is its best, and whether it stops.
+
+        If the next training stage of its fusion is due, the stage begins.
+        """
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
@@ -384,7 +390,10 @@ class Engine:
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
     def save(self) -> None:
-        """Write a checkpoint, if the run has checkpoints. Every process must call this; only the first one writes."""
+        """Write a checkpoint, if the run has checkpoints. Every process must call this; only the first one writes.
+
+        Raises StoreError if the checkpoint cannot be written.
+        """
         if self._checkpoints is None:
             return
         if rank() == 0:

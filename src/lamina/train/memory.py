@@ -200,7 +200,8 @@ def _measure(
     """Measure the memory that readers need for a batch, in training (`reader_memory`) or scoring (`scoring_memory`).
 
     In training, it is what autograd keeps for the gradients; in scoring, the peak. The readers run on states of zeros.
-    The model itself does not run, and neither its weights nor its gradients count.
+    The model itself does not run, and neither its weights nor its gradients count. Readers that need the inputs of the
+    model's blocks are left out.
 
     Args:
         model: The model.

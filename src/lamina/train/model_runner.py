@@ -119,8 +119,9 @@ class ModelRunner(Runner):
             passes: Not used.
 
         Raises:
-            ConfigError: If a bank reads the model, everything is frozen, the head does not fit the task, or the model
-                could not be loaded again after it is saved.
+            ConfigError: If a bank reads the model, everything is frozen, a trained parameter is in float16, the head
+                does not fit the task, or the model could not be loaded again after it is saved.
+            LayerIndexError: If the options give a rate to a layer that does not exist.
         """
         if is_read_by_bank(self.model):
             raise ConfigError(
@@ -282,6 +283,7 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
 
     Raises:
         ConfigError: If the head is for no kind of task.
+        UnknownNameError: If there is no kind of this name.
     """
     import transformers
 

@@ -106,6 +106,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
         ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
             without "!" matches no parameter.
         LayerIndexError: If the options give a rate to a layer that does not exist.
+        UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
     """
     rates, decayed = learning_rates(model, options, rate), decayed_names(model, options, op)
     groups: dict[tuple[float, float], ParameterGroup] = {}
@@ -137,7 +138,9 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
     Raises:
         LayerIndexError: If `layer_rates` names a layer that does not exist.
-        ConfigError: If `layer_rates` names "inserted" and the model has no inserted layers.
+        ConfigError: If a key of `layer_rates` is no layer selector, or is "inserted" and the model has no inserted
+            layers.
+        UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = dict.fromkeys(names.values(), rate)
@@ -162,7 +165,8 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
     """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
-    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has such a layer.
+    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has such a layer, and
+    ConfigError if a key is no selector.
     """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)

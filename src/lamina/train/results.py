@@ -189,6 +189,7 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
 
     Raises:
         ConfigError: If there is no value, or `confidence` is out of range.
+        MissingExtraError: If there are two values or more, and SciPy is not installed.
 
     Source:
         Student 1908, "The probable error of a mean".

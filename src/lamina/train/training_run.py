@@ -264,7 +264,9 @@ def open_runner(
         options: Options of the passes, which are checked against the kinds of the tasks.
 
     Raises:
-        ConfigError: If a whole model has more than one task, or an option has no effect on it.
+        ConfigError: If a whole model has more than one task or recorded states, an option has no effect, or there is no
+            processor.
+        LaminaError: The other errors of `BankRunner` and `ModelRunner`.
     """
     bank = target if isinstance(target, ReaderBank) else None
     kinds = [task.kind for task in tasks.values()]
