@@ -78,7 +78,7 @@ class InferHTTPRequest(JSONRequest):
         """Return the value of the JSON; binary data that follow it become the `data` of their tensors.
 
         Raises the errors of `parse_body`, and HTTPException with status 422 if the sizes of JSON or binary data do not
-        fit the body.
+        fit the body, or a text in the data is not UTF-8.
         """
         size = self.headers.get(_HEADER)
         return await super().json() if size is None else _with_data(await self.body(), size, self.app.state.max_depth)
@@ -144,7 +144,7 @@ def _strings(data: bytes, size: int) -> list[str]:
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
     """Return the response to an inference request: the output tensors, and `found`, the other keys of the response.
 
-    Outputs whose names are in `binary` follow the JSON as bytes.
+    It is a dict; but if `binary` names outputs, a `Response` in which these follow the JSON as bytes.
     """
     if not binary:
         return {**found, "outputs": outputs}

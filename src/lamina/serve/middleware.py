@@ -75,10 +75,11 @@ class RootPath:
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses a request if its key is wrong or its body too large, late or compressed.
+    """ASGI middleware that refuses a request whose key is missing or wrong, or body too large, late or compressed.
 
-    Other requests are passed on once the whole body has come. Every response gets headers that forbid caching it and
-    guessing its type.
+    The status of a refusal is 401, 403 (a path under `/readers`, and no admin key is set), 413, 408 or 415. Other
+    requests are passed on once the whole body has come. Every response gets headers that forbid caching it and guessing
+    its type.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -119,7 +120,12 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return a refusal if a request's key is wrong or missing, or its path needs one that is not set; else None."""
+        """Return a refusal if a request's key is wrong or missing, or no admin key is set for a path under `/readers`.
+
+        Else None.
+
+        GET of the page and of the health checks needs no key, nor does any OPTIONS request.
+        """
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):

@@ -65,7 +65,8 @@ class Job(Generic[AnswerT]):
 
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
-            ConfigError: If the readers do not cut on the side that is asked for, or on different sides.
+            ConfigError: If the bank has no tokenizer, or the readers do not cut on the side that is asked for, or cut a
+                text that is too long on different sides or at different lengths.
         """
         if not self._fits:
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
@@ -115,14 +116,14 @@ class JobQueue:
         return removed
 
     def take(self, budget: Budget, piece: int | None = None) -> list[AnyJob]:
-        """Remove the requests of the next batch, and return them, oldest first.
+        """Remove the requests of the next batch from the queue, which must not be empty; return them, oldest first.
 
         The batch has the oldest request, and the requests that are cheapest to run along with it (see `next_batch`). A
         much shorter request may overtake the oldest one, but not for long: once the batches that overtook a request
         cost as much as a pass over itself, it is next.
 
         Args:
-            budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens. The queue must not be empty.
+            budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.
             piece: A request of more tokens than this is a batch by itself, so that others do not wait for all of it.
                 None: the maximum of the budget.
         """
@@ -144,9 +145,9 @@ class JobQueue:
 def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: int | None = None) -> list[AnyJob]:
     """Return the jobs of a batch, oldest first: the job `first` (the leader), and the cheapest to run along with it.
 
-    All queued jobs that can share a batch with the leader are divided by text length into passes, so that the total
-    cost is lowest. The batch has the jobs whose texts are all in the leader's passes, up to the budget. Other jobs stay
-    queued until they can share a pass with texts of their length.
+    The queued jobs that can share a batch with the leader (the oldest, of about 1,000 texts) are divided by text length
+    into passes, so that the total cost is lowest. The batch has the jobs whose texts are all in the leader's passes, up
+    to the budget. Other jobs stay queued until they can share a pass with texts of their length.
 
     Args:
         jobs: The queued jobs, oldest first.
@@ -181,7 +182,8 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
 def _estimated_tokens(text: Example) -> int:
     """Return a rough number of tokens of a text, pair or file, without tokenising it.
 
-    Four characters count as a token. A batch that turns out too large is still split into passes of the right size.
+    Four characters, or 4,096 pixels or audio samples, count as a token; a file counts as at least 256. A batch that
+    turns out too large is still split into passes of the right size.
     """
     if isinstance(text, Upload):
         return max(_FILE_TOKENS, text.size // _SIZE_OF_TOKEN)

@@ -47,7 +47,7 @@ class Reloader:
         """Add readers of a saved bank, and replace served readers of the same names.
 
         Raises ConfigError if the server has no root, or the folder is not a bank in the root; UnknownNameError if the
-        bank lacks a reader in `readers`. Raises StoreError if the bank's files are damaged; BaseMismatchError if it was
+        bank lacks a reader in `readers`; StoreError if the bank's files are damaged; BaseMismatchError if it was
         trained on another model; NotFiniteError if a weight is NaN or infinite.
 
         Args:
@@ -78,9 +78,9 @@ class Reloader:
     def reload(self) -> ServedBank:
         """Load the bank again from its folder or hub id, and serve exactly the readers that are in it now.
 
-        Raises ConfigError if the bank was not loaded from a folder or hub id; StoreError if the bank's files are
-        damaged; BaseMismatchError if the bank was trained on another model; NotFiniteError if a weight is NaN or
-        infinite.
+        Each gets a new version. Raises ConfigError if the bank was not loaded from a folder or hub id, or has no reader
+        now; StoreError if the bank's files are missing or damaged; BaseMismatchError if the bank was trained on another
+        model; NotFiniteError if a weight is NaN or infinite.
         """
         if self._source is None:
             raise ConfigError("serve: this bank was not loaded from a folder or hub id, so it cannot be loaded again.")

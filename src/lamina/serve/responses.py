@@ -84,7 +84,10 @@ def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
 
 
 def _example(part: str | Sequence[str] | FileInput) -> Example:
-    """Return one element of `inputs` as a text, a pair or an upload; raise ConfigError if a file is not Base64."""
+    """Return one element of `inputs` as a text, a pair or an upload; raise ConfigError if a file is not Base64.
+
+    A list of one text is that text.
+    """
     if isinstance(part, str):
         return part
     if isinstance(part, FileInput):
@@ -104,6 +107,8 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
 
 def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str | None) -> None:
     """Raise ConfigError if a client asks for scores by another function of the logits than a reader's own.
+
+    Raises UnknownNameError if a reader does not exist.
 
     Args:
         bank: The readers.
@@ -171,7 +176,9 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
 
 def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
-    """Return the response of OpenAI's moderation endpoint; `scored` has category -> score for each text.
+    """Return the response of OpenAI's moderation endpoint, with a new random id.
+
+    `scored` has category -> score for each text.
 
     A score of at least 0.5 flags a text in a category. `model` is the name of the model in the response.
     """

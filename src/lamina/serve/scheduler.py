@@ -187,6 +187,8 @@ class Scheduler:
     def serve(self, served: ServedBank) -> None:
         """Replace the bank by `served` for all later requests. The old bank answers those that were accepted before.
 
+        If ONNX Runtime answers, an export of the new bank may start in the background; see `ServedEngine.follow`.
+
         Raises:
             ConfigError: If the new bank has no reader.
         """
@@ -222,7 +224,7 @@ class Scheduler:
         by the future's `result`.
 
         Args:
-            texts: All texts, all pairs of texts, or all `Upload`s of one medium.
+            texts: All texts, all pairs of texts, or all `Upload`s of one medium; at least one.
             tasks: Names of the readers that answer; the pass stops at the highest layer that these need. None: all
                 readers that read this kind of example.
             raw: Return logits in place of probabilities.
@@ -234,7 +236,7 @@ class Scheduler:
 
         Raises:
             UnknownNameError: If a reader does not exist.
-            ConfigError: If a named reader does not read such examples, or no reader does.
+            ConfigError: If `tasks` is empty, a named reader does not read such examples, or no reader does.
             DataError: If a file is not an image or an audio file of a known format.
             TooLargeError: If the files are too large once decoded.
             OverloadedError: If too many requests wait already.
@@ -312,7 +314,11 @@ class Scheduler:
     def _worker_for(
         self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
     ) -> Worker[TokenisedT, AnswerT]:
-        """Return the worker cached under `key`, or else build one by `make`, and cache it if its bank is served now."""
+        """Return the worker cached under `key`, or else build one by `make`, and cache it if its bank is served now.
+
+        The caller holds the lock. If the cache is full, the worker that was built first is dropped. Errors of `make`
+        are raised.
+        """
         if key in self._workers:
             return self._workers[key]
         worker = make()
@@ -348,7 +354,10 @@ class Scheduler:
             _fail(job, ClosedError(_SHUT_DOWN))
 
     def close(self) -> None:
-        """Stop accepting requests, and wait for the queued ones; those that are late fail with ClosedError."""
+        """Stop accepting requests, and wait until the queued ones are answered, at most `shutdown_timeout` seconds.
+
+        Requests that still wait for a pass then fail with ClosedError. An ONNX export that is running is ended at once.
+        """
         self.engine.close()
         with self._changed:
             self._closing = True
@@ -365,10 +374,11 @@ class Scheduler:
             pass
 
     def _serve_turn(self) -> bool:
-        """Wait for the next batch and answer it; return False once the scheduler is closed and nothing is queued.
+        """Wait for the next turn and run it; return False once the scheduler is closed and nothing is queued or paused.
 
-        It is a separate method so that its variables are freed while the thread waits for the next batch. Otherwise
-        they would keep the last batch in memory, and with it a bank that has been replaced.
+        A turn is a new batch, or the next pass of a paused one. This is a separate method so that its variables are
+        freed while the thread waits. Otherwise they would keep the last batch in memory, and with it a bank that has
+        been replaced.
         """
         if (turn := self._next_turn()) is None:
             return False
@@ -382,7 +392,9 @@ class Scheduler:
         return True
 
     def _next_turn(self) -> _Turn | None:
-        """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
+        """Wait for the next batch, new or paused, and return it.
+
+        None once the scheduler is closed and nothing is left to do.
 
         If one more pass may run, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It
         should have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
@@ -454,7 +466,10 @@ class Scheduler:
             return jobs[0].worker.read(texts), time.perf_counter() - start
 
     def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
-        """Return the jobs for which `check` raises no error; fail each of the others with its error."""
+        """Return the jobs for which `check` raises no error; fail each of the others with its error.
+
+        The tokenizer's lock is held meanwhile, because checks tokenise texts.
+        """
         accepted: list[AnyJob] = []
         with self.tokenizer_lock:  # lengths are measured by the tokenizer
             for job in jobs:
@@ -466,9 +481,12 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
+        """Wait until the pass of `turn` may begin.
 
-        `tokenised` has the texts of the jobs. A job that is too long and may not be cut fails.
+        Mark the jobs as running, and return those that are neither cancelled nor too long.
+
+        `tokenised` has the texts of the jobs. A job that is too long and may not be cut fails. If all fail, there is no
+        wait.
         """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
@@ -564,7 +582,10 @@ class Scheduler:
 
 
 def _fail(job: AnyJob, error: Exception) -> None:
-    """Fail a job with `error`. An unexpected error is logged, and the client is told only its type."""
+    """Fail a job with `error`; do nothing if it is cancelled.
+
+    An unexpected error is logged, and the client gets only its type.
+    """
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); see the log of the server.")

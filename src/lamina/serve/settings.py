@@ -42,7 +42,10 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: object) -> Settings:
-        """Return settings with `values` in place of the defaults; raise ConfigError if a value is not allowed."""
+        """Return settings with `values` in place of the defaults.
+
+        Raise ConfigError if a name or a value is not allowed.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -61,11 +61,11 @@ def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
 
 
 def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Example]) -> tuple[str, ...]:
-    """Return the names of the readers that answer about `examples`, all of one kind, in the order of the bank.
+    """Return the names of the readers that answer about `examples`, in the order of the bank.
 
-    Without `tasks`, they are all readers that read this kind (text, image or audio). Raises UnknownNameError if a name
-    in `tasks` is not a reader of the bank, and ConfigError if `tasks` is empty, a named reader does not read such
-    examples, or no reader does.
+    `examples` has at least one, and all are of one kind (text, image or audio). If `tasks` is None, all readers of this
+    kind answer. Raises UnknownNameError if a name in `tasks` is not a reader of the bank, and ConfigError if `tasks` is
+    empty, a named reader does not read such examples, or no reader does.
     """
     check_known("serve", tasks or (), bank, "task")
     medium = examples[0].medium if isinstance(examples[0], Upload) else TEXT

@@ -76,7 +76,7 @@ def _hash(text: str) -> str:
 
 
 def default_title(bank: ReaderBank, name: str) -> str:
-    """Return the page's title for the bank called `name`: the names of the bank and of its model, without folders."""
+    """Return the page's title for a bank: `name`, and the last part of its model's name (or else the model's type)."""
     model = PurePath(bank.model.name_or_path or "").name or bank.model.config.model_type
     return f"{name} on {model}"
 

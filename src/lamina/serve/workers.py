@@ -96,7 +96,10 @@ def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def check_request(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], limit: int, most: int | None = None) -> None:
-    """Raise TooLongError if the texts of a request have more than `limit` tokens, or 8 times as many characters.
+    """Raise TooLongError if the texts of a request have more than `limit` tokens.
+
+    If all tokens are read (`most` is None), more than 8 characters for each of `limit` tokens are refused without
+    counting.
 
     Args:
         tokenizer: The tokenizer.
@@ -188,12 +191,18 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def side(self) -> Side | None:
-        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
+        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ.
+
+        By default it is the tokenizer's side.
+        """
         return tokenizer_of(self.bank.processor).truncation_side
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, so that a reader reads one window at most; None: not needed."""
+        """Number of tokens to which texts are cut, so that readers of tokens need one window.
+
+        None (default): no such reader.
+        """
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
@@ -205,7 +214,8 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
             limit: Number of tokens that the request may have.
 
         Raises:
-            TooLongError: If all texts together have more than `limit` tokens.
+            TooLongError: If all texts together have more than `limit` tokens, or a text is so long that it cannot be
+                cut.
             ConfigError: If the bank has no tokenizer, the readers do not cut on the side that is asked for, or a text
                 is too long and they cut on different sides, or at different lengths.
         """
@@ -232,7 +242,10 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
-        """Raise ConfigError if a reader of tokens would read a text in windows after it is cut for the others."""
+        """Raise ConfigError if a reader of tokens would read a text in windows after it is cut for the others.
+
+        `rows` are the single texts and pairs of a request, each as a list of one or two texts.
+        """
         shortest = min(self.lengths.windows)
         for number, parts in enumerate(rows if shortest < (self.window_length or 0) else ()):
             tokens = _count(tokenizer_of(self.bank.processor), parts)
@@ -262,7 +275,10 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [part[: places[max(0, limit)]] if limit < count else part for part, places, count, limit in cut]
 
     def check_lengths(self, texts: Sequence[Example]) -> None:
-        """Raise TooLongError if a text, pair or file is longer than a reader reads; the message gives its index."""
+        """Raise TooLongError if a text, pair or file is longer than a reader reads; the message gives its index.
+
+        Readers of tokens read single texts of any length, in windows; of a pair's first text they read half a window.
+        """
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 
         def check(what: str, most: int, *parts: str, special: bool = True) -> None:

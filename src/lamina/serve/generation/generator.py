@@ -156,9 +156,10 @@ class TextGenerator:
     def begin(self, request: GenerationRequest, put: Put) -> Generation:
         """Start generating a text in a new thread, and return the `Generation` that controls it.
 
-        `put` is called in that thread with an event for each token, and finally with the end of the text or an error.
-        Raises ConfigError if the bank's model does not generate text; OverloadedError if `max_concurrent_generations`
-        texts are already being generated, or no thread can be started; ClosedError if the server is shutting down.
+        `put` is called in that thread with an event for each token, and finally with the end of the text or an error: a
+        prompt or readers that do not fit are reported so, not raised here. Raises ConfigError if the bank's model does
+        not generate text; OverloadedError if `max_concurrent_generations` texts are already being generated, or no
+        thread can be started; ClosedError if the server is shutting down.
         """
         bank, limit = self._scheduler.bank, self._scheduler.settings.max_concurrent_generations
         check_generates(bank)
@@ -181,7 +182,10 @@ class TextGenerator:
         return generation
 
     def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
-        """Count a text as ended and report its times; `streamer` is None if the text failed before its first step."""
+        """Count a text as ended, and report its times to `on_text`, if it has at least one token.
+
+        `streamer` is None if the text failed before its first step.
+        """
         with self._lock:
             self._running.discard(generation)
         if self._on_text is not None and streamer is not None and streamer.count:
@@ -189,14 +193,17 @@ class TextGenerator:
             self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
     def end(self, within_s: float) -> None:
-        """Accept no more texts, and end those that are not complete after `within_s` seconds; return at once."""
+        """Accept no more texts, and end those that are not complete after `within_s` seconds, with ClosedError.
+
+        Return at once.
+        """
         with self._lock:
             self._ends_at = min(self._ends_at, time.monotonic() + within_s)
             for generation in self._running:
                 generation.ends_at = self._ends_at
 
     def close(self) -> None:
-        """End all texts now, and wait for each of their threads, for at most `shutdown_timeout` seconds."""
+        """End all texts now, with ClosedError, and wait for each thread, for at most `shutdown_timeout` seconds."""
         self.end(0)
         for generation in [*self._running]:
             generation.join(self._scheduler.settings.shutdown_timeout)
@@ -237,19 +244,22 @@ class Generation:
         self.start, self.join = self._thread.start, self._thread.join
 
     def leave(self) -> None:
-        """End the text after its current step. Called when the client has left."""
+        """End the text after its current step, with ClosedError. Called when the client has left."""
         self._has_left.set()
 
     def _is_over(self) -> bool:
         """Return whether the text must end now: its client has left, or its time is up. Called between two steps.
 
-        A thread that waits to change the model may do so during this call.
+        A thread that waits to change the model may do so during this call, which then waits for it.
         """
         self._scheduler.pass_lock.give_way()
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        """Generate the text, and pass its end to `put`. This is the thread's target."""
+        """Generate the text, call `on_done`, and pass the text's end, or its error, to `put`.
+
+        This is the thread's target.
+        """
         end = self._generate_or_fail()
         self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)

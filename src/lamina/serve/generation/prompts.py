@@ -61,8 +61,9 @@ def generates_text(bank: ReaderBank) -> bool:
 def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
     """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
 
-    Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts;
-    TooLongError if the prompt alone has more than `max_total_tokens` tokens, the limit for prompt and text together.
+    Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
+    Raises TooLongError for a prompt so long that it is not tokenised whole: more than `max_total_tokens` tokens, or
+    than the model reads. `token_budget` checks the others.
     """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)

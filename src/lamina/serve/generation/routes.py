@@ -113,7 +113,7 @@ class Items:
 class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
-    The events are those of `first`, the first token, which was already taken from `items`, and of all later items.
+    The events are those of `first`, the first token (or the end), already taken from `items`, and of all later items.
     `shape` converts a token or the end to the data of events, `nested` says whether errors are sent in OpenAI's shape,
     and clients that read nothing for `timeout_s` seconds are disconnected.
     """
@@ -149,7 +149,7 @@ class Events(StreamingResponse):
     ) -> AsyncIterator[bytes]:
         """Yield the events of `item` and of all later items, as bytes; `shape` converts them to data.
 
-        An error becomes the last event, in OpenAI's shape if `nested`.
+        An error becomes the last event, in OpenAI's shape if `nested`, and marks the request's span as failed.
         """
         try:
             while True:
@@ -255,7 +255,11 @@ class ChatShape:
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
 
     def events(self, item: Item) -> Iterator[Event]:
-        """Yield the chunks for a token or the end. Text that may begin a stop string is held back for a later chunk."""
+        """Yield the chunks for a token or the end; after the end, "[DONE]".
+
+        Text that may begin a stop string is held back for a later chunk. If the client asked for usage, a chunk before
+        "[DONE]" has the token counts.
+        """
         if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
@@ -365,7 +369,10 @@ class StopStrings:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Append a piece of text; return the text that can be shown now, which ends before the first stop string."""
+        """Append a piece of text; return the text that can be shown now, which ends before the first stop string.
+
+        Text that may begin a stop string is held back. After a stop string, "" is returned.
+        """
         if self.stopped:
             return ""
         text = self._held + piece
@@ -376,7 +383,7 @@ class StopStrings:
         return text[:shown]
 
     def rest(self) -> str:
-        """Return the text that was held back. Call it at the end, when no more text comes."""
+        """Return the text that was held back; "" after a stop string. Call it at the end, when no more text comes."""
         held, self._held = self._held, ""
         return held
 

@@ -103,7 +103,10 @@ class TokenStreamer(StopOnEvent):
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here."""
+        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here.
+
+        If `is_over` ends the text, `watch` does not count it in its drift tests.
+        """
         if not self.reason:  # on some devices `generate` runs one more step after the end
             self._emit(is_read=True)
             token = int(input_ids[0, -1])

@@ -91,7 +91,10 @@ class TokenScores:
         self.saved, self.monitors = tuple(saved), [*label_monitors, *saved.values()]
 
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
-        """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability."""
+        """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability.
+
+        Each is noted in `_labels`. [] if the reader's classes are a vocabulary's entries.
+        """
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
             key = f"{name}\0{label}"  # cannot be the name of a saved monitor
@@ -171,10 +174,10 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
 
 
 def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[str]:
-    """Return the names of the monitors in `saved` whose flags end a text.
+    """Return the names of the monitors in `saved` whose flags end a text; [] if `stop` is False.
 
-    `stop` is True for all of them, a collection of names, or False. Raises UnknownNameError if a name is not in
-    `saved`, and ConfigError if a named monitor, or every monitor, has no threshold.
+    `stop` is True for all that have a threshold, or a collection of names. Raises UnknownNameError if a name is not in
+    `saved`, and ConfigError if a named monitor has no threshold, or no monitor has one.
     """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:
