@@ -30,7 +30,11 @@ class Suite(StrEnum):
 
 
 class SettingOfSets(StrEnum):
-    """Which rows of a data set `lamina bench` trains on and which it scores; see `lamina.studies.benchmark`."""
+    """How `lamina bench` chooses the rows that it trains on and scores.
+
+    It trains on up to 1,024 rows ("normal"), on few ("scarce"), on fewer of one class ("imbalance"), or scores rows of
+    another kind ("shift"); see `lamina.studies.benchmark`.
+    """
 
     NORMAL = "normal"
     SCARCE = "scarce"

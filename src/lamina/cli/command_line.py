@@ -73,7 +73,11 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **options: Any) -> object:  # noqa: ANN401
-        """Run the subcommand that the arguments name, and end the process; click passes `args` and `options`."""
+        """Run the subcommand that the arguments name, and end the process; click passes `args` and `options`.
+
+        An error is printed as one line on standard error. The exit code is then 2 for an error of Lamina or of the
+        system, such as a full disk, and 1 for any other. Standard output and error are wrapped in `Stream`.
+        """
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("TextIO", Stream(log, needed=False))):
             try:
@@ -163,7 +167,10 @@ def sentence(error: Exception) -> str:
 
 
 def build() -> Command:
-    """Build and return the command `lamina` with all its subcommands."""
+    """Build and return the command `lamina` with all its subcommands.
+
+    A subcommand that runs out of memory raises OutOfMemoryError.
+    """
     app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:
@@ -175,7 +182,8 @@ def build() -> Command:
 def quiet() -> None:
     """Silence progress bars and warnings of other libraries, and print each log record of Lamina on one line.
 
-    The libraries are silenced by environment variables; a variable that is already set is not changed.
+    The libraries are silenced by environment variables; a variable that is already set is not changed. Python's
+    warnings are off too, unless its option -W is set.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)

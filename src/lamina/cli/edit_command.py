@@ -188,7 +188,7 @@ def edit(  # noqa: PLR0913
 
 
 class LeastOptions(NamedTuple):
-    """The options of `--drop auto:N`, which are also for a --plan that drops the least important blocks."""
+    """The options of `--drop auto:N`. A --plan with the edit `drop_least` uses them too, except --by and --heal."""
 
     task: str | None
     data: Path | None
@@ -303,7 +303,7 @@ def _by_plan(
 
 
 def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
-    """Raise ConfigError if an option was set that belongs to an edit that was not requested.
+    """Raise ConfigError if an option was set whose edit was not requested; the message names the first such option.
 
     `edit` is the option that requests the edit, such as "--insert"; `changed` is option -> whether it was set.
     """

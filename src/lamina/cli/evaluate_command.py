@@ -226,7 +226,7 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
 
 
 def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
-    """Print a table of all metrics, and then the tables "per_class" and "errors" of readers that have them.
+    """Print a table of all metrics, then verdicts, and the tables "per_class" and "errors" of readers that have them.
 
     `scores` is what `lamina.evaluate` returned with `compare=True`, and `tasks` is reader -> task.
     """
@@ -272,7 +272,10 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print the wrong answers of a reader as a table. Answers that are spans are marked in their text."""
+    """Print the wrong answers of a reader as a table, or a line that there are none.
+
+    Answers that are spans are marked in their text. For a pair, that is the second text.
+    """
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return
@@ -324,5 +327,8 @@ def _plain(text: str | list[str]) -> str:
 
 
 def _value(answer: Answer) -> str | float:
-    """Return an answer as a cell of a table: several labels as one string, "-" for no label."""
+    """Return an answer as a cell of a table: several labels as one string, "-" for no label.
+
+    A label or number unchanged.
+    """
     return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

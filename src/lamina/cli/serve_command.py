@@ -195,7 +195,7 @@ def _application(
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
     """Load a bank and its model on a device; see `_application` for the arguments.
 
-    Raises ConfigError if `bank` is a whole model, or the device cannot be used.
+    Raises ConfigError if `bank` is a whole model, or the device cannot be used; other errors are those of `open_on`.
     """
     from lamina.bank import ReaderBank
 

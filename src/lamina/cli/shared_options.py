@@ -69,7 +69,7 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
     """Load a bank or a whole model, and move it to a device.
 
     Raises ConfigError if the device cannot be used, or a base is given for a whole model; ModelNotFoundError if the
-    model, or the bank's base model, cannot be found; StoreError if the bank does not exist, or its files are damaged.
+    model, or the bank's base model, cannot be found; StoreError if nothing is saved there, or its files are damaged.
 
     Args:
         saved: Folder or hub id of the bank or model.
@@ -93,7 +93,8 @@ def check_output(
 
     Args:
         op: The command, for the message.
-        folder: The output folder. It may have subfolders with studies, which commands about one recipe write there.
+        folder: The output folder, which need not exist. Hidden files in it do not count, nor do subfolders with
+            studies, which commands about one recipe write there.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
         replaced: Names in the folder that the command may replace without being asked.
@@ -138,7 +139,10 @@ def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) ->
 
 
 def selector_of(text: str | None) -> str | list[int]:
-    """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1"; other texts unchanged."""
+    """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1".
+
+    Other texts unchanged, "" for None.
+    """
     numbers = [part.strip() for part in (text or "").split(",")]
     return [int(part) for part in numbers] if all(map(_is_integer, numbers)) else text or ""
 

@@ -75,7 +75,10 @@ def study(  # noqa: PLR0913
 
 
 def _show(result: Study, folder: Path, *, as_json: bool) -> None:
-    """Print the table and conclusions of a study, or everything as JSON; `folder` is where the study was saved."""
+    """Print the table and conclusions of a study, or everything as JSON; `folder` is where the study was saved.
+
+    The table is the study's summary; of a study without one, its first rows.
+    """
     failures = result.settings.get("failures") or []
     if as_json:
         rows = result.table.to_dict("records")
@@ -98,7 +101,10 @@ def _show(result: Study, folder: Path, *, as_json: bool) -> None:
 
 
 def _baselines(result: Study) -> list[str]:
-    """Return a line per task with the scores of its baselines, which have no layer and so no row in the summary."""
+    """Return a line per task with the mean scores of its baselines, which have no layer and so no row in the summary.
+
+    [] for studies without a column of layers and probes.
+    """
     from lamina.studies.study import rows_where
 
     if result.pivot is None or not {"task", "metric", "layer", "probe"} <= set(result.table.columns):

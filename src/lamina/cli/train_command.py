@@ -167,7 +167,10 @@ def _show(run: RecipeResult, folder: Path) -> None:
 
 
 def _show_facts(run: RecipeResult) -> None:
-    """Print how many training texts were truncated or have no label, and what the constant prediction scores."""
+    """Print how many training texts were truncated or have no label, and what the constant prediction scores.
+
+    The line of a task also says if no reader is better than the constant prediction.
+    """
     from lamina.tasks.metrics import better
 
     for name, count in run.truncated.items():

@@ -74,7 +74,8 @@ class Pair:
 def read_pairs(path: Path) -> tuple[Pair, ...]:
     """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
 
-    Raises DataError if the file cannot be read, or a line does not have five columns.
+    The first line, a header, is skipped. Raises DataError if the file cannot be read, or a line does not have five
+    columns.
     """
     try:
         lines = no_pipe(path).read_text(encoding="utf-8").splitlines()
@@ -223,7 +224,8 @@ def _write_lines(path: Path, rows: list[Sentence]) -> Path:
 def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts: set[str]) -> list[Sentence]:
     """Return a split's `size` rows in random order: the handwritten ones (`written`), and sentences from templates.
 
-    No text occurs twice: `texts` has every lower-case text used so far, and the new texts are added to it.
+    The seed and the split's name decide the sentences. No text occurs twice: `texts` has every lower-case text used so
+    far, and the new texts are added to it.
     """
     rng = random.Random(f"{seed}/{split}")
     writer = Writer(rng, split)

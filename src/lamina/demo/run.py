@@ -131,8 +131,9 @@ def run_demo(
 ) -> Demo:
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
-    Raises ConfigError if `rows` is too small; DataError if `sentences` cannot be read; MissingExtraError if the
-    packages of `lamina[demo]` are not installed; LaminaError if saved and loaded bank compute different logits.
+    The bank is saved with the default readers only, and a picture beside it. Raises ConfigError if `rows` is too small;
+    DataError if `sentences` cannot be read; MissingExtraError if the packages of `lamina[demo]` are not installed;
+    StoreError if the folder cannot be written; LaminaError if saved and loaded bank compute different logits.
 
     Args:
         folder: Output folder.
@@ -266,7 +267,10 @@ def _score(
 
 
 def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
-    """Draw each single layer's score, a curve per task, and the default reader's as a line; return the file's path."""
+    """Draw each single layer's score, a curve per task, and the default reader's as a line, into the file `path`.
+
+    Return it.
+    """
     points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
         _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]

@@ -112,7 +112,10 @@ def verb_forms() -> dict[str, list[str]]:
 
 
 class Writer:
-    """Writes sentences: fills templates with random words of one split ("train", "validation" or "test")."""
+    """Writes sentences: fills templates with random words of one split ("train", "validation" or "test").
+
+    `rng` makes all random choices.
+    """
 
     def __init__(self, rng: random.Random, split: str) -> None:
         self.rng = rng
@@ -133,7 +136,10 @@ class Writer:
         return tokens if template.endswith("!") else [*tokens, Token(".")]
 
     def _frame(self, clause: str) -> str:
-        """Return a clause with a random opener, a tail, both or neither; an exclamation stays unchanged."""
+        """Return a clause with a random opener, a tail, both or neither; an exclamation stays unchanged.
+
+        A place, day or month that the clause has is not added again.
+        """
         if clause.endswith("!"):
             return clause
         times = "" if PRESENT.search(clause) else "past_"
@@ -187,7 +193,10 @@ class Writer:
         return _entity(first if chance < 0.4 else f"{first} {self._draw('surname')}", "PER")
 
     def _draw(self, listed: str) -> str:
-        """Draw a word of the writer's split from the list `listed` of words.json, and add it to `used`."""
+        """Draw a word that the writer's split may have from the list `listed` of words.json, and add it to `used`.
+
+        Words that the sentence has already are drawn only if the list has no others.
+        """
         groups = data()["words"][listed]
         if "shared" not in groups:
             choices = groups[self.split]

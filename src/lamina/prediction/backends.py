@@ -79,8 +79,9 @@ def engine_of(
 
     On a CPU with ONNX Runtime, "auto" chooses it in two cases: the folder from which the bank was loaded has an export
     of it, or the job is so long that an export pays. If the export's answers to a check batch differ from PyTorch's, or
-    it fails in another way, the reason is logged and PyTorch answers. "onnx" exports on first use into the bank's
-    folder; if there is no writable folder, the export lasts until the process ends.
+    it fails in another way, the reason is logged, PyTorch answers, and this export is not tried again. "onnx", and
+    "auto" for a long job, write a missing or unfit export into the bank's folder; if there is no writable folder, it
+    lasts until the process ends.
 
     Args:
         bank: The bank.
@@ -89,8 +90,8 @@ def engine_of(
         tokens: Rough number of tokens of the job, from which "auto" decides whether an export pays.
 
     Raises:
-        ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU, or its folder has no int8
-            export.
+        ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU; or it is "int8" and the bank's
+            folder has no int8 export.
         StoreError: If the backend is "int8" and the export does not fit the bank.
         UnsupportedModelError: If the backend is "onnx" and the bank cannot be exported.
         MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.

@@ -145,14 +145,17 @@ def predict_file(  # noqa: PLR0913
     Raises:
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
-        ConfigError: If the output has an unknown extension or is the source, options contradict each other, or `output`
-            has the hidden files of an earlier run with other arguments.
+        ConfigError: If the output has an unknown extension or is the source; if a reader of a CSV or Parquet output is
+            called "row", "text" or "text_pair"; if options contradict each other, no cluster of Ray answers or it is
+            too small, or `output` has the hidden files of an earlier run with other arguments.
         UnknownNameError: If a reader or the backend does not exist.
         NotFiniteError: If a reader gives NaN or infinity for a row.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
-        StoreError: If the output cannot be written, for example to a full disk. Complete rows are kept.
+        StoreError: If the output cannot be written, for example to a full disk, or another run writes it. Complete rows
+            are kept.
         UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
         MissingExtraError: If the packages of Ray or of the backend are not installed.
+        LaminaError: If a worker of Ray dies several times.
     """
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
@@ -214,7 +217,8 @@ def predict_file(  # noqa: PLR0913
 def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
     """Return the text columns on which readers of single texts were trained; [] for a whole model.
 
-    `readers` are the names of the readers. None: all readers of the bank.
+    `readers` are the names of the readers. None: all readers of the bank. Raises UnknownNameError if one does not
+    exist.
     """
     chosen = bank_or_model.select(readers, "predict") if isinstance(bank_or_model, ReaderBank) else {}
     infos = [reader.info.get("columns", {}) for reader in chosen.values()]
@@ -258,7 +262,8 @@ def read_examples(
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
         start: Number of valid rows to skip at the start.
-        bad: Called with the DataError of each row that cannot be read, which is left out. None: the error is raised.
+        bad: Called with the DataError of each row that cannot be read, which is left out. None: the error is raised,
+            after the rows before it.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -350,7 +355,10 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and note in the JSON file what is complete."""
+        """Append output rows for the next `read` rows of the source, and note in the JSON file what is complete.
+
+        Raises StoreError if a file cannot be written; the counters then stay, and a later call overwrites the attempt.
+        """
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -447,7 +455,11 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker."""
+    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker.
+
+    `source` is the file, for messages and the folder of relative paths. With `skip_bad`, bad rows are left out. With
+    `by_tokens`, passes are limited by tokens, else by rows.
+    """
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
@@ -486,9 +498,10 @@ class Answering:
             return error
 
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
-        """Return the outcome of a chunk. Errors are stored in it, not raised.
+        """Return the outcome of a chunk. Errors of Lamina are stored in it, not raised.
 
-        If the examples cannot be encoded together, halves are tried, until the bad row is found.
+        If the examples cannot be encoded together, halves are tried, until the bad row is found. The outcome of a bad
+        row that is not skipped has the rows before it; after any other error it has no rows.
 
         Args:
             chunk: The chunk.
@@ -592,7 +605,7 @@ class _Job:
             yield Chunk([], [], 0, tuple(problems))
 
     def _skip(self, problem: DataError) -> None:
-        """Count a row that cannot be read; the first few are logged. `problem` is the row's error."""
+        """Count a row that cannot be read. The first 20 are logged by their error `problem`."""
         self._partial.skipped += 1
         if self._partial.skipped <= _SHOWN:
             logger.warning("%s", problem)

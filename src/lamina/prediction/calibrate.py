@@ -103,9 +103,10 @@ def calibrate(  # noqa: PLR0913
         `watch_drift`.
 
     Raises:
-        ConfigError: If `confidence` is out of range, or an option is set that a given `threshold` makes useless; if
-            there are too few negative texts, or no positive ones; or if the monitor does not fit the bank's readers, or
-            reads the decoder of an encoder-decoder model.
+        ConfigError: If a rate or `confidence` is out of range, or an option is set that a given `threshold` makes
+            useless; if there are too few negative texts, or no positive ones; if the monitor does not fit the bank's
+            readers, or reads the decoder of an encoder-decoder model; or if the frozen model has changed since the bank
+            was made.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a score is NaN.
@@ -300,7 +301,10 @@ def score_texts(
 
 
 def _joined(windows: Sequence[Piece]) -> np.ndarray:
-    """Return a text's scores from its windows' scores. A token in two windows gets the higher of its two scores."""
+    """Return a text's scores, one per token in order, from its windows' scores.
+
+    A token in two windows gets the higher of its two scores.
+    """
     if len(windows) == 1:
         return windows[0][1]
     numbers, scores = (np.concatenate(parts) for parts in zip(*windows, strict=True))
@@ -393,7 +397,10 @@ def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool |
 
 
 def facts_of(task: Task, split: str, positives: Sequence[bool | None]) -> Facts:
-    """Return the task, the split, the day, and a digest of the texts in the split and of their `positives`."""
+    """Return the fields of a calibration that say what it was measured on.
+
+    They are the task, the split, the day in UTC, and a digest of the texts in the split and of their `positives`.
+    """
     digest = sha256(json.dumps([task.split(split).key, list(positives)]).encode()).hexdigest()[:16]
     return {"task": task.name, "split": split, "data": digest, "date": today()}
 

@@ -215,6 +215,7 @@ def _fitted(
 
     `scored` and `labels` are the scores and labels of all rows, and `halves` the row numbers of both halves. `rate` is
     the false positive rate that the threshold must have on the first half. `facts` are further fields of the result.
+    Raises ConfigError if a half has too few negative or no positive rows.
     """
     choosing, testing = (_part(scored, labels, half) for half in halves)
     threshold = Calibration.of(choosing[0].highest(), choosing[1], false_positive_rate=rate).threshold

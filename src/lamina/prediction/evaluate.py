@@ -214,7 +214,12 @@ def _prepared(
     options: PassOptions,
     errors: int,
 ) -> tuple[Runner, list[Group]]:
-    """Return the runner for `target`, and a split of the tasks, encoded in groups. For the arguments see `evaluate`."""
+    """Return the runner for `target`, and a split of the tasks, encoded in groups. For the arguments see `evaluate`.
+
+    Warnings are logged for examples that are cut, and for readers that were trained on pairs and now read single texts,
+    or the other way round. Raises ConfigError if `errors` is not 0 and the answers of a task are not right or wrong one
+    by one; other errors are those of `evaluate`.
+    """
     runner = open_runner(target, tasks, "evaluate", processor, options)
     runner.check(tasks, (split,))
     if unjudged := [task for task in tasks.values() if errors and not task.kind.has_classes]:

@@ -49,10 +49,10 @@ class MessageScore(TypedDict):
 def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None = None) -> Any:  # noqa: ANN401
     """Return a scorer of Inspect AI that stores the score of each monitor for each reply of a conversation.
 
-    The value of a sample is monitor name -> highest score of its replies. `Score.metadata["messages"]` has a row for
-    each reply and monitor, see `MessageScore`, and the explanation says the same in words. The bank's model reads the
-    replies again, so any model may be evaluated. If the bank's own model is, the scores equal those during generation,
-    provided that the text is split into the same tokens again.
+    The value of a sample is monitor name -> highest score of its replies; NaN if no reply has a token.
+    `Score.metadata["messages"]` has a row for each reply and monitor, see `MessageScore`, and the explanation says the
+    same in words. The bank's model reads the replies again, so any model may be evaluated. If the bank's own model is,
+    the scores equal those during generation, provided that the text is split into the same tokens again.
 
     Conversations are written by the tokenizer's chat template; if one is longer than the model can read, its latest
     tokens are read. Without a template, a reply is read after the messages before it, one per line, as `lamina.monitor`
@@ -167,7 +167,7 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
 
 
 def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
-    """Return the passes that score the reply in a pair of prompt and reply, one per window of the pair.
+    """Return the passes that score the reply in a pair of prompt and reply: one per window with a token of the reply.
 
     `trained` has the options for windows with which the reader was trained.
     """

@@ -115,8 +115,9 @@ def predict(  # noqa: PLR0913
         modelling: "text", the continuation that a model generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, a reader cannot read an example, or there is no mask token to
-            fill in.
+        ConfigError: If there is no processor or reader, a reader cannot read an example, there is no mask token to fill
+            in, or the frozen model of a bank has changed.
+        DataError: If an image or audio file cannot be read.
         UnknownNameError: If a reader or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
         StoreError: If nothing is saved at a folder or hub id, or an int8 export does not fit its bank.
@@ -268,11 +269,17 @@ class Predictor:
             nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[object]) -> list[Answers]:
-        """Return one dict per example: reader name -> prediction. Log a warning if an example is too long."""
+        """Return one dict per example: reader name -> prediction. Log a warning if an example is too long.
+
+        Raises the errors of the function `predict`.
+        """
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as a call does, but for examples that `prepare` has encoded. For `budget` see `answer_by_pass`."""
+        """Predict as a call does, but for examples that `prepare` has encoded. For `budget` see `answer_by_pass`.
+
+        The backend is chosen anew for each call; see `choose_engine`.
+        """
         prepared.warn("predict")
         if prepared.count:
             if self._paired:
@@ -326,7 +333,10 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads."""
+        """Encode `splits`, as `prepare` makes them: kind of task -> the examples in the form that this kind reads.
+
+        All splits have the same examples. Without examples, `groups` is empty.
+        """
         count, tokens, cut = min(map(len, splits.values())), 0, 0
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():

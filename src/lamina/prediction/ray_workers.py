@@ -35,7 +35,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
     Raises:
         ConfigError: If no cluster answers at the address, or it has no room for so many workers.
-        LaminaError: If a worker died several times.
+        LaminaError: If a worker died several times, or `work` failed for an item.
         MissingExtraError: If Ray is not installed.
     """
     ray = import_ray(op)
@@ -104,8 +104,9 @@ def import_ray(op: str) -> ModuleType:
 def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
     """Connect to the Ray cluster at `address` inside the `with` block, and disconnect at its end.
 
-    If this process is already connected, that connection is used and stays. "local" starts a cluster on this machine.
-    Raises ConfigError, whose message begins with `op`, if `address` is malformed or no cluster answers.
+    If this process is already connected, that connection is used and stays. "local" starts a cluster on this machine,
+    whose usage reports are off unless RAY_USAGE_STATS_ENABLED is set. Raises ConfigError, whose message begins with
+    `op`, if `address` is malformed or no cluster answers.
     """
     if ray.is_initialized():
         yield

@@ -92,7 +92,11 @@ def read_replies(
 
 
 def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) -> tuple[list[LabelledReply], str]:
-    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`."""
+    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`.
+
+    Chats are read if their column is named, or if neither `prompt` nor `reply` is named and a column has a usual name
+    of chats.
+    """
     table, labels, positive = labelled
     by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
     texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
@@ -135,7 +139,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what` (a key of `USUAL`), or None; raise DataError if several have."""
+    """Return the column with a usual name for `what` (a key of `USUAL`), in any case, or None if there is none.
+
+    Raises DataError if several columns have such a name.
+    """
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -146,7 +153,8 @@ def _usual(table: Table, what: str) -> str | None:
 def _column(table: Table, what: str, named: str | None) -> str:
     """Return the column that holds `what`: the user's choice `named`, or else the only column with a usual name.
 
-    Raises DataError that lists the columns if this is not clear.
+    Raises DataError that lists the columns if this is not clear, or `named` does not exist; a path of keys, such as
+    "a.b", is not checked.
     """
     if named is not None:
         if named not in table.columns and "." not in named:

@@ -187,6 +187,7 @@ def monitor(  # noqa: PLR0913
         DataError: If a row or a column of the file cannot be used.
         UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
         ModelNotFoundError: If the model cannot be found.
+        StoreError: If `output` cannot be written.
         MissingExtraError: If scipy is not installed.
     """
     promise = _Promise(rate, per, confidence).checked()
@@ -456,7 +457,10 @@ class _Promise:
         return self
 
     def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
-        """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate."""
+        """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate.
+
+        Raises ConfigError if there are too few replies.
+        """
         return scores.calibration(
             [one.positive for one in replies],
             rate=self.rate,

@@ -50,7 +50,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self.ended_by: str | None = None
 
     def on_message(self, message: Message) -> None:
-        """Store a message of the scheduler: this sequence's scores of one or several steps, and verdicts."""
+        """Store a message of the scheduler: this sequence's scores of one or several steps, and the latest verdicts."""
         for part in message["scores"]:
             self.add(StepScores(*part))
         self.monitors = {name: Verdict(*verdict) for name, verdict in message.get("monitors", {}).items()}
@@ -150,7 +150,11 @@ def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
 
 
 def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | None:
-    """Return a reader's answer over some tokens, from their scores `[tokens, columns]`; None without tokens."""
+    """Return a reader's answer over some tokens, from their scores `[tokens, columns]`; None without tokens.
+
+    It has "value" for a regression, "labels" and "probabilities" for a multi-label task, otherwise "label" and
+    "probabilities". The logits of the tokens are averaged, by the tokens' weights if the reader has any.
+    """
     if not len(scores):
         return None
     logits = scores[:, : reader.logits].double()

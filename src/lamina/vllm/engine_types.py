@@ -75,7 +75,7 @@ class Configured(Protocol):
 
 
 class Route(Protocol):
-    """The object of vLLM that serves a route of an OpenAI-compatible server."""
+    """The object of vLLM that serves a route of an OpenAI-compatible server; `engine_client` is its frontend."""
 
     engine_client: Configured
 
@@ -115,7 +115,10 @@ class BlockTable(Protocol):
 
 
 class InputBatch(Protocol):
-    """The requests of a step, in the order of their rows."""
+    """The requests of a step, in the order of their rows.
+
+    `token_ids_cpu` has their token ids, and `num_computed_tokens_cpu` how many tokens each had before the step.
+    """
 
     req_ids: Sequence[str]
     num_reqs: int
@@ -138,7 +141,10 @@ class ScheduledStep(Protocol):
 
 
 class StepState(Protocol):
-    """What a model runner keeps from the pass of a step until the next tokens are chosen: the hidden states."""
+    """The hidden states of a step's pass, which a model runner keeps until the next tokens are chosen.
+
+    `hidden_states` are those of the last layer, `aux_hidden_states` those of the layers that were asked for.
+    """
 
     scheduler_output: ScheduledStep
     hidden_states: Tensor
@@ -171,7 +177,10 @@ class Runner(Configured, Protocol):
 
 
 class TokenOutput(Protocol):
-    """An `EngineCoreOutput`: the new tokens of one request, which the scheduler sends to the frontend."""
+    """An `EngineCoreOutput`: the new tokens of one request, which the scheduler sends to the frontend.
+
+    `kv_transfer_params` is a free-form field, in which the readers' scores travel.
+    """
 
     request_id: str
     finish_reason: object | None

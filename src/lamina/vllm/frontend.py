@@ -57,7 +57,7 @@ def install(engine: Frontend, layout: Layout) -> None:
 
 
 def _check_choice(params: Params, layout: Layout) -> None:
-    """Raise ValueError if a request's parameters name an unknown reader.
+    """Raise ValueError if a request's parameters name an unknown reader, or name readers in a wrong form.
 
     For pooling models, also set `params` so that the request does not use the prefix cache.
     """
@@ -75,7 +75,10 @@ def _arguments(params: Params | None) -> Mapping[str, object] | None:
 
 
 def keep_answers(output: OutputClass) -> None:
-    """Make an output class keep the attribute `lamina` when vLLM converts a pooling output to this class."""
+    """Make an output class keep the attribute `lamina` when vLLM converts a pooling output to this class.
+
+    A second call for a class changes nothing.
+    """
     convert = output.from_base
     if hasattr(convert, KEY):
         return

@@ -32,7 +32,7 @@ class Output(Protocol):
 
 
 class RequestState(Protocol):
-    """What a frontend keeps for a request until it ends."""
+    """What a frontend keeps for a request until it ends; its two methods make the outputs that the user gets."""
 
     prompt_len: int
     lamina: Answers
@@ -41,7 +41,10 @@ class RequestState(Protocol):
 
 
 class Params(Protocol):
-    """The parameters of a request: `SamplingParams` to generate text, or `PoolingParams`."""
+    """The parameters of a request: `SamplingParams` to generate text, or `PoolingParams`.
+
+    `skip_reading_prefix_cache` says whether all tokens of the prompt are computed anew.
+    """
 
     skip_reading_prefix_cache: bool | None
 
@@ -76,7 +79,7 @@ class Frontend(Protocol):
 
 
 class OutputClass(Protocol):
-    """A class of outputs with a method that converts a pooling output to it."""
+    """A class of outputs whose method `from_base` converts a pooling output to it."""
 
     from_base: Callable[[Output], Output]
 

@@ -214,7 +214,8 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
 def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
     """Make a method that serves requests answer with status 422 if the readers cannot run for a request.
 
-    `method` is the name of a method of `serving`, which is replaced. Requests with beam search are refused too.
+    `method` is the name of a method of `serving`, which is replaced. Requests that name an unknown reader, or use beam
+    search, are refused.
     """
     create: Callable[..., Awaitable[object]] = getattr(serving, method)
 
@@ -234,7 +235,8 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
 async def _remember(results: Results, latest: Latest, choices: int = 1) -> Results:
     """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
-    Each result has the tokens since the one before. `choices` is the number of choices per prompt.
+    Each result has the tokens since the one before. `choices` is the number of choices per prompt, for results of
+    several prompts.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)
@@ -261,7 +263,8 @@ async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncItera
     """Yield the chunks of a stream. Each gets the scores of the tokens read since the previous chunk of its choice.
 
     `latest` has the state of each choice. The score of a chunk's last token comes with the next chunk, because the
-    engine reads a token one step after it has chosen it. The chunk that ends a choice has all answers too.
+    engine reads a token one step after it has chosen it. The chunk that ends a choice has the answers over the whole
+    text too. Chunks without JSON, such as "[DONE]", stay as they are.
     """
     sent: dict[int, int] = {}  # index of a choice -> number of tokens whose scores were sent
     async for chunk in chunks:

@@ -84,11 +84,12 @@ class Layout:
 
     @classmethod
     def from_config(cls, additional_config: object, *, pooling: bool = False) -> Self | None:
-        """Return the layout that an engine's `additional_config` describes; None if it names no bank.
+        """Return the layout that an engine's `additional_config` describes; None if it has no key "lamina".
 
         `pooling` says whether the engine serves a pooling model. Raises ConfigError if the settings are not a mapping,
-        a key is unknown or missing, or no reader is left to run; StoreError if the bank cannot be read;
-        UnknownNameError if a reader is not in the bank.
+        name no bank or no list of readers, no reader is left to run, or a monitor's reader scores no tokens or is left
+        out; StoreError if the bank cannot be read; UnknownNameError if a setting, a reader or the value of "on_flag"
+        does not exist.
         """
         settings = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
         if settings is None:
@@ -160,7 +161,7 @@ class Layout:
         """Return the names of the readers that a request chooses in its `extra_args`; all names if it chooses none.
 
         Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
-        a reader is not in the bank.
+        the engine does not run a reader.
         """
         if extra_args is not None and not isinstance(extra_args, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f'vllm: the arguments are {extra_args!r}; they must be like {{"{KEY}": [...]}}.')
@@ -179,7 +180,11 @@ def _reader_names(what: str, names: object) -> list[str]:
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Raise ConfigError if an engine runs its model in a way that readers do not support, for example with LoRA."""
+    """Raise ConfigError if an engine has settings with which readers do not run.
+
+    These are speculative decoding, LoRA, pipeline and context parallelism, micro-batches, a KV connector, quantisation
+    of a checkpoint that is not quantised, and long texts in chunks.
+    """
     model, parallel = config.model_config, config.parallel_config
     shards = max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size)
     pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)

@@ -20,7 +20,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         score: Score of the output up to the last token that the engine has read.
-        flagged_at: Index in the output of the token at which the score first reached the threshold; None: not yet.
+        flagged_at: Index in the output of the token at which the score first reached the threshold; None: it has not,
+            or the monitor has no threshold.
     """
 
     score: float

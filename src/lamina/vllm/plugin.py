@@ -86,7 +86,7 @@ def _hook(
 
 
 def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
-    """Raise ConfigError for an engine with a bank: `problem` says why the hooks do not fit this version of vLLM."""
+    """Raise ConfigError if an engine has a bank: `problem` says why the hooks do not fit this version of vLLM."""
     if "lamina" in (vllm_config.additional_config or {}):
         import vllm
         from lamina.errors import ConfigError
@@ -125,7 +125,10 @@ def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, 
 
 
 def _start_frontend(engine: ConfiguredFrontend) -> None:
-    """Make a frontend, and the routes of its server, return the readers' answers, if its engine has a bank."""
+    """Make a frontend, and the routes of its server, return the readers' answers, if its engine has a bank.
+
+    An offline beam search then raises ConfigError.
+    """
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat

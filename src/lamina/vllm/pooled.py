@@ -38,7 +38,10 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
-        """Divide tokens into segments. `slots` are their cache slots; those of one block stand together, in order."""
+        """Divide tokens into segments.
+
+        `slots` are their cache slots, at least one; those of one block stand together, in order.
+        """
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
         lengths = np.diff(starts, append=len(slots))
@@ -94,7 +97,10 @@ class PendingTokens:
         return sum(state.nbytes for states, _ in self._parts for state in states.values())
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
-        """Return the states of all waiting tokens (per layer) and their segments, and forget these tokens."""
+        """Return the states of all waiting tokens (per layer) and their segments, and forget these tokens.
+
+        There must be at least one. Tokens of a block that a later request has begun anew are left out.
+        """
         parts, self._parts, self._borrowed = self._parts, [], False
         if len(parts) == 1:  # the tokens of each request, and so of each block, stand together in a step
             ((states, slots),) = parts

@@ -79,7 +79,7 @@ class TextReaders:
         return scores
 
     def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Tensor]) -> dict[str, StepScores]:
-        """Let the readers read finished texts; return request id -> their scores.
+        """Let the readers read finished texts, padded to the longest of them; return request id -> their scores.
 
         `texts` is request id -> the states of all layers, each `[tokens, width]`; `ids` has each text's token ids.
         """

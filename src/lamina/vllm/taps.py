@@ -58,7 +58,7 @@ class Taps:
         return states
 
     def check(self) -> None:
-        """Raise RuntimeError if a buffer has not been written since the last check."""
+        """Raise RuntimeError if a buffer has not been written since the last check, or since the start."""
         counts = torch.cat(self._counts)
         if (counts <= self._seen).any():
             raise RuntimeError("vllm: the readers got no states from a pass of the model. Start with --enforce-eager.")

@@ -103,9 +103,10 @@ def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], Ste
 class EngineReaders:
     """The readers of a bank in one engine that generates text, with their scores of every token in the engine's cache.
 
-    A token that the prefix cache provides is not computed again. Its scores are therefore stored under the number of
-    its cache slot, where a later request that shares the token finds them. Readers of whole prompts store sums per
-    cache block instead; see `pooled`.
+    Made by `install`. A token that the prefix cache provides is not computed again. Its scores are therefore stored
+    under the number of its cache slot, where a later request that shares the token finds them. Readers of whole prompts
+    store sums per cache block instead; see `pooled`. Raises ConfigError if a reader cannot run in such an engine, and
+    BaseMismatchError if the bank was trained on another model.
     """
 
     method: ClassVar[str] = "sample_tokens"
@@ -186,8 +187,9 @@ class EngineReaders:
     def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
         """Return the indices of a step's tokens that the readers of whole prompts need; None if they need all tokens.
 
-        `scheduled` is each request's number of tokens, and `ends` the index after its last one. Only prompts are
-        needed; but with a prefix cache outputs too, since an output can become the start of a later prompt.
+        They need the tokens of prompts that have no answer yet; with a prefix cache all tokens, since an output can
+        become the start of a later prompt. `scheduled` is each request's number of tokens, and `ends` the index after
+        its last one.
         """
         if self._runner.vllm_config.cache_config.enable_prefix_caching:
             return None
@@ -210,10 +212,12 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in stack_pass.readers], dim=-1)
 
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
-        """Return the logits of readers that pool whole prompts, as bytes; None if this step does not end the prompt.
+        """Return the logits of readers that pool whole prompts, as bytes.
 
-        The request's cache blocks are in row `row` of `table`; `last` is the number of its tokens that the engine has
-        read.
+        None if there are none or the prompt has not ended.
+
+        Waiting tokens are pooled first, and the request is marked as answered. The request's cache blocks are in row
+        `row` of `table`; `last` is the number of its tokens that the engine has read.
         """
         prompt = int(self._runner.requests[request].num_prompt_tokens)
         if not self._whole or self._buffers is None or last < prompt:
