@@ -132,9 +132,8 @@ def predict_file(  # noqa: PLR0913
             tokens.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue a stopped run that had the same arguments. False: start from the first row.
-        ray: Predict in worker processes of Ray: "local" (on this machine), "auto" (the cluster that runs on this
-            machine) or HOST:PORT of a cluster. This process reads and writes; the output is the same. None: without
-            Ray.
+        ray: Predict with workers of Ray: "local" (on this machine), "auto" (the cluster that runs here) or HOST:PORT
+            of a cluster. This process reads and writes; the output is the same. None: without Ray.
         workers: Number of Ray workers. None: one per GPU of the cluster or, without GPUs, one per core. A worker that
             dies is restarted, and its rows are predicted again.
         progress: Show a progress bar.
@@ -145,14 +144,12 @@ def predict_file(  # noqa: PLR0913
     Raises:
         DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
             call with `skip_bad` continues after them.
-        ConfigError: If the output has an unknown extension or is the source; if a reader of a CSV or Parquet output is
-            called "row", "text" or "text_pair"; if options contradict each other, no cluster of Ray answers or it is
-            too small, or `output` has the hidden files of an earlier run with other arguments.
+        ConfigError: If the output has an unknown extension, is the source or was begun with other arguments; if options
+            contradict each other; if a reader has the name of an output column; or if Ray has no such cluster.
         UnknownNameError: If a reader or the backend does not exist.
         NotFiniteError: If a reader gives NaN or infinity for a row.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
-        StoreError: If the output cannot be written, for example to a full disk, or another run writes it. Complete rows
-            are kept.
+        StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
         UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
         MissingExtraError: If the packages of Ray or of the backend are not installed.
         LaminaError: If a worker of Ray dies several times.
@@ -217,8 +214,7 @@ def predict_file(  # noqa: PLR0913
 def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
     """Return the text columns on which readers of single texts were trained; [] for a whole model.
 
-    `readers` are the names of the readers. None: all readers of the bank. Raises UnknownNameError if one does not
-    exist.
+    `readers` are the readers' names. None: all of the bank. Raises UnknownNameError if one does not exist.
     """
     chosen = bank_or_model.select(readers, "predict") if isinstance(bank_or_model, ReaderBank) else {}
     infos = [reader.info.get("columns", {}) for reader in chosen.values()]
@@ -262,8 +258,7 @@ def read_examples(
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
         start: Number of valid rows to skip at the start.
-        bad: Called with the DataError of each row that cannot be read, which is left out. None: the error is raised,
-            after the rows before it.
+        bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -355,10 +350,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append output rows for the next `read` rows of the source, and note in the JSON file what is complete.
-
-        Raises StoreError if a file cannot be written; the counters then stay, and a later call overwrites the attempt.
-        """
+        """Append the output of the next `read` rows of the source; raise StoreError if it cannot be written."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -455,11 +447,7 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker.
-
-    `source` is the file, for messages and the folder of relative paths. With `skip_bad`, bad rows are left out. With
-    `by_tokens`, passes are limited by tokens, else by rows.
-    """
+    """Predicts the rows of a `Chunk` when called. An object and no function, so that it can be sent to a Ray worker."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
@@ -500,8 +488,7 @@ class Answering:
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
         """Return the outcome of a chunk. Errors of Lamina are stored in it, not raised.
 
-        If the examples cannot be encoded together, halves are tried, until the bad row is found. The outcome of a bad
-        row that is not skipped has the rows before it; after any other error it has no rows.
+        If the examples cannot be encoded together, halves are tried, until the bad row is found.
 
         Args:
             chunk: The chunk.
