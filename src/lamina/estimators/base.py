@@ -156,7 +156,10 @@ class LaminaEstimator(BaseEstimator):
         return f"{type(self).__name__}.{method}"
 
     def _new_bank(self) -> ReaderBank:
-        """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`."""
+        """Return a new bank without readers on the estimator's model; delete the `bank_` of an earlier `fit`.
+
+        The model and processor are also recorded, to load the estimator from a pickle. Raises the errors of `model_of`.
+        """
         vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
         self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
@@ -174,8 +177,9 @@ class LaminaEstimator(BaseEstimator):
     def _task(self, split: Split, targets: Targets, seed: int) -> Task:
         """Return a task whose training split is `split`, with the labels and problem type of `targets`.
 
-        With the parameter `validation_fraction`, that share of the rows becomes the validation split; `seed` decides
-        which. Raises DataError if scikit-learn refuses the fraction.
+        With the parameter `validation_fraction`, that share of the rows becomes the validation split, with the same
+        share of each class if each text has one; `seed` decides which. Raises DataError if scikit-learn refuses the
+        fraction.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:
@@ -224,7 +228,8 @@ class LaminaEstimator(BaseEstimator):
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
-        Raises ConfigError if `options` is no mapping, or has an option that is a parameter of the estimator.
+        Without `epochs`, their number depends on the number of rows. Raises ConfigError if `options` is no mapping, or
+        has an option that is a parameter of the estimator; and the errors of `lamina.fit`.
         """
         own: JSONObject = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
@@ -246,7 +251,11 @@ class LaminaEstimator(BaseEstimator):
     # Use
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
-        """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`."""
+        """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`.
+
+        A warning is logged if texts are too long to be read whole. Raises UnknownNameError if `backend` does not exist,
+        and LaminaError if it cannot be used.
+        """
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
         predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=checked_backend(self.backend))

@@ -152,6 +152,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has the wrong form.
+            LaminaError: If the backend does not exist or cannot be used.
         """
         logits = self._logits(X, "predict")
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]

@@ -86,6 +86,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has the wrong form.
+            LaminaError: If the backend does not exist or cannot be used.
         """
         self._check_fitted()
         texts = self._texts(X, "predict", reset=False)

@@ -92,6 +92,7 @@ class LaminaTagger(LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has no rows, or a row is not a list of strings. It is also a ValueError.
+            LaminaError: If the backend does not exist or cannot be used.
         """
         self._check_fitted()
         words = self._words(X, "predict")

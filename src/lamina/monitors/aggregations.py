@@ -122,7 +122,8 @@ class RollingMax(Aggregation):
     def first(self, score: Tensor) -> State:
         """Return the state after one token.
 
-        It consists of the latest scores `[batch, window]`, the number of tokens, and the highest mean of a full window.
+        It consists of the latest scores `[batch, window]`, the number of tokens, and the highest mean of a full window,
+        -infinity as long as no window is full.
         """
         last = torch.nn.functional.pad(score.unsqueeze(1), (self.window - 1, 0))
         return last, torch.ones_like(score), score if self.window == 1 else torch.full_like(score, -torch.inf)

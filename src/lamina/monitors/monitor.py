@@ -103,8 +103,8 @@ class Monitor:
 
         Raises:
             UnknownNameError: If the reader does not have a flagged label.
-            ConfigError: If all labels of the reader are flagged, the threshold is a probability above 1, or the
-                aggregation needs a head that weighs tokens and this head does not.
+            ConfigError: If all labels of the reader are flagged and each text has exactly one, the threshold is a
+                probability above 1, or the aggregation needs a head that weighs tokens and this head does not.
         """
         head = heads[self.reader]
         check_known(f"monitor '{self.name}'", self.flag, head.labels, "label")

@@ -70,7 +70,7 @@ class DriftSketch:
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFacts], *, seed: int = 0) -> Self:
-        """Return the sketch of the replies.
+        """Return the sketch of the replies; its values have five significant digits.
 
         Args:
             replies: Replies to summarise, all with features or all without.
@@ -217,7 +217,10 @@ class DriftWatcher:
 
     @property
     def evidence(self) -> float:
-        """Evidence of drift: a gambler's largest wealth, over the wealth at which the alarm is raised."""
+        """Evidence of drift: a gambler's largest wealth, over the wealth at which the alarm is raised.
+
+        At 1, it is raised.
+        """
         with self._lock:
             largest = max(gambler.log_wealth for gambler in self._gamblers.values())
         return math.exp(min(700.0, largest - math.log(len(self._gamblers) / self._rate)))
@@ -230,13 +233,14 @@ class DriftWatcher:
     ) -> DriftAlarm | None:
         """Test one reply or several, in their order.
 
-        Return the alarm of this run of the test, or None while there is none.
+        Return the alarm of this run of the test, or None while there is none. If a reply is refused, those before it
+        count.
 
         Args:
             scores: Highest running score of each reply.
             lengths: Number of tokens of each reply.
-            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: only scores
-                and lengths are tested.
+            features: Mean of the reader's features over the tokens of each reply. None, or a sketch without features:
+                only scores and lengths are tested.
 
         Raises:
             ConfigError: If the numbers of scores, lengths and features differ, or a score or feature is NaN.
@@ -255,6 +259,8 @@ class DriftWatcher:
 
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
         """Test one reply. Return the alarm of this run of the test, or None while there is none.
+
+        After 10,000 replies without an alarm, the reply begins a new run.
 
         Raises:
             ConfigError: If the reply's score or a feature is NaN.

@@ -110,8 +110,8 @@ def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -
 def _longest(run: SizedRun) -> int:
     """Return the tokens of a run's longest row: the option `max_length` if it is set, otherwise an estimate.
 
-    The estimate is `LONGEST` times the average, rounded up to a power of two, but no more than the model reads. Images
-    and audio have a known size, which is returned instead.
+    The estimate is the average times 4 (`LONGEST`), rounded up to a power of two, but no more than the model reads.
+    Images and audio have a known size, which is returned instead.
     """
     most = run.max_length
     if run.task.kind.processor != "tokenizer":

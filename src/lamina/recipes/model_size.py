@@ -304,7 +304,9 @@ class SizedRun:
 
     @cached_property
     def flops(self) -> int:
-        """Operations of the run; with a reader, without the passes of the base model, which readers share.
+        """Operations to train and score the run.
+
+        With a reader, without the passes of the base model, which readers share.
 
         Each beam of a search counts as one generated text.
         """

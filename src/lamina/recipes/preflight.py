@@ -58,9 +58,10 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
 
 
 def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise ConfigError if this machine lacks the device or precision that a run's options ask for.
+    """Check that this machine has what the runs' options need; `specs` is run name -> run.
 
-    `specs` is run name -> run, and `folder` the output folder or None.
+    Raises ConfigError if float16 is set without a GPU, TensorBoard without an output folder (`folder` is None), or a
+    tracker is not installed; MissingExtraError if TensorBoard is not installed.
     """
     for spec in specs.values():
         check_device(FitOptions.of(spec.options), folder)

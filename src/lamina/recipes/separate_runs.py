@@ -123,7 +123,7 @@ class SeparateRuns:
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints and the temporary model of the run `name`."""
+        """Remove the checkpoints and the temporary model of the run `name`, in the first of several processes only."""
         if rank() == 0:
             Checkpoints(self.checkpoints(name), "recipe").clear()
             discard(self._temporary_model(name))
@@ -133,7 +133,10 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return how many further models the disk must have room for, at the moment when it holds the most."""
+        """Return how many further models the disk must have room for, at the moment when it holds the most.
+
+        It is 0 if all runs are finished, the recipe keeps no models, or it trains readers.
+        """
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0

@@ -121,7 +121,10 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 
 
 def word_of(table: Sequence[SummaryRow]) -> str:
-    """Return the word for the rows of a recipe's results: "reader", or "method" if whole models are fine-tuned."""
+    """Return the word for the rows of a recipe's results: "reader", or "method" if whole models are fine-tuned.
+
+    It is "method" for an empty table too.
+    """
     return table[0].get("trains", "method") if table else "method"
 
 

@@ -39,10 +39,10 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def save_drawing(drawing: Drawing, path: Path, below: Sequence[str] = ()) -> Path:
-    """Write a chart to a file in the format of its suffix, and return the path; an existing file is replaced.
+    """Write a chart to a file in the format of its suffix (.html, .svg; any other: PNG), and return the path.
 
-    `below` are lines of small text below the title. Raises MissingExtraError if the packages of `lamina[report]` are
-    not installed, and StoreError if writing fails.
+    An existing file is replaced. `below` are lines of small text below the title. Raises MissingExtraError if the
+    packages of `lamina[report]` are not installed, and StoreError if writing fails.
     """
     return save_chart(sized(spec_of(drawing), drawing), path, drawing.title, below)
 

@@ -259,7 +259,11 @@ def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
 
 
 def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
-    """Return the x channel of a line chart or a scatter plot."""
+    """Return the x channel of a line chart or a scatter plot.
+
+    Values that are not all numbers are put side by side in the order of the rows. Numbers get a logarithmic axis if the
+    drawing asks for it and all are positive.
+    """
     title = drawing.titles.get("x")
     if not _numeric(drawing.rows, "x"):
         axis = altair.Axis(labelAngle=0, labelLimit=90)

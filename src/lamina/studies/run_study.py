@@ -121,7 +121,8 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
 
     These are "model" or "base", "processor", "tasks" and "texts". A `model` parameter that accepts names gets the
     model's name, because the study's cells load it; otherwise the model is loaded here. Raises ConfigError if the
-    recipe has a `head`, but the study loads the model itself.
+    recipe has a `head`, but the study loads the model itself; and LaminaError if tasks, texts or the model cannot be
+    loaded.
     """
     parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
@@ -147,16 +148,18 @@ def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
     """Load the tasks of a recipe with their rows, and return task name -> task.
 
     Files and presets are looked for in the folder `data`. None: files are relative to the current folder, and presets
-    come from the hub. If a task is subsampled with repeats, only the first repeat is returned.
+    come from the hub. If a task is subsampled with repeats, only the first repeat is returned. Raises DataError if data
+    cannot be read or used, and ConfigError if a subsample does not fit its task.
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
 
 def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Text]:
-    """Return the texts, or pairs of texts, that a recipe names; [] if it names none.
+    """Return the texts, or pairs of texts, that a recipe names, at most its `limit`; [] if it names none.
 
     The texts are a list, a split of one of the recipe's `tasks` (from `load_tasks`), or a column of a file, whose path
-    is relative to the folder `data` (None: the current folder).
+    is relative to the folder `data` (None: the current folder). Raises DataError if the file cannot be read or lacks
+    the column, and UnknownNameError if the task has no such split.
     """
     texts = recipe.texts
     if texts is None or texts.lines is not None:
@@ -223,7 +226,10 @@ def _stands_for(annotation: object) -> Loads | None:
 
 
 class TextsRecipe(Strict):
-    """The texts of a study recipe: a list, a column of a file, or the texts of a task."""
+    """The texts of a study recipe, at most `limit`: a list, a column of a file, or the texts of a task.
+
+    Exactly one of them.
+    """
 
     lines: list[str] | None = None  # the texts themselves. In YAML, `texts: [...]` is short for it
     # a .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder

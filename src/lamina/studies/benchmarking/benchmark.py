@@ -264,7 +264,9 @@ class _Summary:
 def _over_sets(part: Frame) -> _Summary:
     """Return the comparison of methods at one point (see `_points`), over the sets for which all have a score.
 
-    `part` holds the table rows of that point.
+    `part` holds the table rows of that point. "default", or the best method if that did not run, is compared with each
+    other method. With one method there are only "mean" and "rank" rows. With fewer than six sets, a sentence says that
+    they allow no conclusion about others.
     """
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]

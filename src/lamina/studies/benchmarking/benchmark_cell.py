@@ -102,7 +102,8 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
     """Read the data set `name`, and draw the rows to train on and to score.
 
     `point` is the number of training rows in the setting "scarce", the share of the positive class in "imbalance", else
-    None. Raises DataError if the set is missing, damaged or too small.
+    None. In "shift", the scored rows are those of the set's shifted version. Raises DataError if the set is missing,
+    damaged or too small.
     """
     data = read_set(folder, name)
     data = data.without_repeats() if settings.unique else data
@@ -122,7 +123,8 @@ class SetStates:
     """The hidden states of one data set's texts, so that the model reads them once for all points of the set.
 
     A point is a number of training rows, or a share of the positive class. The states of the next set replace those of
-    the one before. They lie in a temporary folder, which is removed at the end of the `with` block.
+    the one before. They lie in a temporary folder, which is removed at the end of the `with` block. `seconds` is the
+    time that the model took to read the present set.
 
     Args:
         texts_of: Returns the texts of the set with the given name that any point trains on or scores.
@@ -169,7 +171,8 @@ class SetStates:
 def set_texts(folder: Path, points: Sequence[float | None], settings: CellSettings, name: str) -> list[str]:
     """Return the texts of the set `name` that any of the `points` trains on or scores.
 
-    A point (see `cell_portion`) for which the set has too few rows adds none.
+    A point (see `cell_portion`) for which the set has too few rows adds none; nor does any point if the set is missing
+    or damaged.
     """
     texts: list[str] = []
     for point in points:
@@ -313,7 +316,8 @@ class _States:
     def train(self, method: str, make: ReaderOf) -> list[Row]:
         """Train one reader per seed of a method, all at the same time, and return a table row for each.
 
-        `make` returns the config of the reader for a task and a seed.
+        `make` returns the config of the reader for a task and a seed. The column "seconds" is the time of all, divided
+        by their number.
         """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)

@@ -204,8 +204,8 @@ def portion(
 def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
     """Return a data set with at most `most` of its rows, in their order and with the same share of both classes.
 
-    `seed` decides which rows. If `most` is None, all rows stay. Raises DataError if all rows have one class, so that
-    nothing can be scored.
+    Each class keeps at least one row; `seed` decides which rows. If `most` is None, all rows stay. Raises DataError if
+    all rows have one class, so that nothing can be scored.
     """
     by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
     if not all(len(rows) for rows in by_class):
@@ -226,7 +226,7 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
     """Return indices of the training rows and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
 
     `labels` are the classes of all rows, `train` and `test` the numbers of rows to draw with `seed`, and `share` is the
-    share of the positive class in both.
+    share of the positive class in both. If a class has too few rows left for the test, all of them are drawn.
     """
     rng = np.random.RandomState(seed)
     positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)

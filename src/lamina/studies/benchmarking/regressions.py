@@ -96,7 +96,7 @@ def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fit
     """Fit a logistic regression with an L2 penalty, whose strength is chosen on held-out rows, and score the test rows.
 
     `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides the
-    folds.
+    folds. With three training rows or fewer, or without folds, C is 1 and `held_out` 0.5.
     """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
@@ -132,7 +132,7 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression on the first principal components, and score the test rows.
 
-    The number of components is chosen on held-out rows. Arguments as in `logistic`.
+    The number of components is chosen on held-out rows; without folds, it is the largest. Arguments as in `logistic`.
     """
     from sklearn.decomposition import PCA
 
@@ -153,7 +153,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Score test rows by a vote of their nearest training rows; held-out rows choose how many vote.
+    """Score test rows by a vote of their nearest training rows; held-out rows choose how many vote (one without folds).
 
     Arguments as in `logistic`.
     """
@@ -173,7 +173,8 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit XGBoost, and score the test rows; one of ten random settings is chosen on held-out rows.
 
-    Arguments as in `logistic`. Raises MissingExtraError if XGBoost is not installed.
+    Without folds, its defaults are used. Arguments as in `logistic`. Raises MissingExtraError if XGBoost is not
+    installed.
     """
     import random
 

@@ -341,7 +341,8 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
     """Return the conclusion for one task: the proposal, what the cut changed, and what the 95 % interval supports.
 
     `table` is the table of the study `advise`, and `depth` the number of blocks of the whole model. `tolerance` is how
-    much of the score may be lost, in units of the metric.
+    much of the score may be lost, in units of the metric. If all blocks are kept, or the cut could not be measured
+    because its cells failed, the sentence says so.
     """
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."

@@ -108,7 +108,8 @@ def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mappi
     """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
     `what` begins the sentence, and says what the two kinds of models are. `scores` and `reference` are seed -> score of
-    the edited, and of the unedited, model that was trained with this seed.
+    the edited, and of the unedited, model that was trained with this seed. With one seed in both, no interval is
+    claimed; with none, the sentence says that there is nothing to compare.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:

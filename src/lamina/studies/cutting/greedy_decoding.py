@@ -52,7 +52,7 @@ def continuations(
 
     Generation stops after `new_tokens` tokens, or after an end token, which is part of the result. Prompts of the same
     length are continued together, so that no prompt is padded. Raises ConfigError, whose message begins with `op`, if
-    the longest prompt plus `new_tokens` is longer than what the model allows.
+    `new_tokens` is below 1, or the longest prompt plus `new_tokens` is longer than what the model allows.
     """
     longest = max(map(len, prompts))
     check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
@@ -77,7 +77,7 @@ def continuations(
 
 
 def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
-    """Return the share (0 to 1) of the tokens of `whole` that come before its first difference from `other`."""
+    """Return the share (0 to 1) of the tokens of `whole`, which has some, before its first difference from `other`."""
     pairs = enumerate(zip(whole, other, strict=False))
     equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
     return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

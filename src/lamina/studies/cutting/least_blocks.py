@@ -323,8 +323,8 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
 def _by_loss(subject: _Subject, count: int) -> _Choice:
     """Choose `count` blocks one by one: in each round, the block whose removal lowers the score least.
 
-    The score is that of the model's own head on held-out training rows. The returned costs are those of the first
-    round.
+    The score is that of the model's own head on a tenth of the training rows. Among equals, the highest block is
+    chosen. The returned costs (block -> fall of the score) are those of the first round.
     """
     held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
@@ -338,9 +338,10 @@ def _by_loss(subject: _Subject, count: int) -> _Choice:
 
 
 def _by_readers(subject: _Subject, count: int) -> _Choice:
-    """Choose the `count` blocks whose removal lowers the score of a linear reader on held-out training rows least.
+    """Choose the `count` blocks whose removal, one at a time, lowers the score of a linear reader least.
 
-    The reader is trained on the whole model.
+    The score is measured on a tenth of the training rows. The reader is trained on the whole model, on the other rows.
+    Among equals, the highest block is chosen.
     """
     held_out = _held_out(subject.task)
     with _reader(subject, held_out, _SEEDS[0]) as bank:
@@ -351,7 +352,7 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
     """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
 
-    `desc` is the text of the progress bar.
+    For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar.
     """
     sign = -1 if subject.task.metric in LOWER else 1
     whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]
@@ -490,5 +491,8 @@ def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPla
 
 
 def task_fields(name: str) -> str | Fields:
-    """Return what the option --task names: the name of a preset, or the keys of a task, read from a YAML file."""
+    """Return what the option --task names: the name of a preset, or the keys of a task, read from a YAML file.
+
+    Raises DataError if there is a file `name` that cannot be read or is not YAML.
+    """
     return read_yaml(Path(name)).fields if is_file(name) else name

@@ -33,7 +33,8 @@ PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 
 def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     """Return the task with the same examples and random labels: one label per distinct word, or per distinct text.
 
-    Labels are drawn from the labels of the "train" split, so that each class stays about as frequent as it was.
+    Each image or audio clip has its own. Labels are drawn from the labels of the "train" split, so that each class
+    stays about as frequent as it was.
 
     Args:
         task: A task with labels.
@@ -123,10 +124,7 @@ class LabelBits(Results):
         self._targets, self.bits = targets, 0.0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of the labels of the rows whose numbers are in `rows`.
-
-        `outputs` are the probe's logits, `[batch, classes]` or `[batch, tokens, classes]`; `labels` is not used.
-        """
+        """Add the bits of the labels of the rows whose numbers are in `rows`; labels of -100 do not count."""
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")
         self.bits += float(loss) / math.log(2)
@@ -148,7 +146,8 @@ def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[i
         portions: Row numbers of each portion, as `code_portions` returns them.
 
     Returns:
-        The length in bits; and the compression: log2(classes) bits for every label, divided by that length.
+        The length in bits; and the compression: log2(classes) bits for every label, divided by that length (NaN if it
+        is 0).
 
     Source:
         Voita and Titov 2020, arXiv:2003.12298, section 2.2, eq. 2.

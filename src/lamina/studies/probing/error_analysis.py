@@ -165,7 +165,7 @@ class _ErrorAnalysis:
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return table rows: the `count` most confident (for numbers, largest) errors of each layer's probe."""
+        """Return table rows: up to `count` errors of each layer's probe, the most confident (for numbers, the largest) first."""
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):
@@ -178,7 +178,8 @@ class _ErrorAnalysis:
     def agreement(self) -> list[Row]:
         """Return a table row per ordered pair of layers: how far the answers of their probes agree, right or wrong.
 
-        The score is Cohen's kappa, or Pearson's correlation if the labels are numbers.
+        The score is Cohen's kappa, or Pearson's correlation if the labels are numbers (NaN if a probe gives one answer
+        to all rows). Each layer is also paired with itself.
         """
         from sklearn.metrics import cohen_kappa_score
 
@@ -323,7 +324,8 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
 def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int) -> str | tuple[str, ...]:
     """Return a text, or both texts of a pair, without a span that holds the fraction `share` of its words.
 
-    `seed` and the number `row` of the text decide the place of the span.
+    At least one word stays. The words that stay are joined by single spaces. `seed` and the number `row` of the text
+    decide the place of the span.
     """
     if not isinstance(text, str):
         return tuple(str(_without_span(side, share, seed, row)) for side in text)

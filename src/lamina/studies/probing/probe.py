@@ -387,7 +387,7 @@ class ProbeComparison:
 
     @property
     def best(self) -> Place:
-        """Place of the probe with the best mean score over seeds."""
+        """Place of the probe with the best mean score over seeds; ValueError if there are no scores."""
         return max(self.scores, key=lambda place: float(np.mean(self.scores[place])))
 
     def rows(self) -> Iterator[Row]:
@@ -413,6 +413,8 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
     """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
 
     `rows` are the task's table rows, of which only those of measure "score" are used, and `split` is the scored split.
+    Baselines are the rows without a seed. Raises UnknownNameError if the task's metric cannot be computed from sums
+    over rows.
     """
     truths: list[Label] = list(task.split(split).labels)
     scored = [row for row in rows if row["measure"] == "score"]
@@ -485,7 +487,8 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
     """Return the end of a sentence: which probes are conclusively better than the baseline.
 
-    `baseline` is the phrase that describes the baseline.
+    If none is, or with one seed, it says that no probe is shown to be. `baseline` is the phrase that describes the
+    baseline.
     """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."

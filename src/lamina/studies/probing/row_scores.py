@@ -125,7 +125,7 @@ def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels:
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """Return `top / bottom` elementwise, and 0 where `bottom` is 0."""
+    """Return `top / bottom` elementwise, and 0 where `bottom` is 0 (at most 1e-12, to allow for rounding)."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 
@@ -167,7 +167,10 @@ def _f1_of_class(number: int, totals: Array) -> Array:
 
 
 def _mcc(totals: Array) -> Array:
-    """Return Matthews' correlation coefficient `[...]` from summed, flattened confusion matrices."""
+    """Return Matthews' correlation coefficient `[...]` from summed, flattened confusion matrices.
+
+    It is 0 if all predictions, or all true labels, are of one class.
+    """
     table = _matrix(totals.astype(float))
     true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))
     right = np.trace(table, axis1=-2, axis2=-1)
@@ -176,7 +179,10 @@ def _mcc(totals: Array) -> Array:
 
 
 def _correlation(totals: Array) -> Array:
-    """Return Pearson's correlation `[...]` from sums of x, y, x², y², xy and 1 over rows, `[..., 6]`."""
+    """Return Pearson's correlation `[...]` from sums of x, y, x², y², xy and 1 over rows, `[..., 6]`.
+
+    It is 0 if all x, or all y, are equal.
+    """
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
     varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))
     return _ratio(xy - x * y / n, varies)

@@ -164,7 +164,10 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_Dri
 
 
 def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
-    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles."""
+    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles.
+
+    If nothing changed, the sentence says so; if a single block was compared and it changed, there is none.
+    """
     # a distance from weights that are all 0 has no relative size
     relative = [row for row in rows if row["measure"] == "relative" and math.isfinite(row["score"])]
     for run in dict.fromkeys(row["run"] for row in relative):
@@ -320,8 +323,9 @@ def weights_by_role(
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield (role, weights) for each role, such as "query", in block `layer` (from 1) of a stack.
 
-    The weights are name -> linear weight. Raises UnsupportedModelError, whose message begins with `op`, if a module
-    that the table of roles names is missing.
+    The weights are name -> linear weight; roles without any are left out. Families that are not in the table of roles
+    have the single role "linear". Raises UnsupportedModelError, whose message begins with `op`, if a module that the
+    table names is missing.
     """
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}

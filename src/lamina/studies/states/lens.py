@@ -321,6 +321,8 @@ def perplexity(
 ) -> float:
     """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
+    At most exp(700).
+
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
     masked tokens, a causal model all next tokens. Raises the errors of `lens`.
     """
@@ -331,8 +333,8 @@ def perplexity(
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
     """Yield a sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
-    Nothing is yielded if the last layer, `depth`, is not in `accuracy` (layer -> accuracy, ascending), or no prediction
-    was right. `tokens` is the number of predicted tokens.
+    If only the last layer, `depth`, has it, the sentence says so. Nothing is yielded if `depth` is not in `accuracy`
+    (layer -> accuracy, ascending), or the model predicted nothing right. `tokens` is the number of predicted tokens.
     """
     if depth not in accuracy:
         return
@@ -419,7 +421,7 @@ def lens_tokens(
         text: One text.
         processor: The tokenizer. None: the one saved with `model.name_or_path`.
         layers: Layers to read.
-        top: Number of tokens to list, at least 1.
+        top: Number of tokens to list, from 1 to the size of the vocabulary.
 
     Returns:
         A study with the columns "layer", "position" (in the model's input), "token" (the token at that position),

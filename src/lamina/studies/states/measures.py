@@ -127,6 +127,8 @@ class Entropy(LayerMeasure):
 class Curvature(LayerMeasure):
     """Measures how much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
+    Texts without three consecutive tokens whose states differ are left out.
+
     Source:
         Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who report degrees.
     """

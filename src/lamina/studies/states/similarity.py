@@ -283,7 +283,10 @@ def _block_name(row: _LayerRow) -> str:
 
 
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
-    """Yield a sentence per model with block influences: which blocks change the tokens' states least and most."""
+    """Yield a sentence per model with block influences: which blocks change the tokens' states least and most.
+
+    Influences that are NaN or infinite are skipped. A model with fewer than two others gets no sentence.
+    """
     influences = [row for row in rows if row["measure"] == "block_influence" and math.isfinite(row["score"])]
     for model in dict.fromkeys(row["model"] for row in influences):
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
