@@ -118,7 +118,7 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
     """Return a model's config and its origin: OWN (found with the recipe's model) or GIVEN (written in the recipe).
 
     The recipe's `architecture` is used only if the model is not found (the hub cannot be reached, for example). Raises
-    ModelNotFoundError if the model is not found and the recipe has no `architecture`.
+    ModelNotFoundError if the model is not found and the recipe has no `architecture`, and the errors of `config_of`.
     """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN

@@ -135,7 +135,8 @@ def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
     """Yield a run for each setting of a method's grid; `template` is a run with the name, task and default options.
 
     The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
-    set an argument of one of the method's edits.
+    set an argument of one of the method's edits; edits whose layers are None are left out. Raises ConfigError if an
+    edit lacks a required argument.
     """
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):

@@ -122,7 +122,10 @@ def _longest(run: SizedRun) -> int:
 
 
 def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
-    """Return the batch of a group that fits into a GPU's memory; raise ConfigError if not even one row fits."""
+    """Return the batch of a group that fits into a GPU's memory: the recipe's own batch if that fits.
+
+    Raises ConfigError if not even one row fits.
+    """
     first = group.runs[0]
     options, free = first.options, int(memory_bytes * USED) - group.weight_bytes
     methods = ", ".join(dict.fromkeys(str(run.spec.settings["method"]) for run in group.runs))
@@ -159,9 +162,9 @@ def fitted_batches(
     """Return run name -> batch size and batches per step that fit a GPU; the rows of an optimizer step stay the same.
 
     `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
-    batches that are saved in its output `folder`, because the free memory may have changed since it began. All
-    processes must call this. Raises ConfigError if not even one row fits, and StoreError if the batches of the output
-    folder are unreadable.
+    batches that are saved in its output `folder`, because the free memory may have changed since it began. Readers that
+    are trained together get the smallest batch of them. All processes must call this. Raises ConfigError if not even
+    one row fits, and StoreError if the batches of the output folder are unreadable.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

@@ -349,7 +349,10 @@ class ReaderMemory(NamedTuple):
 
 
 def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
-    """Return the memory for the gradients of one batch, for the readers of `runs`, which share each pass."""
+    """Return the memory for the gradients of one batch, for the readers of `runs`, which share each pass.
+
+    The batch has the recipe's `batch_size`, or all training rows if they are fewer.
+    """
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
@@ -419,10 +422,7 @@ def training_weights(run: SizedRun) -> int:
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches `REACHED` of its peak rate.
-
-    `precision` is "float32", "bfloat16" or "float16".
-    """
+    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches 40 % (`REACHED`) of its peak rate."""
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 

@@ -101,7 +101,10 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
 
 
 def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> JSONObject:
-    """Return the numbers that a paper prints for these rows and columns of a table, as fields of `PivotTable`."""
+    """Return the numbers that a paper prints for these rows and columns of a table, as fields of `PivotTable`.
+
+    Rows that the paper quotes from other papers are added, as far as they have numbers in these columns.
+    """
     values, others = (
         {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}
         for numbers in ({row: line for row, line in paper.values.items() if row in rows}, paper.others)

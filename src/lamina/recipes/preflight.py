@@ -129,8 +129,8 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
     """Return task name -> `TaskOutline` with sizes, and task name -> task for the tasks whose data was read.
 
     `data` is the folder of the data, as for `load_tasks`; None: presets are not read, and their published sizes are
-    used. Raises DataError if data cannot be read or used, and ConfigError if the recipe evaluates on a split that a
-    task does not have.
+    used. Raises ConfigError if the recipe evaluates on a split that a task does not have, and the errors of
+    `load_tasks`.
     """
     chosen = recipe.chosen_tasks
     local = {name: body for name, body in chosen.items() if data is not None or body.preset is None}
@@ -181,7 +181,8 @@ def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: i
 def measured(task: Task) -> TaskOutline:
     """Return the `TaskOutline` of a task with its number of rows and the estimated tokens of an average row.
 
-    The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens.
+    The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens; 3 for
+    images and audio, whose tokens are counted later from their size.
     """
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))

@@ -240,7 +240,10 @@ class Study:
 
 
 def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the table rows that have the values in `where` (column -> value); all rows if `where` is empty."""
+    """Return the table rows that have the values in `where` (column -> value); all rows if `where` is empty.
+
+    Raises KeyError if the table lacks a column.
+    """
     for column, value in where.items():
         table = table.loc[table[column] == value]
     return table
@@ -279,7 +282,8 @@ def library_versions() -> dict[str, str]:
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
     """Return what a study records about a model: name, class, family, dtype and stacks' fingerprints. JSON-ready.
 
-    A fingerprint is a hash of the stack's weights, which shows whether two studies read the same model.
+    A fingerprint is a hash of the stack's weights, which shows whether two studies read the same model. The name is
+    None for a model that was not loaded. Raises UnsupportedModelError if the model's layers cannot be found.
     """
     return {
         "name": model.name_or_path or None,

@@ -211,7 +211,7 @@ class _CellModel:
         """Call `score` with the whole model, and once with each range of blocks removed; return the rows of all calls.
 
         `score` returns table rows. They get the columns "layer" (first block of the range) and "blocks" (its length);
-        both are 0 for the whole model.
+        both are 0 for the whole model. Only the first call logs warnings.
         """
         rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
         with without_warnings():  # they were already logged for the whole model
@@ -449,7 +449,7 @@ def _means(drops: Sequence[_Drop]) -> dict[BlockRange, float]:
 
 
 def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
-    """Return the sentence that says whether a proxy predicts the measured drops of a task."""
+    """Return the sentence that says whether a proxy predicts the measured drops of a task, or that it cannot be said."""
     name, n = proxy.replace("_", " "), f"n = {pluralize(correlation.n, 'run')} of blocks"
     if math.isnan(correlation.score):
         return f"{task}: whether {name} predicts the measured drop cannot be said ({n})."

@@ -211,7 +211,7 @@ def _compare(
 
 
 def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
-    """Return the sentence that says whether a low nu goes with a high score of the layer's probe."""
+    """Return the sentence that says whether a low nu goes with a high score of the layer's probe, or that it cannot be said."""
     n = f"n = {pluralize(correlation.n, 'layer')}"
     if math.isnan(correlation.score):
         return f"{task}: whether nu tells which layer a probe reads best cannot be said ({n})."
@@ -261,7 +261,8 @@ def _read(
 ) -> list[ClassScatter]:
     """Run the model over all encoded rows of a task, and return the accumulated class sums of each layer.
 
-    `labels` are the class numbers of the rows. The processor tells which tokens are special; images need none.
+    `labels` are the class numbers of the rows. The processor tells which tokens are special; images need none. All
+    tokens count in a text that has only special tokens.
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
