@@ -422,7 +422,7 @@ def training_weights(run: SizedRun) -> int:
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for `flops` operations, if it reaches 40 % (`REACHED`) of its peak rate."""
+    """Return GPU name -> hours that one GPU takes for `flops` operations at 40 % (`REACHED`) of its peak rate."""
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 

@@ -105,9 +105,10 @@ def run_recipe(
     """Train the readers of a recipe, or fine-tune its models, and return tables of the scores.
 
     Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, every
-    separate run failed, or a run to resume had other settings or data. Raises DataError if the data of a task cannot be
-    read or used; StoreError if the output folder cannot be written, or a file in it is damaged; MissingExtraError if
-    SciPy (for several seeds or repeats) or a package of a metric is missing.
+    separate run failed, or a run to resume had other settings or data. Raises UnknownNameError if an option, or a
+    metric of a task, does not exist; DataError if the data of a task cannot be read or used; StoreError if the output
+    folder cannot be written, or a file in it is damaged; MissingExtraError if SciPy (for several seeds or repeats) or a
+    package of a metric is missing.
 
     Args:
         recipe: The recipe, from `load_recipe`.

@@ -122,7 +122,10 @@ class ReaderRecipe(Strict):
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: KindedTask) -> list[str]:
-        """Return every key that the reader's grid may have for a task, in full form such as "fusion.alpha"."""
+        """Return every key that the reader's grid may have for a task, in full form such as "fusion.alpha".
+
+        Raises the errors of `template`.
+        """
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
@@ -482,10 +485,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
 
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the patterns of the key `only` with full keys, after checking them.
-
-    Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them.
-    """
+    """Return the patterns of the key `only` with full keys, after checking them; {} for empty patterns."""
     if not only:
         return {}
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]

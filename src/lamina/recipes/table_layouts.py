@@ -196,7 +196,8 @@ def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
 def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | None:
     """Return the name of a run's row or column: what each axis displays, joined by ", ".
 
-    None if the run is left out of the table. `coordinates` are the run's task, method and settings.
+    Axes for which the run has no value are skipped. None if the run is left out of the table. `coordinates` are the
+    run's task, method and settings.
     """
     parts = [axis.shown_value(coordinates) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)

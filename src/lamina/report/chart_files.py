@@ -48,7 +48,10 @@ def save_drawing(drawing: Drawing, path: Path, below: Sequence[str] = ()) -> Pat
 
 
 def sized(spec: Spec, drawing: Drawing) -> Spec:
-    """Return `spec`, the specification of a drawing, with the width that the chart has in a file."""
+    """Return `spec`, the specification of a drawing, with the width that the chart has in a file.
+
+    A chart with panels has its width already, and is returned unchanged.
+    """
     layout = layout_of(drawing)
     if layout["panels"]:
         return spec
@@ -57,11 +60,12 @@ def sized(spec: Spec, drawing: Drawing) -> Spec:
 
 
 def save_chart(spec: Spec, path: Path, title: str, below: Sequence[str] = ()) -> Path:
-    """Write a Vega-Lite specification to a file in the format of its suffix (png, svg or html), and return the path.
+    """Write a Vega-Lite specification to a file in the format of its suffix, and return the path.
 
     Args:
         spec: The specification, with its data.
-        path: The file. An existing file is replaced completely or, if writing fails, not at all.
+        path: The file: `.html`, `.svg`, or PNG for any other suffix. An existing file is replaced completely or, if
+            writing fails, not at all.
         title: Title of the chart.
         below: Lines of small text below the title.
 

@@ -72,7 +72,10 @@ class Drawing:
 
     @property
     def has_line_labels(self) -> bool:
-        """Whether lines have their names at their ends: all lines if they are few, otherwise the highest ones."""
+        """Whether lines have their names at their ends: all of them if they are few, otherwise the highest ones.
+
+        False if there is a single line, or x is not a number.
+        """
         return self.kind == "line" and len(self.series) > 1 and _numeric(self.rows, "x")
 
     @property
@@ -207,7 +210,7 @@ def _is_sideways(drawing: Drawing) -> bool:
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None."""
+    """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None (0 and 1 if empty)."""
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 
@@ -228,7 +231,8 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
     """Return the channels that tell series apart: "color", and with `shape` also "shape"; {} for a single series.
 
-    There is no legend if all lines have their names at their ends.
+    Series that are numbers, or more than eight, get shades of one colour and no shapes. There is no legend if all lines
+    have their names at their ends.
     """
     names = drawing.series
     if len(names) < 2:

@@ -72,7 +72,7 @@ def write_page(
 
     Args:
         runs: One or more folders that `Study.save`, `lamina study` or `lamina train` wrote.
-        path: File to write; ends in `.html`.
+        path: File to write; ends in `.html` or `.htm`. An existing file is replaced.
         title: Title of the page. None: what was studied, with the names of the model and the tasks.
         as_files: Whether to write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file too. For the page
             "page.html" they are in the folder "page_files".
@@ -81,7 +81,7 @@ def write_page(
         The path of the page, the files beside it, the names of the runs and the number of charts.
 
     Raises:
-        ConfigError: If the path does not end in `.html`, no folder is given, or a folder is given twice.
+        ConfigError: If the path ends in neither `.html` nor `.htm`, no folder is given, or a folder is given twice.
         StoreError: If a folder holds neither a study nor a finished run, if its files are damaged or come from another
             version, or if the page cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.
@@ -123,8 +123,9 @@ def _check_packages() -> None:
 def _section(folder: Path, label: str) -> Section:
     """Return the page's section about the study or training run in a folder; `label` is its name on the page.
 
-    Raises StoreError if the folder is missing, damaged, or holds neither a study nor a finished training run; DataError
-    if the table of the study is empty.
+    A replacement of files that a dead process left unfinished there is undone first. Raises StoreError if the folder is
+    missing, damaged, or holds neither a study nor a finished training run; DataError if the table of the study is
+    empty.
     """
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")

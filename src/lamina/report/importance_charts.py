@@ -44,6 +44,7 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
         ConfigError: If the path has another suffix.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
+        StoreError: If the file cannot be written.
     """
     path = checked_path("importance figure", path, rows, ("reader", "layer", "importance"))
     return save_drawing(_shares(rows, title), path)
@@ -182,6 +183,7 @@ def importance_over_training(
         ConfigError: If the path has another suffix.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
+        StoreError: If the file cannot be written.
     """
     path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
     if by_step := [row for row in rows if row["epoch"] is None]:

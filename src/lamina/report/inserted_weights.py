@@ -55,7 +55,8 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
     """Return the weights of a trained model's inserted layers before and after training, in the order of the model.
 
     `start` is the model before training; None: the initial weights are computed again, from the seeds in the model's
-    record of edits. Raises ConfigError if the model has no inserted layers, or `start` has others.
+    record of edits. Raises ConfigError if the model has no inserted layers (any more, after a merge), or `start` has
+    others.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):

@@ -92,8 +92,9 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
     """Return a sentence that compares the two best methods of a task, or says what its only method reaches.
 
-    Methods are compared by the 95 % interval of the score difference between runs with equal seeds. `ranked` holds the
-    row of each method's best setting, best method first.
+    Methods are compared by the 95 % interval of the score difference between runs with equal seeds; with fewer than two
+    such pairs, the sentence says that they show nothing. `ranked` holds the row of each method's best setting, best
+    method first.
     """
     first = ranked[0]
     if len(ranked) == 1:

@@ -43,8 +43,8 @@ class Span(TypedDict):
 def study_section(study: Study, label: str) -> Section:
     """Return the section of the page about a study; `label` is its name on the page.
 
-    Raises UnknownNameError if a figure names a column that the table does not have, and DataError if a figure's values
-    are not numbers.
+    Figures without a row that can be drawn are left out. Raises UnknownNameError if a figure names a column that the
+    table does not have, and DataError if a figure's values are not numbers.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
     axes = {
@@ -81,8 +81,8 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
     """Yield one sentence per task of a probing study, which says whether probes beat the best baseline.
 
     A baseline uses no model, for example TF-IDF with logistic regression. The measure "ahead" is the score of a probe
-    minus the score of the best baseline. The sentence calls a layer better only if this difference is significant.
-    Other studies, and tasks without baselines, yield no sentence.
+    minus the score of the best baseline. The sentence calls a layer better only if this difference is significant, and
+    never with a single seed. Other studies, and tasks without baselines, yield no sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -340,7 +340,10 @@ def _metrics(rows: Frame) -> set[str]:
 
 
 def _across(points: list[Mark]) -> list[Mark]:
-    """Return the points of a line chart; a point without x is replaced by one at each end of the x axis."""
+    """Return the points of a line chart; a point without x is replaced by one at each end of the x axis.
+
+    If no point has an x, nothing is returned.
+    """
     along = list(dict.fromkeys(row["x"] for row in points if "x" in row))
     ends = list(dict.fromkeys([*along[:1], *along[-1:]]))
     pairs = [[row] if "x" in row else [{**row, "x": end, "across": True} for end in ends] for row in points]
@@ -434,7 +437,7 @@ def _value_title(rows: Frame, figure: Figure) -> str:
 
 
 def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
-    """Return a study's table as a table of the page. If there are several seeds, a table of means comes first.
+    """Return a study's table as a table of the page. If its scores are of several seeds, a table of means comes first.
 
     Args:
         frame: The table of the study.

@@ -211,7 +211,7 @@ def _compare(
 
 
 def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
-    """Return the sentence that says whether a low nu goes with a high score of the layer's probe, or that it cannot be said."""
+    """Return the sentence that says whether a low nu goes with a high score of a probe, or that this cannot be said."""
     n = f"n = {pluralize(correlation.n, 'layer')}"
     if math.isnan(correlation.score):
         return f"{task}: whether nu tells which layer a probe reads best cannot be said ({n})."
