@@ -167,7 +167,7 @@ class SeparateRuns:
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:
-        """Return the folder to which the run `name` writes its model: the final one if all are kept, else a temporary one."""
+        """Return the folder to which the run `name` writes its model: a temporary one, unless all models are kept."""
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:

@@ -210,7 +210,10 @@ def _is_sideways(drawing: Drawing) -> bool:
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None (0 and 1 if empty)."""
+    """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None.
+
+    Without data they are 0 and 1.
+    """
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 

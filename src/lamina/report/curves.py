@@ -74,7 +74,10 @@ def times(scale: float) -> str:
 
 
 def runs_remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: how many runs its points (at least one) average, and whether intervals are drawn."""
+    """Return the remark below a chart: how many runs its points average, and whether intervals are drawn.
+
+    `cells` must not be empty.
+    """
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
         return "One run per point, so there is no interval"

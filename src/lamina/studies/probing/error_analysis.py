@@ -165,7 +165,7 @@ class _ErrorAnalysis:
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return table rows: each probe's `count` most confident errors (for numbers, largest), or fewer if it has fewer."""
+        """Return table rows: the most confident errors of each layer's probe (for numbers, the largest), at most `count`."""
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):
