@@ -318,7 +318,8 @@ class LaminaEstimator(BaseEstimator):
         `random_state` that is no integer, are not saved either.
 
         Args:
-            folder: Folder to write to; it is created if it does not exist.
+            folder: Folder to write to; it is created if it does not exist. An estimator or bank saved there before is
+                replaced.
 
         Raises:
             NotFittedError: If `fit` was not called.
@@ -392,7 +393,8 @@ def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Proce
 def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) -> None:
     """Save `bank` in `folder`, and its estimator's parameters and fitted attributes in `estimator.json` there.
 
-    Raises StoreError if the folder cannot be written, or holds other files.
+    Parameters that JSON cannot hold (a loaded model, a processor, a random generator) are saved as None. Raises
+    StoreError if the folder cannot be written, or holds other files.
     """
     params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}

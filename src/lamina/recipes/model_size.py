@@ -183,7 +183,7 @@ class ModelSize:
         """Return the memory that a batch takes for the gradients of the model itself, with these edits applied.
 
         The result is an upper limit: what autograd saves in float32, if attention has no fused kernels. `shape` is the
-        number of tokens, or the size of an image, of each row.
+        number of tokens, or the size of an image, of each row. Raises LaminaError if an edit cannot be applied.
         """
         key = (json.dumps([edits]), shape)
         if key not in self._kept:

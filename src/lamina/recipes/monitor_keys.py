@@ -56,8 +56,8 @@ class MonitorRecipe(Strict):
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
     """Check that a monitor's task and reader exist, and that the recipe's readers are in one bank (`shared`).
 
-    `readers` is task name -> names of its readers. Raises ConfigError if there is no common bank, or no reader is named
-    where the task has several; ValidationError, which says where, if the task or the reader does not exist.
+    `readers` is task name -> names of its readers. Raises ConfigError if there is no common bank; ValidationError,
+    which says where, if the task or the reader does not exist, or no reader is named where the task has several.
     """
     if not shared:
         raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")

@@ -240,7 +240,8 @@ class _Session:
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
         """Return run name -> run for every run of the recipe. `options` replace those under `fit` of the recipe.
 
-        Raises ConfigError if an option or a combination of settings is not allowed.
+        Batches that were fitted to the memory replace those of the recipe. Raises ConfigError if an option or a
+        combination of settings is not allowed, and UnknownNameError if an option does not exist.
         """
         specs = expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
         for name, (size, steps) in self.batches.items():
@@ -272,6 +273,8 @@ class _Session:
         self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
     ) -> RecipeResult:
         """Train several readers together on a newly loaded base model, or fine-tune one newly loaded model.
+
+        Raises LaminaError if `_load` fails, or an error of `lamina.fit` occurs.
 
         Args:
             specs: Name -> run: readers that share passes, or a single run.
@@ -375,7 +378,8 @@ class _Session:
     def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:
         """Train the separate run `name`, from its last checkpoint if there is one.
 
-        Returns the saved fields of its `RecipeResult`, JSON-ready. With `separate`, its files are written too.
+        Returns the saved fields of its `RecipeResult`, JSON-ready. With `separate`, its files are written too; None:
+        nothing is written or continued. Raises the errors of `train`.
         """
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, separate=separate)

@@ -485,7 +485,10 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
 
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the patterns of the key `only` with full keys, after checking them; {} for empty patterns."""
+    """Return the patterns of the key `only` with full keys, after checking them; {} for empty patterns.
+
+    Raises UnknownNameError if a key or pattern matches no run, and ConfigError if no run matches all of them.
+    """
     if not only:
         return {}
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]

@@ -61,7 +61,10 @@ class SeparateRuns:
 
     @cached_property
     def _base(self) -> tuple[str, int]:
-        """A fingerprint of the weights from which all runs start, and the size in bytes of a model that a run saves."""
+        """A fingerprint of the weights from which all runs start, and the size in bytes of a model that a run saves.
+
+        At first use, the model is loaded for this.
+        """
         model, _ = load(self.recipe.model, revision=self.recipe.revision)
         return starting_weights(model, list(model.parameters())), saved_bytes(model)
 

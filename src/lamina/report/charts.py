@@ -186,7 +186,7 @@ def _height(drawing: Drawing) -> int:
 
 
 def _numeric(rows: Sequence[Mark], key: str) -> bool:
-    """Return whether `key` has a number in every row that has this key."""
+    """Return whether `key` has a number in every row that has this key; True if no row has it."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 

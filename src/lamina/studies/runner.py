@@ -61,6 +61,8 @@ def fresh_model(
 ) -> tuple[PreTrainedModel, Processor | None]:
     """Return a model that the caller may change, and its processor.
 
+    Raises the errors of `lamina.load` if `model` is a name or folder.
+
     Args:
         model: A name or folder, which is loaded; or a model, which is copied with all its weights.
         processor: The processor to return. None: the one that was saved with the model.
@@ -85,7 +87,10 @@ def own_processor(model: PreTrainedModel, processor: Processor | None) -> Proces
 
 
 def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
-    """Return the `model_facts` of a model, which is loaded first if `model` is a name or folder."""
+    """Return the `model_facts` of a model, which is loaded first if `model` is a name or folder.
+
+    Raises the errors of `lamina.load` and of `model_facts`.
+    """
     return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
 
 
@@ -167,7 +172,7 @@ def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Rea
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.
-        stack: Name of the stack to read.
+        stack: Name of the stack to read. None: the only one, or the encoder.
         seed: Seed of the initial weights.
     """
     known = {field.name for field in fields(HEADS.get(task.kind.name))}

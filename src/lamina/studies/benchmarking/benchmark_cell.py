@@ -395,7 +395,10 @@ _ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
 
 
 def mean_states(group: Group) -> Matrix:
-    """Return the cached states of a group's rows, averaged over the tokens of each row, `[rows, layers, width]`."""
+    """Return the cached states of a group's rows, averaged over the tokens of each row, `[rows, layers, width]`.
+
+    Without rows, the result is `[0, 0, 0]`.
+    """
     count = len(group.inputs.lengths)
     lengths = np.array([int(length) for length in group.inputs.lengths], dtype=float)
     states: CachedStates = group.states  # pyright: ignore[reportAssignmentType]

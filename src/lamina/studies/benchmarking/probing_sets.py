@@ -244,7 +244,8 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
 
-    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist.
+    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; and the errors of
+    `set_names`.
     """
     known = set_names(folder, setting)
     if names is None:

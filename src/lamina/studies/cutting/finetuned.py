@@ -50,6 +50,8 @@ def finetuned_rows(
 ) -> list[FinetunedRow]:
     """Load or copy a model, edit it, fine-tune all of its weights, and return its scores after the last epoch.
 
+    Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or training fails.
+
     Args:
         model: A name or folder, loaded with a new head for the task; or a model, which is copied with its head.
         processor: The processor. None: the one saved with the model.

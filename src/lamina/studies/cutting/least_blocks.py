@@ -252,9 +252,10 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 
 
 def _scores(subject: _Subject, desc: str) -> list[float]:
-    """Return several scores of the model: one per part of the validation split, or one per seed of a linear reader.
+    """Return several scores of the model, of its own head or of linear readers.
 
-    The first is for a model whose own head is scored. `desc` is the text of the progress bar.
+    If its own head is scored, there is a score for each part of the validation split; otherwise one for each seed of a
+    reader, which is trained for it. `desc` is the text of the progress bar.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:

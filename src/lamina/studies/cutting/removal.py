@@ -243,7 +243,10 @@ class _CellModel:
         return rows
 
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
-        """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks."""
+        """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks.
+
+        Raises the errors of `variability`, such as DataError if all rows have one class.
+        """
         table = variability(
             self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
         ).table
@@ -292,7 +295,7 @@ def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
 def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
-    Returns table rows; [] if the model has no output over a vocabulary.
+    Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
     """
     cell = _CellModel(start)
     if cell.model.get_output_embeddings() is None:
@@ -449,7 +452,10 @@ def _means(drops: Sequence[_Drop]) -> dict[BlockRange, float]:
 
 
 def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
-    """Return the sentence that says whether a proxy predicts the measured drops of a task, or that it cannot be said."""
+    """Return the sentence that says whether a proxy predicts the measured drops of a task, or that this cannot be said.
+
+    It cannot be said without a correlation (NaN), or if its p value is above 0.05.
+    """
     name, n = proxy.replace("_", " "), f"n = {pluralize(correlation.n, 'run')} of blocks"
     if math.isnan(correlation.score):
         return f"{task}: whether {name} predicts the measured drop cannot be said ({n})."

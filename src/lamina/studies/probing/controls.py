@@ -113,6 +113,8 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 class LabelBits(Results):
     """Sums up the bits that it takes to send true labels with a probe: -log2 of each label's predicted probability.
 
+    Labels of -100 do not count.
+
     Args:
         targets: The true labels of all rows.
 
@@ -124,7 +126,10 @@ class LabelBits(Results):
         self._targets, self.bits = targets, 0.0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of the labels of the rows whose numbers are in `rows`; labels of -100 do not count."""
+        """Add the bits of the labels of the rows whose numbers are in `rows`; labels of -100 do not count.
+
+        `outputs` are the probe's logits, `[batch, classes]` or `[batch, tokens, classes]`; `labels` is not used.
+        """
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")
         self.bits += float(loss) / math.log(2)

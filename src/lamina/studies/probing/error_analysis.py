@@ -83,7 +83,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         "deleted": the score after the share of words in the column "deleted" was removed, starting with 0.
 
     Raises:
-        ConfigError: If a task has neither classes nor numbers, or a share is not from 0 to below 1.
+        ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, or there is no
+            tokenizer or other processor.
         DataError: If the training rows have fewer than two classes.
         UnknownNameError: If a split or stack does not exist.
         LayerIndexError: If a layer does not exist.
@@ -165,7 +166,10 @@ class _ErrorAnalysis:
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return table rows: the most confident errors of each layer's probe (for numbers, the largest), at most `count`."""
+        """Return table rows: at most `count` errors of each layer's probe.
+
+        The most confident come first or, if labels are numbers, the largest.
+        """
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):

@@ -248,7 +248,8 @@ def baseline_rows(task: Task, split: str) -> list[Row]:
     """Train a task's baselines, which read only its text, and return table rows with their scores on a split.
 
     Each baseline has a row of measure "score" (in the task's metric), and a row of measure "accuracy" if the task has
-    that metric too. Rows of measure "score" also have the scored predictions, under the key "guesses".
+    that metric too. Rows of measure "score" also have the scored predictions, under the key "guesses". Raises
+    UnknownNameError if the split does not exist, or the metric cannot be computed from sums over rows.
     """
     truths = list(task.split(split).labels)
     plain = plain_metric(task)

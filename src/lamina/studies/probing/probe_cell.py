@@ -235,6 +235,8 @@ def probe_bank(
 ) -> Iterator[ReaderBank]:
     """Yield a bank with one untrained probe per name; afterwards restore the model's mode and `requires_grad`.
 
+    Raises LayerIndexError if a layer does not exist, and UnknownNameError if the stack does not.
+
     Args:
         model: The model to read. Inside the `with` block it is frozen and in eval mode.
         processor: Tokenizer, image processor or feature extractor of the model.
@@ -256,7 +258,7 @@ def probe_bank(
 class TrainedProbes:
     """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    The probes keep the weights of their last epoch; no score selects an epoch.
+    The probes keep the weights of their last epoch; no score selects an epoch. Raises the errors of `lamina.fit`.
 
     Args:
         bank: Bank with one reader per probe.
@@ -292,7 +294,10 @@ class TrainedProbes:
 
 @lru_cache(maxsize=1)
 def _loaded(source: str) -> PreTrainedModel:
-    """Load a model from a hub id or folder; the last one stays in memory, for the next cells of the same worker."""
+    """Load a model from a hub id or folder; the last one stays in memory, for the next cells of the same worker.
+
+    Raises the errors of `lamina.load`.
+    """
     return load(source)[0]
 
 

@@ -231,7 +231,10 @@ def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
 
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return the model of a checkpoint: load a name or folder, or unwrap a model from `torch.compile` and the like."""
+    """Return the model of a checkpoint: load a name or folder, or unwrap a model from `torch.compile` and the like.
+
+    Raises ConfigError if `checkpoint` is something else, and the errors of `lamina.load`.
+    """
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 
 

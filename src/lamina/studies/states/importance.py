@@ -148,7 +148,7 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
     """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
-    The shares from earlier texts are reset first. The bank stays in eval mode.
+    The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
@@ -199,7 +199,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         sum to 1. Readers with another fusion are listed in `settings["left_out"]`.
 
     Raises:
-        ConfigError: If a reader named in `readers`, or every reader, has another fusion.
+        ConfigError: If a reader named in `readers`, or every reader, has another fusion; if `text` is neither a text
+            nor a pair; or if the bank has no tokenizer.
         UnknownNameError: If a reader does not exist.
     """
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")

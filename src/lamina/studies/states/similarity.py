@@ -219,7 +219,8 @@ def _rows(
     """Yield the table rows of all measures.
 
     `sides` is model name -> the object that ran the model, with its measures. Entry i of `places` is the (model, layer)
-    of row and column i of `cka` (None: CKA was not asked for), and of entry i of `sample`.
+    of row and column i of `cka` (None: CKA was not asked for), and of entry i of `sample`. Raises ConfigError if CKA is
+    not defined, because every layer has the same states in all rows.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
@@ -285,7 +286,7 @@ def _block_name(row: _LayerRow) -> str:
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
     """Yield a sentence per model with block influences: which blocks change the tokens' states least and most.
 
-    Influences that are NaN or infinite are skipped. A model with fewer than two others gets no sentence.
+    Influences that are NaN or infinite are skipped. A model with fewer than two finite ones gets no sentence.
     """
     influences = [row for row in rows if row["measure"] == "block_influence" and math.isfinite(row["score"])]
     for model in dict.fromkeys(row["model"] for row in influences):
