@@ -324,6 +324,8 @@ class LaminaEstimator(BaseEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             StoreError: If the folder cannot be written, or holds other files.
+            NotFiniteError: If a weight of the reader is NaN or infinite.
+            ConfigError: If the weights of the model have changed since `fit`.
         """
         self._check_fitted()
         write_estimator(self, self.bank_, Path(folder))

@@ -217,9 +217,9 @@ class DriftWatcher:
 
     @property
     def evidence(self) -> float:
-        """Evidence of drift: a gambler's largest wealth, over the wealth at which the alarm is raised.
+        """Evidence of drift: the largest wealth of a gambler, divided by the wealth that raises the alarm.
 
-        At 1, it is raised.
+        From 1 on, there is an alarm.
         """
         with self._lock:
             largest = max(gambler.log_wealth for gambler in self._gamblers.values())

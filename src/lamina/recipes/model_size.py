@@ -422,7 +422,10 @@ def training_weights(run: SizedRun) -> int:
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for `flops` operations at 40 % (`REACHED`) of its peak rate."""
+    """Return GPU name -> hours that one GPU takes for `flops` operations at 40 % (`REACHED`) of its peak rate.
+
+    `precision` is "float32", "bfloat16" or "float16".
+    """
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 

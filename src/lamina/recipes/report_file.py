@@ -112,7 +112,10 @@ def write_report_file(path: Path, report: Report) -> None:
 
 
 def with_drawn_files(report: Report, folder: Path) -> Report:
-    """Return the report with the list of drawn files from the report in `folder`; unchanged if that cannot be read."""
+    """Return the report with the list of drawn files from the report in `folder`; unchanged if that cannot be read.
+
+    The next `lamina report` then replaces or removes these files.
+    """
     with suppress(StoreError):  # the folder has no report yet, or a damaged one
         return replace(report, files=read_report_file(folder).files)
     return report

@@ -96,8 +96,8 @@ class SeparateRuns:
     def end(self, cell: Cell, state: State) -> None:
         """Save a finished run's results and, if it is kept, its model; then remove its checkpoints.
 
-        `state` holds the results, from `_Session.train_one`. Raises StoreError if the run's model is missing (its
-        worker wrote it elsewhere) or the folder is not writable.
+        `state` holds the results, from `_Session.train_one`. Only the first of several processes changes files. Raises
+        StoreError if the run's model is missing (its worker wrote it elsewhere) or the folder is not writable.
         """
         self._note_score(cell.name, state)
         if rank() == 0:

@@ -125,6 +125,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
+        ModelNotFoundError: If `model` is a name and there is no such model.
         ConfigError: If nothing is to be run, an option is out of range, the model has no tokenizer, or every cell
             failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         DataError: If the data cannot be found.

@@ -107,7 +107,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     """Propose for each task which layers to read and how many blocks to keep; then cut the model, and measure again.
 
     1. In one pass of the frozen model, a linear reader of every single layer is trained, and one linear reader of a
-       scalar mix of all layers.
+       scalar mix of all layers but the embeddings.
     2. The lowest layer whose mean score is within `tolerance` of the best layer's score is the last block to keep. The
        layers to read are that layer, and every lower layer whose score is within `tolerance` of it.
     3. The model is cut after that block, and a linear reader of a scalar mix of the layers to read is trained. Seed by
@@ -143,6 +143,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         ConfigError: If `tolerance` is negative, there is no task or no seed, the stack has no module per block, or all
             cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
@@ -218,7 +219,7 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
 
 
 def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
-    """Run a cell of the phase "layers": in one pass, train a linear reader of each layer and one of all layers.
+    """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` sets aside, and one row of the
     phase "whole": the score of the reader of all layers on the validation rows.
@@ -366,7 +367,7 @@ def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
 
 
 def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:
-    """Return the sentence that says whether the score fell by no more than `tolerance`.
+    """Return the sentence that says whether the score fell by no more than `tolerance`, or that this cannot be said.
 
     `change` is the mean change of the score over seeds (negative: worse). `interval` is half the width of its 95 %
     interval; None if there is one seed.

@@ -91,6 +91,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         ConfigError: If a count is out of range, there is no seed, the stack has no module per block, or all cells
             failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If an end, a start or the stack does not exist, or a task does not have both splits.
+        ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 

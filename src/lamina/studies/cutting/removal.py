@@ -139,6 +139,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
             `new_tokens` is negative, the stack has no module per block, or all cells failed; if `resume` is set without
             `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 

@@ -130,8 +130,10 @@ def probe(  # noqa: PLR0913 the options of a public entry point
             if `sites` names "attention" or "ffn" but layer 0 is the only layer. Also if `resume` is set without
             `output`, the cells in `output` were run with other settings, or every cell failed.
         UnknownNameError: If a probe, split, stack or site does not exist.
+        ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the parts of a block cannot be read separately; the message gives the reason.
         LayerIndexError: If a layer does not exist.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). They train

@@ -106,6 +106,7 @@ def drift(
         ConfigError: If checkpoints differ in family, depth or the shape of a weight; if layer 0 is selected, there is
             nothing to compare with, or a model carries adapters.
         UnknownNameError: If a role or the stack does not exist.
+        ModelNotFoundError: If there is no model of a given name.
         LayerIndexError: If a layer does not exist.
         UnsupportedModelError: If blocks, or linear maps in them, cannot be found.
 
