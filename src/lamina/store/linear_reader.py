@@ -160,23 +160,29 @@ class LinearReader:
     def save_onnx(self, path: str | PathLike[str]) -> None:
         """Write the map as an ONNX graph: input "states" `[rows, layers * width]`, output "logits" `[rows, classes]`.
 
+        Both are float32; the sums inside are float64.
+
         Raises:
             MissingExtraError: If the package onnx is not installed.
             StoreError: If the file cannot be written.
         """
         require_packages("linear reader", "onnx", "onnx")
         onnx = import_module("onnx")
-        helper, single = onnx.helper, onnx.TensorProto.FLOAT
+        helper, single, double = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
         ends = [
             helper.make_tensor_value_info(name, single, ["rows", size])
             for name, size in (("states", self.weight.shape[1]), ("logits", self.weight.shape[0]))
         ]
         values = [
-            onnx.numpy_helper.from_array(part.float().numpy(), name)
+            onnx.numpy_helper.from_array(part.double().numpy(), name)
             for name, part in (("weight", self.weight), ("bias", self.bias))
         ]
-        node = helper.make_node("Gemm", ["states", "weight", "bias"], ["logits"], transB=1)
-        graph = helper.make_graph([node], "linear_reader", ends[:1], ends[1:], values)
+        nodes = [
+            helper.make_node("Cast", ["states"], ["exact"], to=double),
+            helper.make_node("Gemm", ["exact", "weight", "bias"], ["sums"], transB=1),
+            helper.make_node("Cast", ["sums"], ["logits"], to=single),
+        ]
+        graph = helper.make_graph(nodes, "linear_reader", ends[:1], ends[1:], values)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         helper.set_model_props(model, {_KEY: json.dumps(self._facts)})
         with atomic_write(Path(path)) as beside:

@@ -229,7 +229,7 @@ def test_linear_readers_become_other_formats(tmp_path: Path, fusion: Any, proble
     linear.save_onnx(tmp_path / "x.onnx")
     session = runtime.InferenceSession(str(tmp_path / "x.onnx"), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"states": features.astype(np.float32)})
-    np.testing.assert_allclose(answer, expected, atol=4 * WITHIN, rtol=WITHIN)  # the graph computes in float32
+    np.testing.assert_allclose(answer, expected, atol=WITHIN, rtol=WITHIN)
 
 
 def test_a_reader_that_is_not_linear_is_refused():
