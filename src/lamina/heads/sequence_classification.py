@@ -55,7 +55,7 @@ class PooledClassification(HeadConfig):
             the plain mean. "first": the first token. "last": the last token, which has seen all others in a causal
             model.
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid per label).
-        class_weights: One positive weight per label for the loss. None: all equal.
+        class_weights: One positive weight per label for the loss, not for a regression. None: all equal.
         linear: Whether there is a linear map, with dropout before it. False: the pooled features are the logits, so
             their size must be the number of labels, as after `Routing(dim=len(labels))`. This excludes pooling
             "attention" and encoder layers.
@@ -103,6 +103,8 @@ class PooledClassification(HeadConfig):
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
+        if self.problem_type == "regression" and self.class_weights is not None:
+            raise ConfigError(f"{self.kind}: class_weights are set for a regression, which has no classes. Omit them.")
         object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     @property

@@ -115,7 +115,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
         template = tokenizer.get_chat_template()
-        return _marked(tokenizer, messages) if _MARKED.search(template) else _differences(tokenizer, messages)
+        return _marked(tokenizer, messages) if _MARKED.search(template) else _differences(tokenizer, messages, op)
 
 
 def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
@@ -144,11 +144,12 @@ def _rendered(
     return cast("Any", render_jinja_template)(**arguments, **tokenizer.special_tokens_map)
 
 
-def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
+def _differences(tokenizer: Tokenizer, messages: list[Message], op: str) -> tuple[str, list[Span]]:
     """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    The span of a reply is what the reply adds to the text of the messages before it. Raises ConfigError if the text of
-    the first messages is not the beginning of the whole text, because no span is known then.
+    The span of a reply is what the reply adds to the text of the messages before it. Raises ConfigError,
+    whose message begins with `op`, if the text of the first messages is not the beginning of the whole text, because no
+    span is known then.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):
@@ -158,7 +159,7 @@ def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, li
             if not whole.startswith(after) or not after.startswith(before):
                 hint = "Mark the replies in the template with {% generation %} and {% endgeneration %}."
                 raise ConfigError(
-                    f"causal_lm: the chat template writes message {number} differently once others follow, or begins "
+                    f"{op}: the chat template writes message {number} differently once others follow, or begins "
                     f"it differently, so that the place of the reply cannot be found. {hint}"
                 )
             spans.append((len(before), len(after)))

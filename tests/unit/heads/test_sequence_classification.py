@@ -159,6 +159,11 @@ def test_attention_dropout_drops_weights_of_the_attention_while_training():
             "linear is False with encoder_layers=1, which mixes features",
         ),
         ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),
+        (
+            {"class_weights": (2.0,), "labels": ("x",), "problem_type": "regression"},
+            ConfigError,
+            "a regression, which has no classes",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings: dict[str, object], error: type[Exception], message: str):
