@@ -132,8 +132,8 @@ class Group(TyperGroup):
 def system_error(error: BaseException) -> StoreError | None:
     """Return an error of the system (a full disk, a missing permission, too many open files) as a StoreError.
 
-    Libraries wrap these errors in types of their own, so the causes of `error` are searched too. Returns None if no
-    cause is an error of the system, or `error` is a `LaminaError`.
+    Libraries wrap these errors in types of their own, so the causes of `error` are searched too. Returns None if
+    neither `error` nor a cause is of these kinds, or `error` is a `LaminaError`.
     """
     if isinstance(error, LaminaError):
         return None

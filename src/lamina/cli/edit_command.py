@@ -429,7 +429,11 @@ def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> fl
 
 
 def _show(facts: EditFacts) -> None:
-    """Print what an edit did: the model's size before and after, a line per edit, and where the model was saved."""
+    """Print what an edit did: the model's size before and after, the edits, and where the model was saved.
+
+    If they are known, also the blocks of each stack before and after, what measured cuts cost, and how the outputs
+    differ.
+    """
     from lamina.editing.block_picture import drawn
 
     before, after = facts["before"], facts["after"]

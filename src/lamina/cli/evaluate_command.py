@@ -254,7 +254,10 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
 
 
 def _row(metric: str, values: JSONObject) -> list[str]:
-    """Return the cells for one metric of a reader: score, interval, score of a constant answer, TF-IDF's score."""
+    """Return the cells for one metric of a reader: score, interval, score of a constant answer, TF-IDF's score.
+
+    `values` are the reader's scores, with what `lamina.evaluate` adds. A cell without a value is "".
+    """
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
     other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
@@ -327,8 +330,5 @@ def _plain(text: str | list[str]) -> str:
 
 
 def _value(answer: Answer) -> str | float:
-    """Return an answer as a cell of a table: several labels as one string, "-" for no label.
-
-    A label or number unchanged.
-    """
+    """Return an answer as a cell of a table: labels as one string, "-" for an empty list, others unchanged."""
     return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

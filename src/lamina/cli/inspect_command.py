@@ -141,7 +141,10 @@ def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: b
 
 
 def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
-    """Return a row of the table of readers: name, fusion, layers, columns that it learnt from, size and score."""
+    """Return a row of the table of readers: name, fusion, layers, columns that it learnt from, size and score.
+
+    `saved` is what was saved with the reader. A cell is "" if nothing was recorded.
+    """
     from lamina.layers.selectors import ranges
 
     columns, metric, scores = (saved.info.get(key) for key in ("columns", "metric", "scores"))

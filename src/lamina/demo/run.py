@@ -220,7 +220,10 @@ def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
 
 
 def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full: bool) -> list[DemoReader]:
-    """Add each task's readers to the bank: default, last layer, and in the full demo each single layer."""
+    """Add each task's readers to the bank: default, last layer, and in the full demo each single layer.
+
+    Return them in this order, task by task.
+    """
     readers = []
     for name, task in tasks.items():
         methods: dict[DemoReader, FusionConfig | None] = {
@@ -267,10 +270,7 @@ def _score(
 
 
 def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
-    """Draw each single layer's score, a curve per task, and the default reader's as a line, into the file `path`.
-
-    Return it.
-    """
+    """Draw each single layer's score, a curve per task, and the default reader's as a line; return `path`, the file."""
     points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
         _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]

@@ -592,7 +592,7 @@ class _Job:
             yield Chunk([], [], 0, tuple(problems))
 
     def _skip(self, problem: DataError) -> None:
-        """Count a row that cannot be read. The first 20 are logged by their error `problem`."""
+        """Count a row that cannot be read because of `problem`, which is logged for the first 20 rows."""
         self._partial.skipped += 1
         if self._partial.skipped <= _SHOWN:
             logger.warning("%s", problem)

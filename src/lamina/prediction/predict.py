@@ -200,7 +200,9 @@ class Predictor:
 
     Raises:
         UnknownNameError: If a reader or the backend does not exist.
-        ConfigError: If there is no reader or processor, `kind` is set for a bank, or `readers` for a whole model.
+        ConfigError: If there is no reader or processor, `kind` is set for a bank, `readers` for a whole model, or an
+            option that has no effect on the kinds of tasks.
+        BaseMismatchError: If `processor` makes other inputs than the bank's own.
     """
 
     def __init__(

@@ -313,7 +313,8 @@ def score_replies(
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its tokenizer: `processor`, or else the one saved with a model that is given by name.
 
-    A model given by name is loaded, with its language model head if it has one. Raises ConfigError without a tokenizer.
+    A model given by name is loaded, with its language model head if it has one. Raises ConfigError without a tokenizer,
+    and ModelNotFoundError if there is no such model.
     """
     own: Processor | None = None
     if isinstance(model, str | Path):
@@ -474,7 +475,8 @@ class _Promise:
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
     """Return the recall of TF-IDF on the test part, at a threshold with the same promise; None without scikit-learn.
 
-    `unseen` has the monitor's scores, which tell the number of tokens of each reply.
+    TF-IDF with logistic regression learns from the train part. `unseen` has the monitor's scores, which tell the number
+    of tokens of each reply.
     """
     try:
         require_packages("monitor", "sklearn", "sklearn")

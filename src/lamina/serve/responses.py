@@ -176,11 +176,10 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
 
 def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
-    """Return the response of OpenAI's moderation endpoint, with a new random id.
+    """Return the response of OpenAI's moderation endpoint; `scored` has category -> score for each text.
 
-    `scored` has category -> score for each text.
-
-    A score of at least 0.5 flags a text in a category. `model` is the name of the model in the response.
+    A score of at least 0.5 flags a text in a category. `model` is the name of the model in the response; its id is
+    random.
     """
     results: list[ModerationResult] = []
     for scores in scored:

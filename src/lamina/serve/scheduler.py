@@ -329,7 +329,10 @@ class Scheduler:
         return worker
 
     def _on_done(self, future: Future[list[AnswerT]]) -> None:
-        """Count a request as answered: `future` has a result or an error, or its client cancelled it."""
+        """Count a request as answered: `future` has a result or an error, or its client cancelled it.
+
+        A cancelled request leaves the queue.
+        """
         with self._changed:
             self._unanswered -= 1
             if future.cancelled():  # drop its texts now, not only when its turn comes
@@ -392,9 +395,7 @@ class Scheduler:
         return True
 
     def _next_turn(self) -> _Turn | None:
-        """Wait for the next batch, new or paused, and return it.
-
-        None once the scheduler is closed and nothing is left to do.
+        """Wait for the next turn and return it; None once the scheduler is closed and nothing is queued or paused.
 
         If one more pass may run, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. It
         should have many texts, so this waits until enough tokens are queued and no request has arrived for a moment.
@@ -433,7 +434,7 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Wait until the batch of `turn`, if it was tokenised ahead, may run, and count its pass as running."""
+        """Count the pass of `turn` as running. If its batch was tokenised ahead, first wait until a pass is free."""
         with self._changed:
             if not turn.begun:
                 self._pass_ended.wait_for(lambda: self._free > 0)
@@ -481,12 +482,10 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait until the pass of `turn` may begin.
+        """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        Mark the jobs as running, and return those that are neither cancelled nor too long.
-
-        `tokenised` has the texts of the jobs. A job that is too long and may not be cut fails. If all fail, there is no
-        wait.
+        They are running from then on, so that they can no longer be cancelled. `tokenised` has the texts of the jobs. A
+        job that is too long and may not be cut fails. If all fail, there is no wait.
         """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
@@ -582,9 +581,9 @@ class Scheduler:
 
 
 def _fail(job: AnyJob, error: Exception) -> None:
-    """Fail a job with `error`; do nothing if it is cancelled.
+    """Fail a job with `error`, unless its client has cancelled it.
 
-    An unexpected error is logged, and the client gets only its type.
+    An unexpected error is logged, and the client is told only its type.
     """
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)

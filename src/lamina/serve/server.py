@@ -129,7 +129,10 @@ class Server(uvicorn.Server):
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more requests, give those that run 90 % of the shutdown time, and wait until they have ended."""
+        """Accept no more requests, give those that run 90 % of the shutdown time, and wait until they have ended.
+
+        Those that have not ended then get an error. uvicorn closes `sockets`.
+        """
         app = cast("FastAPI", self.config.app)
         within_s = _FOR_ANSWERING * (self.config.timeout_graceful_shutdown or 0)
         app.state.generator.end(within_s)

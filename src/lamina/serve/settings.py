@@ -42,10 +42,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: object) -> Settings:
-        """Return settings with `values` in place of the defaults.
-
-        Raise ConfigError if a name or a value is not allowed.
-        """
+        """Return settings with `values` in place of defaults; raise ConfigError if one is unknown or not allowed."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:

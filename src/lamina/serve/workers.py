@@ -199,10 +199,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, so that readers of tokens need one window.
-
-        None (default): no such reader.
-        """
+        """Number of tokens to which texts are cut, so that a reader reads one window at most. None: not needed."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: Truncate, limit: int) -> Sequence[Example]:
@@ -442,7 +439,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
         """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`.
 
-        Raises NotFiniteError if a mean is NaN or infinite.
+        `batch` has the attention mask, which is False at padding. Raises NotFiniteError if a mean is NaN or infinite.
         """
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum

@@ -40,7 +40,9 @@ class Segments(NamedTuple):
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
         """Divide tokens into segments.
 
-        `slots` are their cache slots, at least one; those of one block stand together, in order.
+        `slots` are the tokens' cache slots; those of one block stand together, in order.
+
+        There must be at least one token.
         """
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
@@ -61,7 +63,10 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens, as states of some layers, that wait for `PooledReaders`; adding many at once is faster."""
+    """Tokens, as states of some layers, that wait for `PooledReaders`; adding many at once is faster.
+
+    `layers` are the layers whose states are stored, and `block_size` is the number of tokens in a cache block.
+    """
 
     def __init__(self, layers: Sequence[int], block_size: int) -> None:
         self._layers, self._block_size = layers, block_size

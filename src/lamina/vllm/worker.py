@@ -214,7 +214,7 @@ class EngineReaders:
     def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
         """Return the logits of readers that pool whole prompts, as bytes.
 
-        None if there are none or the prompt has not ended.
+        None before the prompt's end or without such readers.
 
         Waiting tokens are pooled first, and the request is marked as answered. The request's cache blocks are in row
         `row` of `table`; `last` is the number of its tokens that the engine has read.

@@ -193,9 +193,9 @@ class TextGenerator:
             self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
     def end(self, within_s: float) -> None:
-        """Accept no more texts, and end those that are not complete after `within_s` seconds, with ClosedError.
+        """Accept no more texts; return at once.
 
-        Return at once.
+        Texts that are not complete after `within_s` seconds end with ClosedError.
         """
         with self._lock:
             self._ends_at = min(self._ends_at, time.monotonic() + within_s)
@@ -256,10 +256,7 @@ class Generation:
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        """Generate the text, call `on_done`, and pass the text's end, or its error, to `put`.
-
-        This is the thread's target.
-        """
+        """Generate the text, call `on_done`, and pass its end or error to `put`. This is the thread's target."""
         end = self._generate_or_fail()
         self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)

@@ -93,7 +93,7 @@ class TokenScores:
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
         """Return a monitor for each label of the reader `name`, whose score at a token is the label's probability.
 
-        Each is noted in `_labels`. [] if the reader's classes are a vocabulary's entries.
+        `_labels` records their labels. [] if the reader's classes are a vocabulary's entries.
         """
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
