@@ -65,7 +65,8 @@ class EditFacts(TypedDict):
     """The JSON that `lamina edit` prints with --json.
 
     `output_difference` is the largest absolute difference between the model's outputs before and after the edits, on a
-    small batch; None if the model cannot run on one. `saved` is the output folder. In a dry run both are None.
+    small batch; None if the model cannot run on one, or no output has the same name and shape. `saved` is the output
+    folder. In a dry run both are None.
     """
 
     model: str

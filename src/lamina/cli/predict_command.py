@@ -137,7 +137,7 @@ def from_stdin() -> list[str]:
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = ()) -> Texts:
     """Return the texts of a file, or pairs of texts.
 
-    Raises DataError if the file cannot be read or lacks a column.
+    Raises DataError if the file cannot be read, or lacks a column, or a row has no text.
 
     Args:
         path: The file.

@@ -69,7 +69,8 @@ def report(
 def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
     """Write one HTML page about studies and training runs, and print how many charts it has (or its facts as JSON).
 
-    `runs` are their output folders, and `output` is the page; with `files`, charts and tables become files too.
+    `runs` are their output folders, `output` is the page, and `title` its title (None: what was studied, and the
+    model). With `files`, charts and tables become files too.
     """
     from lamina.report.html_page import write_page
 

@@ -222,7 +222,7 @@ def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
 def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full: bool) -> list[DemoReader]:
     """Add each task's readers to the bank: default, last layer, and in the full demo each single layer.
 
-    Return them in this order, task by task.
+    Return what was added, task by task, in this order.
     """
     readers = []
     for name, task in tasks.items():
@@ -255,7 +255,8 @@ def _score(
 ) -> Score:
     """Return the test scores of one task, whose best single layer is chosen by its validation score.
 
-    `validation` and `test` are reader name -> score in the metric, and `readers` are the readers of all tasks.
+    `validation` and `test` are reader name -> score in the metric, and `readers` are the readers of all tasks. The best
+    layer and its score are None if no reader has a single layer.
     """
     single = [reader for reader in readers if reader.task == task and reader.layer is not None]
     best = max(single, key=lambda reader: validation[reader.name], default=None)
@@ -317,7 +318,7 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
     """Load the saved bank again, and return the largest difference between its logits and those of `bank`.
 
-    Raises LaminaError if the difference is not 0, so the result is always 0.
+    Both are put into evaluation mode. Raises LaminaError if the difference is not 0, so the result is always 0.
     """
     loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
     batch = _batch(bank, [example.text for example in EXAMPLES])

@@ -138,7 +138,7 @@ class Writer:
     def _frame(self, clause: str) -> str:
         """Return a clause with a random opener, a tail, both or neither; an exclamation stays unchanged.
 
-        A place, day or month that the clause has is not added again.
+        They fit the clause's tense, and add no second place, day or month.
         """
         if clause.endswith("!"):
             return clause
@@ -173,8 +173,8 @@ class Writer:
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
         """Return a random word for the slot `name`, in the form `form`, of the sentiment `polarity`.
 
-        A name with a plural "s", such as "things", gives the plural of a noun. `role` is the word's role in the
-        template; "": the usual role of the slot.
+        `form` is a verb's form, a key of FORMS, or "". A name with a plural "s", such as "things", gives the plural of
+        a noun. `role` is the word's role in the template; "": the usual role of the slot.
         """
         singular = name.removesuffix("s") if name not in SLOTS else name
         listed, usual_role = SLOTS[singular]

@@ -144,7 +144,10 @@ def _written(bank: ReaderBank) -> float:
 
 
 def export_folder(bank: ReaderBank, backend: str) -> Path | None:
-    """Return the subfolder of a bank's folder for a backend's export; None if the bank was not loaded from a folder."""
+    """Return the subfolder of a bank's folder for a backend's export; None if the bank was not loaded from a folder.
+
+    None too if that folder has no bank any more. The subfolder may not exist.
+    """
     if bank.folder is None or not is_file(bank.folder / MANIFEST):
         return None
     return bank.folder / EXPORTED[backend]
@@ -159,6 +162,7 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
         ConfigError: If the bank is not on the CPU, or `backend` is "int8" and the bank's folder has no such export.
         StoreError: If the export in the bank's folder does not fit, and `exports` is False or `backend` is "int8".
         UnsupportedModelError: If the bank cannot be exported.
+        MissingExtraError: If the packages of the backend are not installed.
     """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):

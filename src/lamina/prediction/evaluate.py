@@ -276,6 +276,7 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
 
     Raises:
         ConfigError: If the task has no train split, or no class or number per text.
+        UnknownNameError: If the task has no split of the name `split`.
         MissingExtraError: If scikit-learn is not installed.
     """
     require_packages("evaluate", "sklearn", "sklearn")

@@ -150,7 +150,10 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of one run: the rows of each file, and the facts that a run must share to continue an earlier one."""
+    """The plan of one run: the rows of each file, and the facts that a run must share to continue an earlier one.
+
+    `inputs` are the encoded texts, `pooling` says how the tokens of a row become one state (None: all are written).
+    """
 
     bank: ReaderBank
     inputs: TextInputs
@@ -234,7 +237,10 @@ class _Plan:
         return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
 
     def write(self, number: int, path: Path, batch_size: int) -> None:
-        """Compute the states of the rows of file `number`, in passes of `batch_size` rows; write them to `path`."""
+        """Compute the states of the rows of file `number`, in passes of `batch_size` rows; write them to `path`.
+
+        Raises the errors of `_compute`.
+        """
         rows = self.parts[number]
         with path.open("wb") as file:  # under any name, to which np.save would append .npy
             np.lib.format.write_array_header_1_0(

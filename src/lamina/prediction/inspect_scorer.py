@@ -107,7 +107,7 @@ def _sentence(row: MessageScore) -> str:
 
 
 class _Reading(NamedTuple):
-    """One pass of the model that scores tokens of a reply."""
+    """One pass of the model that scores tokens of a reply: its inputs, and where the reply's tokens are in them."""
 
     batch: dict[str, Tensor]  # arguments of the model, for one text
     own: Tensor  # True at the reply's tokens, `[1, tokens]`

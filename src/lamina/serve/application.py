@@ -199,7 +199,10 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Make `app` answer errors with JSON bodies, in the shape that clients of each path expect; see `problem_body`."""
+    """Make `app` answer errors with JSON bodies, in the shape that clients of each path expect; see `problem_body`.
+
+    Responses with status 429 or 503 tell clients to try again after a second.
+    """
 
     def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
         body = problem_body(path_of(request.scope), error, error_type, param)

@@ -86,7 +86,8 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
     """Wait for `answer` and return its result; cancel `answer` if the client disconnects or the time is up.
 
     The body of the request must have been read, so that only a disconnect is left to receive. Raises HTTPException with
-    status 499 if the client disconnects, 503 after `timeout_s` seconds, and any error that `answer` raises.
+    status 499 if the client disconnects, 503 after `timeout_s` seconds (None: no limit), and any error that `answer`
+    raises.
     """
     waiting = asyncio.ensure_future(answer)
     disconnect = asyncio.ensure_future(_disconnected(request))

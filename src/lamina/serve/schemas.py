@@ -109,7 +109,10 @@ Inputs: TypeAlias = str | FileInput | Annotated[ListOf[str | OneOrTwo | FileInpu
 
 
 class PipelineParameters(RequestBody):
-    """Options of `/predict` as clients of Hugging Face's inference endpoints send them, in `parameters`."""
+    """Options of `/predict` as clients of Hugging Face's inference endpoints send them, in `parameters`.
+
+    Options that are not supported may only have values that change nothing.
+    """
 
     top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Return so many labels; by default all.")
     function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
@@ -151,7 +154,10 @@ class ExplainRequest(RequestBody, Truncation):
 
 
 class EmbedRequest(RequestBody, Truncation):
-    """Body of `/embed`: a text or a list of texts."""
+    """Body of `/embed`: a text or a list of texts.
+
+    Options that are not supported may only have values that change nothing.
+    """
 
     inputs: str | Annotated[ListOf[str], Field(min_length=1)] = Field(examples=["A text."])
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
@@ -185,7 +191,10 @@ class TextPart(RequestBody):
 
 
 class ModerationRequest(Truncation):
-    """Body of `/v1/moderations`, in OpenAI's shape: a text, a list of texts, or the parts of one text."""
+    """Body of `/v1/moderations`, in OpenAI's shape: a text, a list of texts, or the parts of one text.
+
+    Unknown keys are ignored.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -237,7 +246,10 @@ class InferOutput(Body):
 
 
 class InferRequest(Body):
-    """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
+    """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`.
+
+    Unknown keys are ignored.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -294,7 +306,10 @@ _COLDEST = 0.01  # a lower temperature counts as 0: logits divided by it could b
 
 
 class Parameters(RequestBody):
-    """Options of `/generate`. The defaults of sampling options come from the model's generation config."""
+    """Options of `/generate`. The defaults of sampling options come from the model's generation config.
+
+    Options that are not supported may only have values that change nothing.
+    """
 
     max_new_tokens: Tokens | None = Field(
         None, description="Maximum number of tokens; by default all there is room for."
@@ -355,7 +370,10 @@ class RefusalPart(RequestBody):
 
 
 class Message(RequestBody):
-    """A message of a chat, in OpenAI's shape. An earlier reply may be sent back as it came."""
+    """A message of a chat, in OpenAI's shape. An earlier reply may be sent back as it came.
+
+    It needs a content or a refusal.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[ListOf[TextPart | RefusalPart], Field(min_length=1)] | None = None
@@ -392,7 +410,10 @@ class StreamOptions(Body):
 
 
 class ChatRequest(RequestBody):
-    """Body of `/v1/chat/completions`, in OpenAI's shape: the messages of a chat and options."""
+    """Body of `/v1/chat/completions`, in OpenAI's shape: the messages of a chat and options.
+
+    Options that are not supported may only have values that change nothing.
+    """
 
     messages: Annotated[ListOf[Message], Field(min_length=1)] = Field(
         examples=[[{"role": "user", "content": "Tell me a story."}]]

@@ -150,7 +150,11 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text the readers read, special tokens included."""
+    """How many tokens of a text the readers read, special tokens included.
+
+    `whole` is for readers of whole texts, which read only a part of a longer one; `windows` for readers of tokens,
+    which read a long text in windows of this length.
+    """
 
     whole: tuple[int, ...] = ()  # of readers of whole texts, which read only a part of a long one
     windows: tuple[int, ...] = ()  # of readers of tokens, which read a long text in windows of this length

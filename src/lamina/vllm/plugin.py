@@ -99,7 +99,7 @@ def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
 def _layout(vllm_config: EngineConfig) -> Layout | None:
     """Return the layout of the readers for an engine with this config; None if it has no readers.
 
-    An engine without readers imports nothing else of Lamina.
+    An engine without readers imports nothing else of Lamina. Raises the errors of `Layout.from_config`.
     """
     if "lamina" not in (vllm_config.additional_config or {}):
         return None

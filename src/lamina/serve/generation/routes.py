@@ -389,5 +389,5 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of `stop`; always fewer than `stop` has."""
+    """Return the length of the longest end of `text` that begins `stop` but is not all of it; 0 if there is none."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
