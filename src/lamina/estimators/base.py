@@ -62,7 +62,7 @@ def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[Pr
     """Return the model and its processor. A model that is given by name is loaded once and then cached.
 
     Raises ConfigError if `model` is neither a name nor a model, or if there is no processor; ModelNotFoundError if no
-    model has this name.
+    model has this name. StoreError if the files of the model or its processor cannot be read.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded model, which is returned itself.
@@ -92,6 +92,7 @@ def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTraine
     """Return the model `name` and its processor, which is None if there is none saved. Recent results are cached.
 
     `file_times`, from `_file_times`, is part of the cache's key, so that a folder whose files changed is loaded again.
+    Raises the errors of `lamina.load`.
     """
     del file_times  # only part of the cache key, so that a folder whose files changed is loaded again
     return load(name)
@@ -178,8 +179,8 @@ class LaminaEstimator(BaseEstimator):
         """Return a task whose training split is `split`, with the labels and problem type of `targets`.
 
         With the parameter `validation_fraction`, that share of the rows becomes the validation split, with the same
-        share of each class if each text has one; `seed` decides which. Raises DataError if scikit-learn refuses the
-        fraction.
+        share of each class if each text has one; `seed` decides which rows. Raises DataError if scikit-learn refuses
+        the fraction.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:
@@ -267,7 +268,7 @@ class LaminaEstimator(BaseEstimator):
     def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
         """Return reader name -> logits `[texts, labels]` for a split; messages begin with the calling `method`.
 
-        The readers' heads must give one row per text.
+        The readers' heads must give one row per text. Raises the errors of `_results`.
         """
         results = self._results(split, method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
@@ -382,7 +383,8 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
     """Return a bank on `model` and `processor` from the files that `files_of` returned.
 
-    Raises BaseMismatchError if `model` is not the model that the bank was trained on.
+    Raises BaseMismatchError if `model` is not the model that the bank was trained on. Other errors are those of
+    `ReaderBank.from_pretrained`.
     """
     with TemporaryDirectory() as folder:
         for name, content in files.items():
@@ -396,7 +398,7 @@ def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) ->
     """Save `bank` in `folder`, and its estimator's parameters and fitted attributes in `estimator.json` there.
 
     Parameters that JSON cannot hold (a loaded model, a processor, a random generator) are saved as None. Raises
-    StoreError if the folder cannot be written, or holds other files.
+    StoreError if the folder cannot be written, or holds other files. Other errors are those of `save_bank`.
     """
     params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}

@@ -109,6 +109,7 @@ class LaminaTagger(LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X or y has the wrong form.
+            LaminaError: If the backend does not exist or cannot be used.
         """
         guesses = self.predict(X)
         op = self._op("score")

@@ -136,7 +136,7 @@ def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
 
     The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
     set an argument of one of the method's edits; edits whose layers are None are left out. Raises ConfigError if an
-    edit lacks a required argument.
+    edit lacks a required argument, and UnknownNameError if a key of the grid or an edit does not exist.
     """
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):

@@ -213,7 +213,8 @@ class Sizes:
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
         """Return the sizes of the model with the head of `auto_class`, the name of an auto class of transformers.
 
-        `labels` are the class names of the head; empty: those in the config.
+        `labels` are the class names of the head; empty: those in the config. Raises UnsupportedModelError if the class
+        does not fit the config, and StoreError if no model can be built from it.
         """
         built = _models.setdefault((self._key, auto_class), {})
         if len(labels) not in built:

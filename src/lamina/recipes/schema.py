@@ -118,7 +118,10 @@ class ReaderRecipe(Strict):
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
-        """Return the config of the reader's fusion; None if the recipe asks for the default reader."""
+        """Return the config of the reader's fusion; None if the recipe asks for the default reader.
+
+        Raises the errors of `_build`.
+        """
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: KindedTask) -> list[str]:
@@ -447,7 +450,10 @@ def slug(name: str) -> str:
 
 
 def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
-    """Return the grid of a method on a task (key -> values), with full keys and without "seed"."""
+    """Return the grid of a method on a task (key -> values), with full keys and without "seed".
+
+    Raises UnknownNameError if a key does not exist, and ConfigError if a short key may mean two keys.
+    """
     if recipe.methods:
         body, known = recipe.methods[method], recipe.methods[method].keys()
     else:
@@ -467,7 +473,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
     The settings have only the keys in `keys` and those that the recipe's `only` names. Every combination of their
     values in the grids is yielded, in the order of the runs. Equal coordinates may occur several times. Runs that
-    `only` excludes are left out, unless `whole` is True.
+    `only` excludes are left out, unless `whole` is True. Raises the errors of `method_grid`.
     """
     keys = {*keys, *recipe.only}
     for name, task in recipe.tasks.items():

@@ -86,6 +86,7 @@ def write_page(
             version, or if the page cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
+        UnknownNameError: If a figure of a study names a column that its table does not have.
     """
     runs = [runs] if isinstance(runs, str | Path) else runs
     path, folders = Path(path), [Path(run) for run in runs]
@@ -125,7 +126,7 @@ def _section(folder: Path, label: str) -> Section:
 
     A replacement of files that a dead process left unfinished there is undone first. Raises StoreError if the folder is
     missing, damaged, or holds neither a study nor a finished training run; DataError if the table of the study is
-    empty.
+    empty. Other errors are those of `study_section`.
     """
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")
@@ -176,6 +177,7 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
     """Return the charts of all sections in the order of the page.
 
     Charts of equal name from sections of the same kind stand next to each other and share the scale of their values.
+    Raises MissingExtraError if the packages of `lamina[report]` are not installed.
     """
     places: dict[tuple[str, str], list[tuple[Section, Drawing]]] = {}
     for kind in dict.fromkeys(section.kind for section in sections):
@@ -196,7 +198,7 @@ def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
     """Return the charts shown beside the verdicts, at the top of the page.
 
     These are the page's first chart, and the charts of the same name from sections of the same kind; or the first chart
-    alone, if there would be more than `MOST_LEADING`.
+    alone, if these would be more than two (`MOST_LEADING`).
     """
     first = charts[0]
     group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]
@@ -281,7 +283,10 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
-    """Write each chart as SVG and PNG into `folder`, and return the names of the files."""
+    """Write each chart as SVG and PNG into `folder`, and return the names of the files.
+
+    Raises StoreError if a file cannot be written.
+    """
     import vl_convert
 
     names = [f"{chart.file}.{kind}" for chart in charts for kind in ("svg", "png")]

@@ -149,7 +149,10 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Divide `rows` into batches of similar lengths; yield (row numbers, batch) of the encoded `inputs` for each."""
+    """Divide `rows` into batches of similar lengths; yield (row numbers, batch) of the encoded `inputs` for each.
+
+    Raises ConfigError if `batch_size` is below 1.
+    """
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]

@@ -148,8 +148,8 @@ def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
     """Load the tasks of a recipe with their rows, and return task name -> task.
 
     Files and presets are looked for in the folder `data`. None: files are relative to the current folder, and presets
-    come from the hub. If a task is subsampled with repeats, only the first repeat is returned. Raises DataError if data
-    cannot be read or used, and ConfigError if a subsample does not fit its task.
+    come from the hub. If a task is subsampled with repeats, only the first repeat is returned. Raises the errors of
+    `load_task` (data, metrics) and `repeats` (subsamples).
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
@@ -333,7 +333,8 @@ def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
     """Return a pydantic model whose fields are the parameters `keys` of the study `name`; each field's default is None.
 
     The annotations of the study's function are strings, and some of their names are imported for type checkers only.
-    Pydantic evaluates them with `_NAMESPACE`: there models, banks and folders are strings.
+    Pydantic evaluates them with `_NAMESPACE`: there models, banks and folders are strings. Raises UnknownNameError if
+    there is no such study.
     """
     function: Any = STUDIES.get(name)
     annotations = {key: parameters_of(name)[key].annotation for key in keys}

@@ -81,7 +81,8 @@ def fresh_model(
 def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
     """Return `processor`. If it is None, return the processor that was saved with `model.name_or_path`.
 
-    If there is neither, None is returned; code that needs a processor raises the error.
+    If there is neither, None is returned; code that needs a processor raises the error. Raises StoreError if there are
+    files of a processor that cannot be read.
     """
     return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
 
@@ -168,7 +169,8 @@ def edited_stack(
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:
     """Return the config of an untrained reader of the last layer; its head is one linear map.
 
-    If the head classifies texts, the map reads the mean over the tokens.
+    If the head classifies texts, the map reads the mean over the tokens. Raises UnknownNameError if the task's kind has
+    no readers.
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.

@@ -208,7 +208,10 @@ def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Return the mean of one value per seed as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)"."""
+    """Return the mean of one value per seed as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)".
+
+    Raises ConfigError if there are no values.
+    """
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"

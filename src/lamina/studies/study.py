@@ -38,7 +38,8 @@ FILES = (STUDY, PARQUET, CSV)
 class Figure:
     """The description of a chart: which rows of a study's table to draw, and how.
 
-    Rows that differ only in the column "seed" are drawn as their mean, with the 95 % t interval over seeds.
+    In all charts but "scatter", rows that differ only in the column "seed" are drawn as their mean: from three seeds on
+    with the 95 % t interval over seeds.
 
     Attributes:
         kind: "line" (a curve over `x`), "heat" (one rectangle per `x` and `y`, coloured by `value`), "bar", or
@@ -283,7 +284,8 @@ def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
     """Return what a study records about a model: name, class, family, dtype and stacks' fingerprints. JSON-ready.
 
     A fingerprint is a hash of the stack's weights, which shows whether two studies read the same model. The name is
-    None for a model that was not loaded. Raises UnsupportedModelError if the model's layers cannot be found.
+    None for a model that was not loaded. Raises UnsupportedModelError if the model's layers cannot be found, and
+    ConfigError if it has no weights (the meta device).
     """
     return {
         "name": model.name_or_path or None,

@@ -132,6 +132,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
         MissingExtraError: If a method needs a package that is not installed.
+        UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
         Kantamneni et al. 2025, arXiv:2502.16681, and its package sae-probes (MIT).

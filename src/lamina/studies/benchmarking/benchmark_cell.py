@@ -301,7 +301,7 @@ class _States:
         """Return the states of all layers for the rows of a group (the encoded rows of a split).
 
         The model computes states that `folder` does not hold yet, and stores them there. `bank` has one reader, "all",
-        which needs all layers.
+        which needs all layers. Raises CacheError if the disk has no room for them.
         """
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=folder, batch_size=size)

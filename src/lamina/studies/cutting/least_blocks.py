@@ -137,7 +137,8 @@ def drop_least_(  # noqa: PLR0913 options of the command
     Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if there
     are few rows. Raises ConfigError if `count` is out of range, the model cannot be edited, or it needs a head for the
     task and has none; UnknownNameError if `by` or the stack is unknown, or the task lacks a split;
-    UnsupportedModelError if the model's layers cannot be found.
+    UnsupportedModelError if the model's layers cannot be found. Other errors are those of `finetune`, with
+    `heal_epochs`.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
@@ -353,7 +354,8 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
     """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
 
-    For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar.
+    For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar. Raises
+    UnsupportedModelError if a block cannot be skipped.
     """
     sign = -1 if subject.task.metric in LOWER else 1
     whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]

@@ -144,7 +144,8 @@ def _cell(
 ) -> list[FinetunedRow]:
     """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, and return its scores.
 
-    `fraction` is the share, and `seed` decides the new weights, the rows and their order.
+    `fraction` is the share, and `seed` decides the new weights, the rows and their order. Raises ConfigError if the
+    share has no row, and the errors of `finetuned_rows`.
     """
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
     return finetuned_rows(model, processor, sample, edits, seed, training)

@@ -212,7 +212,8 @@ class _CellModel:
         """Call `score` with the whole model, and once with each range of blocks removed; return the rows of all calls.
 
         `score` returns table rows. They get the columns "layer" (first block of the range) and "blocks" (its length);
-        both are 0 for the whole model. Only the first call logs warnings.
+        both are 0 for the whole model. Only the first call logs warnings. Raises UnsupportedModelError if a block
+        cannot be removed.
         """
         rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
         with without_warnings():  # they were already logged for the whole model
@@ -318,7 +319,8 @@ def _measure_generation(
     Up to `new_tokens` tokens are generated. Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued.
     Proxies are measured on `texts`, or on the prompts if there are no texts. Returns table rows of measure
     "same_tokens", whose column "text" has the first prompt and its continuation, and rows of the proxies; [] if the
-    model does not generate text, is not causal, or there is no prompt.
+    model does not generate text, is not causal, or there is no prompt. Raises DataError if no prompt has a token, and
+    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows.
     """
     cell = _CellModel(start)
     model = cell.model

@@ -34,7 +34,7 @@ def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Lab
       and its two neighbours.
 
     The last three use logistic regression, or ridge regression if labels are numbers. Tasks without text (images,
-    audio) have only "majority".
+    audio) have only "majority". Raises UnknownNameError if a split does not exist.
 
     Args:
         task: A task with classes, tags or numbers as labels.

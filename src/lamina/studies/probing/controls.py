@@ -34,7 +34,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     """Return the task with the same examples and random labels: one label per distinct word, or per distinct text.
 
     Each image or audio clip has its own. Labels are drawn from the labels of the "train" split, so that each class
-    stays about as frequent as it was.
+    stays about as frequent as it was. Raises UnknownNameError if a split does not exist.
 
     Args:
         task: A task with labels.

@@ -86,8 +86,9 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, or there is no
             tokenizer or other processor.
         DataError: If the training rows have fewer than two classes.
-        UnknownNameError: If a split or stack does not exist.
+        UnknownNameError: If a split or stack does not exist, or a task's metric cannot be computed from sums over rows.
         LayerIndexError: If a layer does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
         Cohen 1960, "A Coefficient of Agreement for Nominal Scales".
@@ -209,7 +210,8 @@ class _ErrorAnalysis:
     def by_length(self) -> list[Row]:
         """Return table rows with the score of each layer on shorter and longer texts; [] if the task has no text.
 
-        The texts are sorted by their number of words into bins with about as many texts each.
+        The texts are sorted by their number of words into bins with about as many texts each. Raises UnknownNameError
+        if the task's metric cannot be computed from sums over rows.
         """
         if not self._reads_text:
             return []
@@ -311,7 +313,7 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
 
     `share` is the share of the words to remove, rounded to whole words; at least one word stays. In word tagging tasks,
     the words are the tagged ones, and their tags are removed with them. In other tasks, words are separated by spaces;
-    both texts of a pair lose a span.
+    both texts of a pair lose a span. Raises UnknownNameError if the task has no split `part`.
     """
     split = task.split(part)
     if task.kind.tags_words:

@@ -129,9 +129,11 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; or
             if `sites` names "attention" or "ffn" but layer 0 is the only layer. Also if `resume` is set without
             `output`, the cells in `output` were run with other settings, or every cell failed.
-        UnknownNameError: If a probe, split, stack or site does not exist.
+        UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
+            sums over rows.
         ModelNotFoundError: If `model` is a name and there is no such model.
-        UnsupportedModelError: If the parts of a block cannot be read separately; the message gives the reason.
+        UnsupportedModelError: If the model's layers cannot be found, or the parts of a block cannot be read separately;
+            the message gives the reason.
         LayerIndexError: If a layer does not exist.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
 

@@ -280,7 +280,7 @@ class TrainedProbes:
         Return reader name -> its collected outputs ({} without tasks).
 
         `new_results` is called with a reader's name and its group (the readers that share encoded rows). It returns an
-        empty collection, to which the outputs are added.
+        empty collection, to which the outputs are added. Raises UnknownNameError if a task has no split `part`.
         """
         results: dict[str, Collected] = {}
         if tasks:
@@ -305,6 +305,8 @@ def probe_rows(
     model: PreTrainedModel | str, processor: Processor | None, task: Task, settings: ProbeSettings, seed: int
 ) -> list[Row]:
     """Train all probes of one task with one seed, and score them.
+
+    Raises the errors of `probe_bank` and `lamina.fit`.
 
     Args:
         model: A model, or the hub id or folder to load it from.

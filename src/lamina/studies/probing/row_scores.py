@@ -37,7 +37,8 @@ def row_counts(
     """Return a metric's counts for each row, and the function that computes the metric from sums of these counts.
 
     A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises
-    UnknownNameError if the metric does not exist for this task, or cannot be computed from sums over rows.
+    UnknownNameError if the metric does not exist for this task, or cannot be computed from sums over rows. Raises
+    ConfigError if the metric is about one of two classes and the task does not say which one is positive.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.

@@ -110,6 +110,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If a task does not have the split, the model does not have the stack, or `probed` does not
             have a task.
         LayerIndexError: If a layer does not exist.
+        UnsupportedModelError: If the model's layers cannot be found.
 
     Source:
         Xie et al. 2022, "Hidden State Variability of Pretrained Language Models Can Guide Computation Reduction for
