@@ -82,7 +82,8 @@ class ReaderBank(ReaderCollection):
             folder: Folder of the states, with `states.json`.
 
         Raises:
-            StoreError: If there is no manifest, or it contradicts itself.
+            StoreError: If there is no manifest, it is damaged or contradicts itself.
+            UnknownNameError: If the manifest has an unknown key.
         """
         return provider("storage").bank_of_states(folder)
 

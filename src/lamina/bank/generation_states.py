@@ -41,7 +41,7 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:
-        """Process the next tokens (`block`): at least `every` since the last call, with the whole prompt in one block.
+        """Process the next tokens (`block`): at least `every` since the last call, more if a pass read more (a prompt).
 
         Also called at the end of the text, with the tokens that are left.
         """

@@ -49,10 +49,9 @@ class LinearProbe:
     problem_type: ProblemType
 
     def after(self, scale: Array, shift: Array) -> LinearProbe:
-        """Return a map that transforms its input before it computes what this map does.
+        """Return the map that gives for x what this map gives for `x * scale + shift`.
 
-        It gives for x what this map gives for `x * scale + shift`. If `scale` is a matrix, the transform is
-        `x @ scale + shift`.
+        If `scale` is a matrix, it is what this map gives for `x @ scale + shift`.
         """
         weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
         return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)
@@ -79,7 +78,7 @@ def linear_probe(probe: object) -> LinearProbe:
             `OneVsRestClassifier` over several labels, or a `Probe` of lmprobe.
 
     Raises:
-        ConfigError: If it is a file, another model, not linear, or not fitted.
+        ConfigError: If it is a file, another model, not linear, or not fitted, or a step before it is not linear.
     """
     if isinstance(probe, str | bytes | PathLike):
         hint = "Load it in your own program, if you trust where it is from, and pass the model itself"

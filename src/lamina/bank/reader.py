@@ -171,7 +171,10 @@ class Reader:
 
 
 def _ascending(layers: object) -> list[int]:
-    """Return the layers of a probe as a list; raise ConfigError unless they are ascending integers of at least 0."""
+    """Return the layers of a probe as a list; a single number gives a list of one.
+
+    Raises ConfigError unless they are ascending integers of at least 0.
+    """
     items = list(cast("Sequence[object]", layers)) if isinstance(layers, (list, tuple, range)) else [layers]
     numbers = [int(item) for item in items if isinstance(item, Integral) and not isinstance(item, bool)]
     if not items or len(numbers) < len(items) or numbers[0] < 0 or numbers != sorted(set(numbers)):
@@ -236,7 +239,7 @@ class ReaderModule(nn.Module):
         self.fusion.config = fusion
 
     def seed_dropout(self, device: torch.device) -> None:
-        """Seed the reader's own dropout generators for the next training pass, and count the pass.
+        """Seed the reader's own dropout generators, on `device`, for the next training pass, and count the pass.
 
         The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
         on other readers of the bank, so a reader trains in the same way alone and with others.

@@ -138,7 +138,7 @@ class ReaderCollection(nn.Module):
 
     @property
     def _guard(self) -> LayerGuard:
-        """The guard that detects changes of the model, made on first access. Later accesses check nothing."""
+        """The guard that detects changes of the model. The first access makes it, and raises the errors of `stacks`."""
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
@@ -412,8 +412,9 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If a name in `readers` or `labels` is not in the bank.
-            ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
-                tokens are padding, or the layers or weights of the frozen model have changed since the bank was made.
+            ConfigError: If there is no reader to run, the labels do not fit, the batch is empty or lacks an input, the
+                attention mask does not say which tokens are padding, or the frozen model has changed since the bank was
+                made.
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes = self._start(readers, labels)

@@ -182,7 +182,7 @@ class Windows:
         return padding_of(self.processor)
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
-        """Return the tokens of the rows with these indices, padded on the right, `[batch, tokens]`."""
+        """Return the tokens of the rows with these indices, padded on the right, `[batch, tokens]`: alike in every `epoch`."""
         return self.encoded.batch(rows, self.padding)
 
 
@@ -260,7 +260,7 @@ def encode(
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token, which
     the model attends to. So there is a state for the text, which does not depend on the batch. Raises ConfigError if
     `max_length` leaves no room for text, `stride` is not allowed, or `windows` is set for a tokenizer that is not a
-    fast one.
+    fast one; DataError if windows of more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -384,7 +384,8 @@ def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Seque
 def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_prefix_space: bool = False) -> Encoded:
     """Tokenise texts, join them and cut the result into blocks of `max_length` tokens, as language modelling does.
 
-    Texts keep their special tokens; a block may begin and end inside a text. Only the last block may be shorter.
+    Texts keep their special tokens; a block may begin and end inside a text. Only the last block may be shorter. Raises
+    DataError if blocks of more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: The texts.

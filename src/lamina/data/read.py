@@ -352,7 +352,10 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
 
 
 def _with_class_names(path: Path, table: Table) -> Table:
-    """Return a Parquet file's table with class ids replaced by the class names that its schema declares."""
+    """Return a Parquet file's table with class ids replaced by the class names that its schema declares.
+
+    Its `class_names` also has the values of dictionary columns (a pandas Categorical).
+    """
     with parquet_errors(path), pq.ParquetFile(path) as file:
         features = parquet_features(file.schema_arrow) or {}
         dictionaries = [kind.name for kind in file.schema_arrow if pa.types.is_dictionary(kind.type)]

@@ -44,5 +44,8 @@ def missing_value(path: object, row: int, column: str) -> DataError:
 
 
 def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
-    """Return the DataError for a row of a file. `reason` says what is wrong; it follows "row 3 " in the message."""
+    """Return the DataError for a row of a file. `reason` says what is wrong; it follows "row 3 " in the message.
+
+    `column` is the column at fault. None: the whole row is.
+    """
     return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)

@@ -83,7 +83,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Return one of the stacks in `by_name`. `name` and the errors are those of `default_stack`."""
+    """Return one of the stacks in `by_name`. `name`, `op` and the errors are those of `default_stack`."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")
@@ -494,6 +494,8 @@ def _build(model: nn.Module, name: str, places: _Places, events: list[Event], tr
 
 def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
     """Run `target` without `output_hidden_states`, as users do; compare the states at the stacks' hooks with `states`.
+
+    `probe` is the input, `by_name` has the stacks, and `states` are those that the model returned for this input.
 
     Raises:
         _UnreadableError: If a layer's hook is not called, or gets a value that differs from that in `states`.

@@ -43,7 +43,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
 
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
-    """Return the layer numbers of a selector that is a string, such as "top:4"; see `select`.
+    """Return the layer numbers of a selector that is a string, such as "top:4"; see `select` for `layers` and `op`.
 
     Raises ConfigError if the string is not a selector, selects nothing, or has a range that runs backwards, and
     LayerIndexError if a layer does not exist.
@@ -69,7 +69,10 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
 
 
 def _index(layer: int, layers: int, op: str) -> int:
-    """Return a layer's number from 0; a negative one counts from the top. LayerIndexError if there is no such layer."""
+    """Return a layer's number from 0; a negative one counts from the top.
+
+    Raises LayerIndexError, about the operation `op`, if there are not so many layers (`layers` is their number).
+    """
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)
     return layer % layers

@@ -92,7 +92,10 @@ class Tokenizer(Processor, Protocol):
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, object]], *, tokenize: Literal[False], add_generation_prompt: bool
     ) -> str:
-        """Return the text of a chat; `add_generation_prompt` adds the tokens that begin a reply."""
+        """Return the text of a chat, a list of messages with "role" and "content".
+
+        `add_generation_prompt` adds the tokens that begin a reply.
+        """
         ...
 
 

@@ -310,9 +310,9 @@ class _Plan:
         return (*(logits[name] for name in self.names), *main)
 
     def inputs(self, rows: int, tokens: int) -> Batch:
-        """Return a batch of the given size: ids of ordinary tokens, with every second row padded.
+        """Return a batch of the given size, at most 4 rows: ids of ordinary tokens, with every second row padded.
 
-        For readers of pairs, every row has two texts.
+        For readers of pairs, every row has two texts; ConfigError if there is no tokenizer that separates them.
         """
         probes = [probe_input(self.model, tokens, seed).inputs for seed in (1, 2)]
         accepted = inspect.signature(self._runs.forward).parameters
@@ -504,6 +504,7 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
 
     Raises:
         StoreError: If an output has a different shape, or differs by more than `TOLERANCE`.
+        UnsupportedModelError: If onnxruntime cannot run the graph.
     """
     batch = plan.inputs(rows, tokens)
     outputs, worst = _run(plan, path, batch), 0.0

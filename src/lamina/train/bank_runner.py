@@ -150,8 +150,9 @@ class BankRunner(Runner):
         The arguments are those of `Runner.prepare`.
 
         Raises:
-            ConfigError: If a batch does not fit in memory; the message says which batch size does. Also if the base
-                model is trained, and could not be loaded again after it is saved.
+            ConfigError: If a batch does not fit in memory (the message says which batch size does), or a reader cannot
+                be trained on recorded states. Also if the base model is trained, and could not be loaded again after it
+                is saved.
             BaseMismatchError: If a group's states were recorded from another model than the bank's.
             CacheError: If `cache` is "on" and the states cannot be cached.
         """

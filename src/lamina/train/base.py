@@ -249,6 +249,7 @@ class Runner(ABC):
 
         Raises:
             NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
+            LaminaError: If an example cannot be read, for example a damaged image.
         """
         scores: Scores = {}
         for group in groups:
@@ -312,6 +313,7 @@ class Runner(ABC):
 
         Raises:
             NotFiniteError: If a learner outputs NaN or infinity for a row.
+            LaminaError: If an example cannot be read, for example a damaged image.
         """
         names, inputs = list(results), group.inputs
         for name in names:

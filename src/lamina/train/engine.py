@@ -515,7 +515,10 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite, or `check` does. Called before weights are saved."""
+        """Raise NotFiniteError if a trained weight is not finite, or `check` does. Called before weights are saved.
+
+        `step` is the number of steps so far, for the message.
+        """
         self.check()
         for learner in learners:
             if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):

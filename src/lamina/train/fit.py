@@ -247,7 +247,7 @@ def fit(  # noqa: PLR0913
 def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:
     """Log a warning if tasks have a test split that was not scored, because the option `test` was not set.
 
-    `tasks` is learner name -> task.
+    `tasks` is learner name -> task. `op` begins the message. Only rank 0 logs.
     """
     if not test and not rank() and (names := [name for name, task in tasks.items() if "test" in task.splits]):
         hint = "Give test=True, or call lamina.evaluate with split='test'"

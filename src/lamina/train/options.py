@@ -240,7 +240,10 @@ class FitOptions(PassOptions):
             yield "warmup_ratio", "and warmup_steps is set too; only one can hold. Leave one out"
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return options for encoding one split; `seed` decides which tokens are masked and how images are cropped."""
+        """Return options for encoding one split as inputs of at most `max_length` tokens or samples.
+
+        `seed` decides which tokens are masked and, with `augment`, how images are cropped.
+        """
         options = super().encode_options(part, max_length)
         return replace(options, seed=self.seed, augment=self.augment)
 

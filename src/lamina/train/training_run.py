@@ -195,8 +195,9 @@ def _training_groups(
 ) -> list[Group]:
     """Return the encoded training examples of a run's learners, together with their entries in `states`.
 
-    `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises DataError if rows of a
-    task have no label and were masked by default, and no other task shares its rows.
+    `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises the errors of
+    `groups_of`, and DataError if rows of a task have no label and were masked by default, and no other task shares its
+    rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
     for group in groups if states else ():
@@ -230,7 +231,8 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
     """Log a warning if tasks have the same rows in total, but divided differently into train and validation splits.
 
-    Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer.
+    Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer. `op` begins
+    the message. Only rank 0 logs.
     """
     by_examples = {task.split("train").key: (name, task) for name, task in tasks.items() if not rank()}
     counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for _, task in by_examples.values())
