@@ -149,10 +149,10 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
-            ConfigError: If `over` needs generated text and the model generates none, a fusion needs the inputs of the
-                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. Also raised by
-                `generate`, if its way of decoding does not tell which states belong to which text; and by
-                `outputs[name]`, if that reader read no pass. The message has the reason.
+            ConfigError: If the frozen model has changed, `over` needs generated text and the model generates none, a
+                fusion needs the inputs of the model's blocks (`ExtraLayers`), or a reader is already used by an
+                enclosing `listen`. Also raised by `generate`, if its way of decoding does not tell which states belong
+                to which text; and by `outputs[name]`, if that reader read no pass. The message has the reason.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -197,11 +197,12 @@ class ReaderBank(ReaderCollection):
                 reader that cannot score a text while it is written is refused now, before training.
 
         Raises:
-            ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
-                have no recommended reader. With `watch`, if the reader's scores of a token depend on later tokens, or
-                the model does not write text from left to right.
+            ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
+                not fit the model, or tasks of that kind have no recommended reader. With `watch`, if the reader's
+                scores of a token depend on later tokens, or the model does not write text from left to right.
             LayerIndexError: If the reader selects a layer that the model does not have.
             UnknownNameError: If the reader names a stack that the model does not have.
+            UnsupportedModelError: If the model's layers cannot be found.
         """
         if watch and not isinstance(reader, Reader) and isinstance(reader, ReadTask):
             reader = Reader.default(reader, watch=True)
@@ -229,8 +230,8 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a reader or label does not exist.
-            ConfigError: If the monitor cannot score a text while it is generated (see `watch`), or the mask has another
-                shape than the texts.
+            ConfigError: If the monitor cannot score a text while it is generated (see `watch`), the frozen model has
+                changed, or the mask has another shape than the texts.
         """
         return monitoring.monitor_scores(self, monitor, batch, mask)
 
@@ -273,10 +274,10 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If there is no monitor, `every` is below 1, drift cannot be tested, the model does not write
-                text from left to right, or a reader looks ahead: its logits of a token depend on later tokens. Also
-                raised by `generate` for beam search and assisted decoding, which read tokens that may not be part of
-                the text.
+            ConfigError: If there is no monitor, `every` is below 1, drift cannot be tested, the frozen model has
+                changed, the model does not write text from left to right, or a reader looks ahead: its logits of a
+                token depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which
+                read tokens that may not be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

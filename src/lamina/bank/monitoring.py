@@ -139,8 +139,8 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
 
     Raises:
         UnknownNameError: If the bank has no reader of a name.
-        ConfigError: If a reader reads a stack that does not read generated text, or whose states depend on later
-            tokens.
+        ConfigError: If the frozen model has changed, or a reader reads a stack that does not read generated text, or
+            whose states depend on later tokens.
     """
     passes = bank.passes(bank.select(names, op), grad=False)
     for stack_pass in passes:

@@ -242,8 +242,8 @@ class ReaderCollection(nn.Module):
             reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
 
         Raises:
-            ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
-                have no recommended reader.
+            ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
+                not fit the model, or tasks of that kind have no recommended reader.
             LayerIndexError: If the reader selects a layer that the model does not have.
             UnknownNameError: If the reader names a stack that the model does not have.
         """
@@ -469,7 +469,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
+            ConfigError: If a layer is missing, a reader needs more than states, labels do not fit, or the model has
+                changed.
         """
         labels = {} if labels is None else labels
         passes = self._start(readers, labels)

@@ -437,7 +437,8 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         Stack name -> the chosen event of each layer; and the hidden states that this run returned.
 
     Raises:
-        _UnreadableError: If a layer has no such place, or the stack returns a different number of states.
+        _UnreadableError: If a layer has no such place, a state has another shape or NaN, or the stack returns a
+            different number of states.
     """
     points = [
         _point(event, form)

@@ -59,7 +59,8 @@ The readers work with this model only. Loading compares its weights, its setting
 def model_card(bank: ReaderBank, title: str) -> ModelCard:
     """Return the model card of a bank: Markdown, with the front matter that the hub reads.
 
-    `title` is also the folder or hub id in the card's loading instructions.
+    `title` is also the folder or hub id in the card's loading instructions. Raises ConfigError if a stored monitor
+    cannot be read.
     """
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)

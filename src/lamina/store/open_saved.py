@@ -36,6 +36,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
         ModelNotFoundError: If the base or the model cannot be found.
         StoreError: If the folder or repository does not exist, or its files are damaged.
         BaseMismatchError: If the bank's readers were not trained on `base`.
+        UnsupportedModelError: If transformers does not know the family of the model or base.
         ConfigError: If `base` is given for a whole model.
     """
     # `lamina.save` records the class of every whole model. Banks have no such record.

@@ -56,6 +56,7 @@ class ModelRunner(Runner):
 
     Raises:
         ConfigError: If there is no processor, or for "predict" if the head does not fit the task.
+        StoreError: If the files of the processor cannot be read.
     """
 
     def __init__(
