@@ -343,7 +343,8 @@ class ReaderBank(ReaderCollection):
             StoreError: If the folder cannot be written, or has files of the same names that no bank wrote.
             NotFiniteError: If a weight holds NaN or infinity.
             ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, and
-                `changed_base` is not set.
+                `changed_base` is not set; or if a model that is saved with the bank has adapters or was changed by
+                hand.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
 

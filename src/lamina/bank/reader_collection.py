@@ -412,9 +412,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If a name in `readers` or `labels` is not in the bank.
-            ConfigError: If there is no reader to run, the labels do not fit, the batch is empty or lacks an input, the
-                attention mask does not say which tokens are padding, or the frozen model has changed since the bank was
-                made.
+            ConfigError: If there is no reader to run, labels do not fit, the batch is empty or lacks an input, the mask
+                does not say which tokens are padding, or the frozen model has changed since the bank was made.
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes = self._start(readers, labels)
@@ -469,7 +468,7 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If a layer is missing, a reader needs more than states, labels do not fit, or the model has
+            ConfigError: If a layer is missing, a reader needs more than states, labels do not fit, or the model
                 changed.
         """
         labels = {} if labels is None else labels

@@ -498,7 +498,7 @@ def stream(
 
 
 def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
-    """Return [`Watch.stopping`] if `stop` is set, else []. Raises ConfigError if a drift test is in use, too."""
+    """Return [`Watch.stopping`] if `stop` is set, else []; ConfigError if `stop` is set and a drift test is in use."""
     return [watching.stopping] if stop else []
 
 

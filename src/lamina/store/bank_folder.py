@@ -120,7 +120,8 @@ def save_bank(
     Raises:
         StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the weights of the frozen model have changed, and `changed_base` is not set.
+        ConfigError: If the weights of the frozen model have changed, and `changed_base` is not set; or `save` refuses a
+            base.
     """
     folder = Path(folder)
     for name in bank:
@@ -154,7 +155,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Log a warning if blocks of a bank's frozen model were changed by hand, since loading could not repeat that."""
+    """Log a warning if a model that is not saved with the bank was cut by hand, since loading could not repeat that."""
     if bank.saves_base:
         return  # `save` refuses it
     if (problem := changed_blocks(bank.model)) is not None:

@@ -154,7 +154,8 @@ def export_onnx(
         UnknownNameError: If the bank does not have a reader.
         ConfigError: If there is nothing to write, a reader has the name of the model's own output, or the bank's frozen
             model has changed.
-        UnsupportedModelError: If the model does not read text alone, or torch cannot write one of its parts as ONNX.
+        UnsupportedModelError: If the model does not read text alone or has towers, or torch cannot write one of its
+            parts as ONNX.
         NotFiniteError: If a weight holds NaN or infinity.
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
@@ -463,7 +464,10 @@ def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
 
 
 def _write(plan: _Plan, path: Path, opset: int) -> None:
-    """Trace a planned pass, and write it as an ONNX graph; UnsupportedModelError if torch cannot write a part of it."""
+    """Trace a planned pass, and write it as an ONNX graph.
+
+    Raises UnsupportedModelError if torch cannot write a part of it; errors of Lamina and of the disk stay as they are.
+    """
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
     shapes = ({name: {0: dynamic, 1: dynamic} for name in batch},)

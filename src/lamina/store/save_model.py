@@ -140,7 +140,7 @@ def saved_names(folder: Path) -> list[str]:
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of all files that a folder's record lists, including a processor's; [] without a record."""
+    """Return the names of all files that a folder's record lists, with a processor's; [] without a readable record."""
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

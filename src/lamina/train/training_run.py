@@ -100,10 +100,10 @@ def train(  # noqa: PLR0913
         output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
         checkpoints: Folder for the checkpoints of this run, which the caller removes later. None: a folder in `output`.
         events: Folder for TensorBoard events if there is no `output`.
-        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place.
+        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all.
         states: Digest of encoded training examples -> their hidden states, which the caller has computed for all layers
-            that the readers need. The model does not read these examples.
-        tables: More files to write into `output`.
+            that the readers need. The model does not read these examples. None: there are none.
+        tables: More files to write into `output`. None: only the files of `fit`.
 
     Returns:
         The result, in the form of `fit`.
@@ -196,8 +196,8 @@ def _training_groups(
     """Return the encoded training examples of a run's learners, together with their entries in `states`.
 
     `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises the errors of
-    `groups_of`, and DataError if rows of a task have no label and were masked by default, and no other task shares its
-    rows.
+    `groups_of`, and DataError if a task whose `missing_labels` is None has rows without a label, and no other task
+    shares its rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
     for group in groups if states else ():
