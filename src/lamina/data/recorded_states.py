@@ -233,7 +233,8 @@ class RecordedStates:
         """Return where a tensor is in a `.npy`, `.safetensors` or `.parquet` file.
 
         A `.parquet` file is unpacked to a temporary file; there, `tensor` is the name of a column, and `shape` the
-        shape of its numbers (None: as its first cell shows). Raises DataError if the file is missing or damaged.
+        shape of its numbers (None: as its first cell shows). Raises DataError if the file is missing or damaged, and
+        StoreError if the disk for temporary files is too small.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))

@@ -120,8 +120,7 @@ def save_bank(
     Raises:
         StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the weights of the frozen model have changed, and `changed_base` is not set; or `save` refuses a
-            base.
+        ConfigError: If the frozen model's weights changed and `changed_base` is not set, or `save` refuses the model.
     """
     folder = Path(folder)
     for name in bank:

@@ -113,8 +113,8 @@ def _load(
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model and its processor from a folder or a hub id; `load` calls it.
 
-    `kind` is the class of transformers that loads the model. The other arguments and the result are those of `load`.
-    Raises StoreError if the weights do not fit, or the model has inserted layers and no record of them.
+    `kind` is the class of transformers that loads the model. The other arguments, the result and the errors are those
+    of `load`, such as StoreError if the weights do not fit, or the model has inserted layers and no record of them.
     """
     config = models.load_config(name, revision=revision)
     if labels is not None:

@@ -276,7 +276,10 @@ def check_files(name: str) -> None:
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:
-    """Raise StoreError if `model`, built on the meta device, is far larger than the weight files in folder `name`."""
+    """Raise StoreError if `model`, built on the meta device, is far larger than the weight files in folder `name`.
+
+    A folder without weight files, or a hub id, is not checked.
+    """
     files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
     size_bytes = sum(path.stat().st_size for path in files)
     if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:

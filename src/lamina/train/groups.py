@@ -119,6 +119,10 @@ def group_tasks(
         options: How to encode, and which split of the tasks.
         processor: Tokenizer, image processor or feature extractor.
         encodings: Encoded examples of earlier calls, which are reused; new ones are added in place. None: encode all.
+
+    Raises:
+        UnknownNameError: If a task does not have the split.
+        ConfigError: If the processor or an option does not fit a task.
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
