@@ -98,7 +98,8 @@ class ReaderBank(ReaderCollection):
             processor: The model's tokenizer or processor.
 
         Raises:
-            ConfigError: If this bank has a model already.
+            ConfigError: If this bank has a model already, or `model` and `processor` do not fit each other.
+            NotFiniteError: If a weight of `model` holds NaN or infinity.
             BaseMismatchError: If `model` does not have the recorded stack, or its depth, width or fingerprint differs.
         """
         if not isinstance(self.model, RecordedModel):
@@ -381,6 +382,7 @@ class ReaderBank(ReaderCollection):
             BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
                 the processor makes other inputs.
             ModelNotFoundError: If the model that the manifest names cannot be found.
+            UnsupportedModelError: If transformers does not know the family of that model.
             ConfigError: If there is a `revision` for a local folder, or `model` is not a model.
         """
         return provider("storage").load_bank(

@@ -242,7 +242,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 def publish(path: Path, facts: Mapping[str, object]) -> None:
     """Complete an entry: write its index, flush its files to disk, and rename its folder to the key.
 
-    An older entry of the same key is removed.
+    An older entry of the same key is removed. Raises OSError if the disk refuses; see `disk_errors`.
 
     Args:
         path: The private folder from `claim`, with the files of states.

@@ -407,7 +407,8 @@ class _Filler:
     def compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Run the model over rows, and wait for the device.
 
-        Returns stack -> layer -> states `[batch, tokens, width]`.
+        Returns stack -> layer -> states `[batch, tokens, width]`. For audio, frames that are padding in all rows are
+        cut off; raises CacheError if the model does not read the expected frames.
         """
         device, precision = self.bank.device, self.settings.precision
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}

@@ -14,7 +14,7 @@ class Move(Protocol):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of edit."""
+        """Name of the kind of edit, such as "truncate" or one of `MOVES`."""
         ...
 
     @property

@@ -194,7 +194,10 @@ class ModuleGuard:
         return None
 
     def _settings_of(self, path: str) -> dict[str, object]:
-        """Return name -> value for attributes that decide what a module computes: scalars, lists and functions."""
+        """Return name -> value for attributes that decide what a module computes: scalars, lists and functions.
+
+        Attributes that passes of the model change, and shapes of weights, are left out.
+        """
         module, ignored = self._modules[path], self._ignored[path]
         settings: dict[str, object] = {}
         for name, value in vars(module).items():

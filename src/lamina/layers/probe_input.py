@@ -29,7 +29,7 @@ class Probe:
     is_full: bool = False
 
     def without_mask(self) -> Probe:
-        """Return the input without attention masks, not marked as full. Some models without weights only accept this."""
+        """Return the input without attention masks, not marked as full. Some models without weights need this."""
         return Probe(
             {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
         )

@@ -320,7 +320,7 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
     Args:
         name: A local folder or a hub id.
         model: The model.
-        revision: Branch, tag or commit on the hub.
+        revision: Branch, tag or commit on the hub. None: the main branch.
 
     Returns:
         The processor; None if the model has no processor files.

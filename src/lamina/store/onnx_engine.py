@@ -37,7 +37,10 @@ _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answer
 
 
 def open_session(graph: Path) -> Session:
-    """Return an inference session of onnxruntime for a graph file, on the CPU, with as many threads as torch has."""
+    """Return an inference session of onnxruntime for a graph file, on the CPU, with as many threads as torch has.
+
+    Errors are onnxruntime's own.
+    """
     runtime = import_module("onnxruntime")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
