@@ -69,6 +69,8 @@ class UnknownNameError(LaminaError, LookupError):
 def listed(got: str, known: Sequence[str], see: str = "") -> str:
     """Return the names in `known`, joined by commas, for the message that the name `got` does not exist.
 
+    "none" if empty.
+
     If there are more than 16, only those that resemble `got` are listed (or the first ones if none does), and the
     others are counted. `see` is the place where all names can be read; "" if nowhere.
     """
@@ -325,7 +327,8 @@ class MissingExtraError(LaminaError, ImportError):
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
         """Return the error for an operation `op` whose import of an optional package raised `error`.
 
-        The package's name is read from `error`. `extra` is the extra of Lamina that installs the package.
+        The package's name is read from `error` ("?" if unknown). `extra` is the extra of Lamina that installs the
+        package.
         """
         return cls(op=op, package=error.name or "?", extra=extra)
 

@@ -54,7 +54,10 @@ class Registry(Generic[T]):
         self._rows[name] = target
 
     def names(self) -> tuple[str, ...]:
-        """Return every registered name in the order of registration; entry points are looked up on the first call."""
+        """Return every registered name in the order of registration.
+
+        Entry points are looked up on the first call; they do not replace a name that exists.
+        """
         if not self._has_entry_points:
             self._has_entry_points = True
             for point in entry_points(group=f"lamina.{self.what}"):

@@ -85,14 +85,17 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
 
 @cache
 def _kinds(annotation: str) -> tuple[str, ...]:
-    """Return the names of the types in a union, `annotation`, without parameters in brackets, such as "Sequence"."""
+    """Return the names of the types in `annotation`, a union such as "Sequence[int] | None", without brackets."""
     while "[" in annotation:
         annotation = _PARAMETERS.sub("", annotation)
     return tuple(annotation.split(" | "))
 
 
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that calls `check_type` for each argument of a function. The messages begin with `op`."""
+    """Return a decorator that checks a function's arguments with `check_type`, and passes on what it returns.
+
+    A wrong type raises ConfigError, whose message begins with `op`. Defaults are not checked.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         types = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
@@ -109,7 +112,10 @@ def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def check_fields(op: str, settings: Any) -> None:  # noqa: ANN401  a dataclass
-    """Call `check_type` for each field that `__init__` sets in a frozen dataclass, and store what it returns."""
+    """Call `check_type` for each field that `__init__` sets in a frozen dataclass, and store what it returns.
+
+    Raises ConfigError if a field has a wrong type; its message begins with `op`.
+    """
     for field in filter(attrgetter("init"), fields(settings)):
         value = check_type(op, field.name, getattr(settings, field.name), field.type)
         object.__setattr__(settings, field.name, value)
@@ -118,7 +124,7 @@ def check_fields(op: str, settings: Any) -> None:  # noqa: ANN401  a dataclass
 def check_range(
     op: str, name: str, value: float | None, low: float, high: float = math.inf, *, open_high: bool = False
 ) -> None:
-    """Raise ConfigError unless `low <= value <= high`; None passes.
+    """Raise ConfigError unless `low <= value <= high`; None passes, NaN does not.
 
     Args:
         op: The operation, for the message.

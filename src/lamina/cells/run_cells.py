@@ -160,7 +160,7 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
 
 
 def _plain(value: np.generic | torch.Tensor) -> object:
-    """Return a number of NumPy or PyTorch (an array or tensor of one element) as a Python number."""
+    """Return a number of NumPy or PyTorch (an array or tensor of one element) as a Python number; other values fail."""
     return value.item()
 
 
@@ -224,6 +224,9 @@ class Shelf:
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures` to failures.json in an output folder. If there are none, only replace an older file."""
+    """Write `failures` to failures.json in an output folder, replacing an older file.
+
+    Without failures, create no new file.
+    """
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

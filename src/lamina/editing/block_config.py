@@ -41,7 +41,8 @@ def cut_configs(
             first. None: not known.
 
     Raises:
-        ConfigError: If no setting of the config holds the depth, or the family cannot have this order.
+        ConfigError: If no setting of the config holds the depth, the family cannot have this order, or settings would
+            contradict each other.
     """
     parts = {name: getattr(config, name) if name else config for name in ("", *_inner(config))}
     own = [part for part in parts.values() if part is owner] or [*parts.values()]
@@ -135,7 +136,7 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
 
 
 def _cache_depth(part: PretrainedConfig) -> int:
-    """Return how many entries the cache has that transformers makes for a model with the config `part`."""
+    """Return how many entries transformers' cache has for a model with the config `part`; 0 if unknown."""
     return getattr(part.get_text_config(decoder=True), "num_hidden_layers", 0)
 
 
@@ -165,7 +166,7 @@ def _set_blocks(
     """Change the config `part` so that it describes the blocks in `order`, which are numbers of its `depth` old blocks.
 
     `names` are the settings that hold the depth. With `every_list`, lists of unknown meaning with an entry per old
-    block are changed too.
+    block are changed too. A config raises ValueError if its settings contradict each other.
 
     Returns:
         Whether a list of unknown meaning was changed.

@@ -49,7 +49,8 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
     """Put the blocks of a stack in a new order, in place, with some left out or repeated; adapt the config.
 
     `order` has the numbers of present blocks, from 1. The first occurrence of a number is the block itself; others are
-    copies. If a check fails, the model is unchanged. `op` is the operation, for messages.
+    copies. If a check fails, the model is unchanged. `op` is the operation, for messages. The result says which
+    parameters are gone or new.
 
     Raises:
         ConfigError: If the family cannot have this order, no setting holds the depth, the shape of another part depends
@@ -94,7 +95,7 @@ class _Plan:
 
     @property
     def tables(self) -> dict[str, int]:
-        """Weights outside of the blocks that consist of one part per block: name -> axis along which the parts lie."""
+        """Weights outside of the blocks with one part per block: name -> axis of the parts. {} if `path` is None."""
         owner = self.path[: self.path.rfind(".") + 1] if self.path else ""
         return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
 
@@ -114,8 +115,8 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
     """Check whether a stack's blocks can be put in a new order, and return the plan; nothing is changed yet.
 
     `order` has the numbers of present blocks. `path` is the path of the module list that holds the blocks; None if one
-    block serves as all layers. `op` is the operation, for messages. Raises ConfigError if no config describes the
-    changed model.
+    block serves as all layers. `op` is the operation, for messages. Raises ConfigError if no model can be built from
+    the present config, or no config describes the changed model.
     """
     first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
@@ -210,7 +211,10 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
-    """Return whether a module, called `name` in its parent, is a dropout without weights or an identity for one."""
+    """Return whether a module, called `name` in its parent, is a dropout without weights or an identity for one.
+
+    None is not.
+    """
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
 
@@ -279,10 +283,11 @@ def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
-    """Return whether the dict `value`, an attribute named `key`, stays right when its block moves; before it was `old`.
+    """Return whether the dict `value`, a block's attribute `key`, stays right when the block moves; `old` is it before.
 
-    In a module that several blocks share (Zamba 2), a dict has numbers of blocks as keys, and says which adapter each
-    block uses. `numbers` are the block's old and new number, from 0.
+    In a module that several blocks share (Zamba 2), a dict with "layer" in its name maps a block's number to its
+    adapter: the entry for the new number must equal the old entry for the old number. Any other dict must not change.
+    `numbers` are the block's old and new number, from 0.
     """
     return (
         value == old if "layer" not in key else isinstance(old, dict) and value.get(numbers[1]) == old.get(numbers[0])
@@ -338,7 +343,7 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
-    """Give a weight new parts, in place.
+    """Give a weight new parts, in place; its gradient is dropped.
 
     Along `axis` it has one part for each of `depth` blocks, from which `order` picks.
     """
@@ -385,7 +390,8 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
 def _copy_changes(target: object, was: object, now: object) -> None:
     """Copy attributes that depend on the number of blocks to `target`, a module or config, and to its nested configs.
 
-    `was` and `now` are the same module or config before and after the move; the attributes that differ are copied.
+    `was` and `now` are the same module or config before and after the move. Integers, lists, tuples and sets that
+    differ are copied, and few others.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)

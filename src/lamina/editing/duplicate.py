@@ -157,7 +157,7 @@ def _run(model: PreTrainedModel, stack: LayerStack) -> None:
 
 
 def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return a block's arguments without a cache and with copies of tensors, because the model may change these."""
+    """Return a block's arguments for a call without a cache, with tensors copied, because the model may change them."""
 
     def plain(value: object) -> object:
         if isinstance(value, Tensor):
@@ -220,7 +220,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value of a parameter with which its module returns 0: 0, or -1 in a norm that scales by 1 + weight."""
+    """Return the value with which a parameter's module returns 0: -1 in a norm that scales by 1 + weight, else 0."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):

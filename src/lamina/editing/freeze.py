@@ -98,7 +98,11 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise UnknownNameError or ConfigError if `train` is no possible argument of `freeze_`; no model is needed."""
+    """Raise an error unless `train` is a possible argument of `freeze_`; no model is needed for this.
+
+    A text other than "inserted" raises UnknownNameError. Anything else that is no list of texts, or an empty one,
+    raises ConfigError.
+    """
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -106,23 +110,29 @@ def check_parts(train: object) -> None:
 
 
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
-    """Return whether `freeze_` with this `train` leaves the parameter with the full name `name` trainable."""
+    """Return whether `freeze_` with this `train` leaves the parameter with the full name `name` trainable.
+
+    None names no part.
+    """
     parts = [train] if isinstance(train, str) else train or ()
     return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)
 
 
 def _contains_part(name: str, part: str) -> bool:
-    """Return whether the words between the dots of `part` (or wildcards) are consecutive words of the name `name`."""
+    """Return whether `part` matches consecutive words of `name`.
+
+    Dots separate the words, and `*` matches within one word.
+    """
     words, patterns = name.split("."), part.split(".")
     starts = range(len(words) - len(patterns) + 1)
     return any(all(map(fnmatchcase, words[start : start + len(patterns)], patterns)) for start in starts)
 
 
 def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | None) -> set[nn.Parameter]:
-    """Return the parameters that `train` names.
+    """Return the parameters that `train` names; an empty set for None.
 
     Raises:
-        ConfigError: If `train` names inserted layers, and the model has none.
+        ConfigError: If `train` is no list of texts, is empty, or names inserted layers and the model has none.
         UnknownNameError: If `train` names a part that no parameter has.
     """
     if train is None:

@@ -81,8 +81,9 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the names of the new parameters and, for "xavier" and "he", the seed that was drawn.
 
     Raises:
-        ConfigError: If options contradict each other; if layer 0 is selected; if a selected layer shares its weights
-            with one that is not selected; if the model is quantised, compiled, offloaded or has adapters.
+        ConfigError: If options contradict each other, or `kernel` is even; if layer 0 is selected; if a selected layer
+            shares its weights with one that is not selected; if the model is quantised, compiled, offloaded or has
+            adapters.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, or the row does not fit the model.
@@ -116,7 +117,7 @@ class Options:
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
-        ConfigError: If options contradict each other.
+        ConfigError: If options contradict each other, or `kernel` is not odd and positive.
     """
 
     position: str
@@ -233,8 +234,8 @@ def _block_sites(
 ) -> Iterator[_Site]:
     """Yield the places in a block of the model at which layers are inserted for the option `position`.
 
-    `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if a
-    layer follows the norm before the feed-forward network, and the row does not name that norm.
+    `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if
+    the row does not fit the block, or names no norm before the feed-forward network although `position` needs it.
     """
     if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)
@@ -260,7 +261,7 @@ def _attention_sites(
 ) -> Iterator[_Site]:
     """Yield the places after the query, key and value projections of one attention of a block; see `_block_sites`.
 
-    Raises UnsupportedModelError if the heads do not divide a projection's output.
+    Raises UnsupportedModelError if a path of the row is not in the block, or heads do not divide a projection's output.
     """
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)

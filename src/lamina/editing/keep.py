@@ -121,7 +121,7 @@ def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence
     """Give the stack `edited` the blocks `order`, in place, and record an edit of `kind`; return the edit.
 
     `layers` are the layers that the user named. If the blocks are in that order already, nothing is recorded. Raises
-    ConfigError if `order` is empty.
+    ConfigError if `order` is empty, and the errors of `rearrange`.
     """
     everything = range(1, edited.depth + 1)
     if not order:

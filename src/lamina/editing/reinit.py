@@ -131,8 +131,8 @@ def _draw_weights(
     """Draw new weights for all linear maps in `modules`, in place, and return the changed parameters.
 
     The weights come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations.
-    With `zero`, all biases but those of norms are set to 0. Random numbers are drawn on the CPU, so that a seed gives
-    the same weights on every device.
+    Embeddings and convolutions keep their weights. With `zero`, all biases but those of norms are set to 0. Random
+    numbers are drawn on the CPU, so that a seed gives the same weights on every device.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]
@@ -188,7 +188,7 @@ def _initialize_by_model(
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
     """Restrict transformers' initialisation to the tensors in `free`, inside the `with` block.
 
-    The others of `tensors` are marked as already initialised there.
+    The others of `tensors` are marked as already initialised there. Afterwards all tensors have their old attributes.
     """
     marks = [vars(tensor).copy() for tensor in tensors]
     try:

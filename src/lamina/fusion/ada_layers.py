@@ -84,7 +84,10 @@ class _ProjectedStream(Stream):
         return [index for index, zeros in enumerate(zip(*self._zero, strict=True)) if not all(zeros)]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one layer's weighted features to each member's sum, or keep its state for `finish` (see `_collects`)."""
+        """Add one layer's weighted features to each member's sum, or store its state for `finish` (see `_collects`).
+
+        A member for which the layer has weight 0 is skipped.
+        """
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -325,6 +328,10 @@ class AdaLayers(ProjectedConfig):
         dropout: Probability of dropout on each layer's features and, with `positions`, on the sum.
         positions: Whether to add fixed sinusoidal token positions to the sum, after GELU.
         output_activation: Whether to apply GELU to the sum. The reference code does; the thesis does not mention it.
+
+    Raises:
+        ConfigError: If a value is out of its range; for `cutoff` against the number of layers, only when the module is
+            built.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.

@@ -71,7 +71,10 @@ class FusionConfig:
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
-        """Return a new module for `layers` states of size `width`, initialised with torch's global generator."""
+        """Return a new module for `layers` states of size `width`, initialised with torch's global generator.
+
+        Raises ConfigError if the settings do not fit these numbers.
+        """
         return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
@@ -270,6 +273,8 @@ class Fusion(nn.Module, ABC):
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Return the features from the states of all active layers. Fusions that need all states at once implement it.
+
+        In other fusions it raises NotImplementedError.
 
         Args:
             states: Index among the selected layers -> state `[batch, tokens, width]`, lowest layer first. It may be

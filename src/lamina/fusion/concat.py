@@ -31,6 +31,9 @@ class Concat(FusionConfig):
             width 1024 and 24 layers 25,165,824, or 25.17 million, where the paper prints 25.18 million; with it 1024
             more.
 
+    Raises:
+        ConfigError: If `dim` is out of range.
+
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. The paper does not
         say how the map is initialised; here it is as one `nn.Linear` over all states, so that the size of the sum does

@@ -26,6 +26,9 @@ class DepthLSTM(FusionConfig):
         dim: Size of the LSTM's hidden state, at least 1. None: the model's width.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
+    Raises:
+        ConfigError: If `dim` is out of range.
+
     Source:
         Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; the cell in the paper has peepholes and is
         part of a recurrent model.

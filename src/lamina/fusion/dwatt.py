@@ -34,6 +34,9 @@ class DWAtt(FusionConfig):
         position_dim: Size of `p_n`, at least 1. `p_n` is drawn once from U(0, 1) and saved.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
+    Raises:
+        ConfigError: If a size is out of range.
+
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases that give
         the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and bias.

@@ -45,7 +45,8 @@ class ExtraLayers(FusionConfig):
         n: Number of blocks, at least 1.
 
     Raises:
-        ConfigError: When the reader is attached, if the model's last block cannot be called by itself.
+        ConfigError: If `n` is not in 1..1000; when the reader is attached, if the model's last block cannot be called
+            by itself.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". `build`, which has no model, makes blocks as
@@ -96,7 +97,10 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Return a context manager that records the arguments of each call of the stack's last block."""
+        """Return a context manager that records the arguments of each call of the stack's last block.
+
+        BERT-like blocks need none.
+        """
 
         def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
@@ -243,11 +247,12 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
     """Return a trainable float32 copy of the stack's last block, and the block's `Swap`.
 
-    The `Swap` is the pair of axes that the block exchanges compared with `[batch, tokens, width]`; None if none.
+    The `Swap` is the pair of axes that the block exchanges compared with `[batch, tokens, width]`; None if none. On the
+    meta device the copy is not tried.
 
     Raises:
-        ConfigError: If the stack has no module per block, or the copy does not run or computes other values than the
-            block.
+        ConfigError: If the stack has no module per block, its blocks pass on states in another form, or the copy does
+            not run or computes other values than the block.
     """
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")

@@ -27,6 +27,9 @@ class Gated(FusionConfig):
         hidden: Size of the network's hidden layer, at least 1.
         layers: Selector of the layers that are read.
 
+    Raises:
+        ConfigError: If `hidden` is out of range.
+
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024
         (DWAtt) write it: all layers share one network and nothing normalises the weights. U is initialised to 0 and b

@@ -45,6 +45,9 @@ class Head2Toe(FusionConfig):
         chunks: Number of equally long parts into which a sequence is cut, each with its own mean. With `per_token` only
             1.
 
+    Raises:
+        ConfigError: If a number is out of its range, or `chunks` is above 1 with `per_token`.
+
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, after Evci et al. 2022,
         arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one training.

@@ -46,6 +46,9 @@ class PairedLayers(PoolingConfig):
         dropout: Probability of dropout on each layer's features.
         queries: Number of queries per layer; their results are concatenated before `W_i`.
 
+    Raises:
+        ConfigError: If a number is out of range, or, when the module is built, if `heads` does not divide the width.
+
     Source:
         Our own. The comparison of two vectors is that of InferSent (Conneau et al. 2017, arXiv:1705.02364), which
         encodes the texts separately. The best matches between tokens are those of BERTScore (Zhang et al. 2020,

@@ -31,7 +31,10 @@ _KEPT = 1 << 18  # number of elements of states that are kept to pool several la
 
 @dataclass(frozen=True)
 class PoolingConfig(FusionConfig):
-    """Settings that PooledLayers and PairedLayers share; see there. `op` is the fusion's name in error messages."""
+    """Settings that PooledLayers and PairedLayers share; see there. ConfigError if a number is out of its range.
+
+    `op` is the fusion's name in error messages.
+    """
 
     op: ClassVar[str]
 
@@ -240,6 +243,10 @@ class PooledLayers(PoolingConfig):
         over: Which tokens are pooled. "all": all tokens. "second": those of the second of two texts, such as the reply
             to a prompt, which the model still reads together with the first; all tokens if there is no second text. The
             separator that the bank's tokenizer puts between two texts shows where the second begins.
+
+    Raises:
+        ConfigError: If a number is out of range, or, when the module is built, if `heads` does not divide the width.
+        UnknownNameError: If `over` is unknown.
 
     Source:
         The two stages, pooling of tokens within each layer and then mixing of layers, are those of Meyoyan and Del

@@ -39,6 +39,9 @@ class Routing(FusionConfig):
         layers: Selector of the layers that are read.
         per_token: Whether to route over the layers of each token separately, for token tasks.
 
+    Raises:
+        ConfigError: If a number is below 2, or too large.
+
     Source:
         Heinsen 2022, arXiv:2211.11754. The votes are never all in memory. As in the author's code, how much an input of
         the first stage is used or ignored is a linear function of the input, because the number of inputs varies.

@@ -25,6 +25,9 @@ class ScalarMix(FusionConfig):
         layers: Selector of the layers that are read.
         layer_dropout: Probability with which a layer is left out of one training step (its score is -inf); below 1.
 
+    Raises:
+        ConfigError: If `layer_dropout` is not in [0, 1).
+
     Source:
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
     """

@@ -30,6 +30,9 @@ class SingleLayer(ProjectedConfig):
         positions: Whether to add fixed sinusoidal token positions, after GELU.
         output_activation: Whether to apply GELU to the projected features.
         frozen: Whether the projection stays at its random initialisation, and only the head is trained.
+
+    Raises:
+        ConfigError: If `dim` or `dropout` is out of range.
     """
 
     layer: int = -1
@@ -52,7 +55,8 @@ class SingleLayer(ProjectedConfig):
 class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
     """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`, without gradient if `config.frozen`.
 
-    If it gets the states of several layers, it reads only the layer that `config.layer` selects.
+    If it gets the states of several layers, it reads only the layer that `config.layer` selects; LayerIndexError if
+    there is none.
     """
 
     def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:

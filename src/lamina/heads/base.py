@@ -198,7 +198,7 @@ class Head(nn.Module, ABC):
 
 
 class PassThrough(nn.Module):
-    """Replaces the linear map of a head whose features are already the logits. It has no parameters and is not saved.
+    """Stands in for the linear map of a head whose features are already the logits: an identity that is not saved.
 
     Args:
         op: The operation that error messages begin with.
@@ -321,8 +321,8 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Return the names in `labels` as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
 
     Raises:
-        ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
-            The message begins with `op`.
+        ConfigError: If there is no label, a label occurs twice, a number is above 2**20, or `labels` is neither a
+            number nor a list of strings. The message begins with `op`.
     """
     labels = labels.tolist() if hasattr(labels, "tolist") else labels  # pyright: ignore[reportAttributeAccessIssue]
     is_number = type(labels) is int and labels <= _MOST_LABELS

@@ -62,6 +62,11 @@ class PooledClassification(HeadConfig):
         encoder_layers: Number of pre-norm transformer encoder layers before the pooling.
         feedforward: Inner size of each encoder layer's feed-forward network.
 
+    Raises:
+        ConfigError: If `labels`, a number or `class_weights` is not allowed, or options contradict each other; when the
+            module is built, if `attention_heads` does not divide the size of the features.
+        UnknownNameError: If `pooling` or `problem_type` is unknown.
+
     Source:
         Dremov 2024, section 5.2; the encoder layers are those of its token tasks (figure 15). "query" is one head of
         the attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, applied to the fusion's features;

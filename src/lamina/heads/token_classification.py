@@ -36,6 +36,9 @@ class TokenClassification(HeadConfig):
         dropout: Probability of dropout inside the encoder layers and before the linear map.
         class_weights: One positive weight per label for the loss. None: all equal.
 
+    Raises:
+        ConfigError: If `labels`, a number or `class_weights` is not allowed.
+
     Source:
         Dremov 2024, section 5.2 and figure 15.
     """

@@ -131,7 +131,8 @@ class LazyAudio(LazyFile):
     def _header(self, rate: int) -> tuple[int, int]:
         """Return the clip's samples per second and samples per channel, without decoding the file.
 
-        `rate` stands in for a rate that is not known. Raises DataError if the header cannot be read.
+        `rate` stands in for a rate that is not known. Raises DataError if the header cannot be read, and
+        MissingExtraError if that needs soundfile and it is missing.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
@@ -348,7 +349,10 @@ class AudioInputs:
         return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the shape of the feature extractor's output for `tenths` tenths of a second of silence."""
+        """Return the shape of the feature extractor's output for `tenths` tenths of a second of silence.
+
+        DataError if it fails.
+        """
         outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
         return tuple(next(iter(outputs.values())).shape)
 

@@ -40,7 +40,7 @@ PARTS = ("train", "validation", "test")
 
 @runtime_checkable
 class KindedTask(TaskLike, Protocol):
-    """A task as its kind sees it, as a protocol: the facts of a `TaskLike`, and the `Kind` object itself."""
+    """A task as its kind sees it, as a protocol: a `TaskLike` with its `Kind` object, and whether texts are pairs."""
 
     @property
     def kind(self) -> Kind:

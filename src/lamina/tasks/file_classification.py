@@ -302,7 +302,10 @@ class FileKind(ClassKind[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return the files of every split with class ids, without opening them; see `Kind.build` for the rest."""
+        """Return each split as its files, which are not opened, and class ids (`IGNORED` without a label).
+
+        See `Kind.build`.
+        """
         tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)
         splits: dict[str, Split] = {}

@@ -208,8 +208,9 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 def spelled_list(text: str) -> object:
     """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
 
-    A text in round or curly brackets may be a name. Unless it spells a tuple or set, the result is None. Raises
-    LabelCellError if the text is in square brackets and spells no list, such as a printed NumPy array.
+    A text in round or curly brackets may be a name: unless it spells a tuple or set, the result is None. Raises
+    LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array) or is too long,
+    or if a key in it comes twice.
     """
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None

@@ -335,7 +335,10 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row named `label`: means of precision, recall and F1 over `rows` by `weights`; counts as in `total`."""
+    """Return a row named `label`: means of precision, recall and F1 over `rows` by `weights`; counts as in `total`.
+
+    If the weights sum to 0, the means are 0.
+    """
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:
@@ -448,7 +451,7 @@ def _of_corpus(name: str, predictions: list[str], references: list[str]) -> floa
 
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
-    """Raise DataError if there are no words, or if a text does not have one predicted tag per word."""
+    """Raise DataError if there are no words, or unless every text has predictions, one tag per word."""
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")

@@ -94,7 +94,8 @@ def _spelled(text: str) -> object:
 def _list_of(cell: Mapping[str, object]) -> object:
     """Return the list of spans inside the object `cell`; if the object is itself a span, a list with only this span.
 
-    Raises SpanError if lists of starts, ends and labels have different lengths.
+    The list may be under a key such as "entities", or be spelled as one list per field. Raises SpanError if lists of
+    starts, ends and labels have different lengths.
     """
     for key in _CONTAINERS:
         if key in cell and not any(name in cell for name in _STARTS):
@@ -233,8 +234,8 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
     """Return whether `characters`, those of a span in its text, equal `carried`, the text that the span states.
 
-    Blanks and Unicode forms may differ. With `loosely`, capitals, accents and tokenizers' marks may differ too, and a
-    stated text with an unknown token equals anything.
+    Runs of blanks count as one blank, and Unicode forms may differ. With `loosely`, blanks, capitals, accents and
+    tokenizers' marks do not count, and a stated text with "[UNK]" equals anything.
     """
     if loosely and "[UNK]" in carried:
         return True

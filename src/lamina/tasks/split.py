@@ -72,7 +72,8 @@ class Split:
     def of_texts(cls, texts: Sequence[Cell]) -> Split:
         """Return a split of unlabelled texts or pairs of texts, for a single use in `predict`.
 
-        The texts stay in memory. They are written to Arrow only if something reads `rows`.
+        If the first is no str, all are pairs. Lone surrogates are replaced. The texts stay in memory; they are written
+        to Arrow only if something reads `rows`.
         """
         split = cls.__new__(cls)
         split._open_text = split._other_labels = split._strata = None

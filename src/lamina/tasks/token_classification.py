@@ -459,7 +459,9 @@ def _tagged(text: Text) -> str:
 def spans_of_tags(
     tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
 ) -> list[SpanAnswer]:
-    """Return the spans that the tags of a text's words mark. If tags mark no spans, every word is a span.
+    """Return the spans that the tags of a text's words mark.
+
+    Without tags such as B-PER in `labels`, every word is a span.
 
     `tags` are the ids and `scores` the probabilities of the words' tags; the score of a span is the mean. `labels` are
     the tags' names, and `words` the words' ranges of characters.
