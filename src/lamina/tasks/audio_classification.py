@@ -72,10 +72,10 @@ class LazyAudio(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a clip from an array at the feature extractor's rate, or from {"array": ..., "sampling_rate": ...}.
 
-        None if `entry` is neither. Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits
-        are divided by their full scale. If there are several channels, the longer axis is time. Raises DataError,
-        naming the clip `name`, if a mapping has no "sampling_rate" or one out of range, or the samples have another
-        type.
+        None if `entry` is neither, or has more than two axes. Floats are samples between -1 and 1. Integers of 8 bits
+        (unsigned), 16 or 32 bits are divided by their full scale. If there are several channels, the longer axis is
+        time. Raises DataError, naming the clip `name`, if a mapping has no "sampling_rate" or one out of range, or the
+        samples have another type.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -89,7 +89,8 @@ class LazyAudio(LazyFile):
     def length(self, rate: int) -> int:
         """Return the clip's number of samples at `rate` samples per second, without decoding the file.
 
-        Raises DataError if the clip is empty or its header cannot be read.
+        Raises DataError if the clip is empty or its header cannot be read, and MissingExtraError if soundfile is needed
+        and not installed.
         """
         own_rate, frames = self._header(rate)
         if frames < 1:
@@ -99,7 +100,7 @@ class LazyAudio(LazyFile):
     def decoded_size(self) -> int:
         """Return the number of samples over all channels: of the clip in memory, else by the file's header.
 
-        Raises DataError if the header cannot be read.
+        Raises DataError if the header cannot be read, and MissingExtraError if soundfile is needed and not installed.
         """
         if self.rate is not None:
             return len(self.data or b"") // 4
@@ -140,7 +141,11 @@ class LazyAudio(LazyFile):
         return _checked_rate(self.name, info.samplerate), info.frames
 
     def _info(self) -> Any:
-        """Return soundfile's description of the file; raise DataError if it is not audio or has too many channels."""
+        """Return soundfile's description of the file.
+
+        Raises DataError if the file is not audio or has too many channels, and MissingExtraError if soundfile is not
+        installed.
+        """
         source, soundfile = self.source(), _soundfile()
         try:
             info = soundfile.info(source)
@@ -151,7 +156,10 @@ class LazyAudio(LazyFile):
         return info
 
     def _decode(self, frames: int) -> Samples:
-        """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`; DataError on failure."""
+        """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
+
+        Raises DataError if it cannot be decoded, and MissingExtraError if soundfile is not installed.
+        """
         source, soundfile = self.source(), _soundfile()
         try:
             return soundfile.read(source, frames=frames, dtype="float32")[0]
@@ -275,8 +283,8 @@ class AudioInputs:
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
     (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
     padding would change every frame. Clips for these models are padded with silence to whole seconds, and all clips of
-    a batch have one length. Raises ConfigError if the processor has no feature extractor, and DataError if the header
-    of a clip cannot be read.
+    a batch have one length. Raises ConfigError if the processor has no feature extractor, DataError if that fails or
+    the header of a clip cannot be read, and MissingExtraError if soundfile is needed and not installed.
 
     Args:
         split: The clips.
@@ -319,7 +327,10 @@ class AudioInputs:
         return self._split.key
 
     def content_digest(self) -> str:
-        """Return a hash of the content of all clips and of the length limit. The first call reads every clip."""
+        """Return a hash of the content of all clips and of the length limit; DataError if a clip cannot be read.
+
+        The first call reads every clip.
+        """
         return self._content_digest
 
     @cached_property
@@ -349,7 +360,7 @@ class AudioInputs:
         return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the shape of the feature extractor's output for `tenths` tenths of a second of silence.
+        """Return the feature extractor's output shape for `tenths` tenths of a second of silence.
 
         DataError if it fails.
         """
@@ -357,7 +368,10 @@ class AudioInputs:
         return tuple(next(iter(outputs.values())).shape)
 
     def _lengths(self) -> tuple[list[int], int]:
-        """Return how many samples of each clip are read, and how many clips are longer than the limit."""
+        """Return how many samples of each clip are read, and how many clips are longer than the limit.
+
+        Raises the errors of `LazyAudio.length`.
+        """
         lengths = [clip.length(self.rate) for clip in self._split.texts]
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
@@ -378,6 +392,8 @@ class AudioInputs:
 
     def _fewest_samples(self) -> int:
         """Return the length, in samples, of the shortest clip that gives a finite spectrogram.
+
+        At most a tenth of a second.
 
         Shorter clips are padded to this length and no further: extractors normalise over the frames of a clip, so more
         silence would change every frame.
@@ -446,8 +462,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
         """Return the clips of a split as `AudioInputs`, each cut to `options.max_length` samples.
 
-        Raises ConfigError if the processor has no feature extractor, and DataError if the header of a clip cannot be
-        read.
+        See there for the errors.
         """
         return AudioInputs(split, processor, limit=options.max_length)
 

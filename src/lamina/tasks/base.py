@@ -83,7 +83,10 @@ class TaskOutline:
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
-        """Return the outline of the task that a reader with this head was trained for, without numbers of rows."""
+        """Return the outline of the task that a reader with this head was trained for, without numbers of rows.
+
+        Raises UnknownNameError if the head's kind is not registered.
+        """
         return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
 
     def __post_init__(self) -> None:
@@ -446,7 +449,7 @@ class Kind(ABC, Generic[InputsT]):
             rows: Number of examples.
             tokens: Mean tokens of an example.
             max_length: Maximum tokens of a row.
-            config: The model's config.
+            config: The model's config. None: not known.
             by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
 
         Returns:
@@ -522,5 +525,8 @@ def as_output(model: PreTrainedModel) -> dict[str, bool]:
 
 @cache
 def kind_of(name: str) -> Kind:
-    """Return the kind of task that is registered under a name; raise UnknownNameError if there is none."""
+    """Return the kind of task that is registered under a name, always the same object.
+
+    Raises UnknownNameError if there is none, and ConfigError if its module cannot be imported.
+    """
     return KINDS.get(name)()

@@ -131,7 +131,10 @@ class CausalLMKind(LanguageModelingKind):
         return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the model is not a causal language model without an encoder, as text; None if it is one."""
+        """Return why the model is not a causal language model without an encoder, as text; None if it is one.
+
+        None also if its layers cannot be found, so that this cannot be checked.
+        """
         if model.config.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not model.can_generate():
@@ -143,7 +146,7 @@ class CausalLMKind(LanguageModelingKind):
         return None if causal else "its tokens see later tokens, which they are to predict"
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return why the model's logits do not have one score per entry of the vocabulary, as text; None if they do."""
+        """Return why the model's logits are not `[batch, tokens, vocabulary]`, as text; None if they are."""
         shape = list(outputs.logits.shape)
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
@@ -196,7 +199,10 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 
 
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
-    """Tokenise texts, or (`has_chats`) chats up to the start of the next reply; too long ones lose their start."""
+    """Tokenise texts, or (`has_chats`) chats up to the start of the next reply; too long ones lose their start.
+
+    Raises the errors of `render`.
+    """
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
         return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
@@ -205,7 +211,7 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
     """Tokenise pairs, or (`has_chats`) chats, and mark the tokens of replies; only these tokens are learnt.
 
-    Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins.
+    Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins, and the errors of `render`.
     """
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:
@@ -276,7 +282,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
 
 @contextmanager
 def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Make the processor's tokenizer truncate texts at their start, instead of their end, inside the `with` block."""
+    """Make the processor's tokenizer truncate texts at their start inside the `with` block; afterwards, as before."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"

@@ -43,7 +43,7 @@ class Chat(str):
 
 
 def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a cell is a list of mappings, as a chat is; `chat_problem` checks the mappings."""
+    """Return whether a cell is a list of mappings, or an empty list; `chat_problem` checks what is in it."""
     return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
 
 

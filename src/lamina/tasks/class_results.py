@@ -83,9 +83,9 @@ class ClassResults(Results[Tensor, Answer]):
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first example whose logits are NaN or infinite, as `first_invalid_row` says.
+        """Return the index of the first example with NaN or infinite logits (see `first_invalid_row`).
 
-        Else None.
+        None if there is none.
         """
         return first_invalid_row(self._logits)
 
@@ -305,7 +305,7 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
 
     Args:
         metrics: The metrics. The first one decides the verdict. `score` may return fewer of them.
-        rows: Number of rows.
+        rows: Number of rows, at least 1.
         always: The constant prediction, as text.
         score: Called with row indices and a flag. Returns metric -> score on these rows: of the predictions, or of the
             constant prediction if the flag is True.

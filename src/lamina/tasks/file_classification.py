@@ -289,7 +289,10 @@ class FileKind(ClassKind[InputsT]):
         return read_class_files(source, self.file)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory, as `Kind.from_rows` does; the files that it names are not opened."""
+        """Return a table of rows in memory, as `Kind.from_rows` does; the files that it names are not opened.
+
+        Raises DataError if the column of files is missing, or a cell has none of the accepted forms.
+        """
         column = self.column(spec)
         if isinstance(rows, Mapping):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -302,9 +305,9 @@ class FileKind(ClassKind[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return each split as its files, which are not opened, and class ids (`IGNORED` without a label).
+        """Return each split as its files, unopened, with class ids (`IGNORED` without a label).
 
-        See `Kind.build`.
+        See `Kind.build` for the rest.
         """
         tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)

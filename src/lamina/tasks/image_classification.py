@@ -151,7 +151,7 @@ class ImageInputs:
 
     With `augment`, a random part of each image is cropped and resized, and half of the images are mirrored. The random
     numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor,
-    if its outputs differ in size, or if `scale` is out of range.
+    if that fails or its outputs differ in size, or if `scale` is out of range.
 
     Args:
         split: The images.
@@ -202,7 +202,7 @@ class ImageInputs:
         """Open the image `lazy` and crop it. With augmentation, the crop is random, seeded by `row` and `epoch`.
 
         Without augmentation, the image is cropped to the aspect ratio of the processor's output, unless the processor
-        itself brings all images to one size.
+        itself brings all images to one size. Raises DataError if the image cannot be read.
         """
         image, target = lazy.open(), self.target
         if self._augment:
@@ -243,7 +243,10 @@ class ImageClassificationKind(FileKind[ImageInputs]):
         return 1
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Set the task's `image_size` on the image processor, in place; return whether the task has one."""
+        """Set the task's `image_size` on the image processor, in place; return whether the task has one.
+
+        Raises ConfigError if the processor cannot make images of that size.
+        """
         size = getattr(task, "image_size", None)
         if size is not None:
             set_image_size(processor, size)

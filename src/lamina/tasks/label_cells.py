@@ -55,7 +55,10 @@ class LabelCellError(ValueError):
 
 
 def plain(cell: object) -> Cell:
-    """Return a value of NumPy, torch, pandas or Arrow as a Python value; tuples, sets and arrays become lists."""
+    """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
+
+    The entries of a set are sorted.
+    """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
     if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
@@ -68,17 +71,23 @@ def plain(cell: object) -> Cell:
 
 
 def trimmed(text: str) -> str:
-    """Return a name in Unicode's form NFC, without spaces and zero-width characters at its ends."""
+    """Return a name in Unicode's form NFC, without spaces and zero-width characters at its ends.
+
+    Lone surrogates, which UTF-8 cannot encode, are replaced.
+    """
     return _TRIMMED.sub("", encodable(unicodedata.normalize("NFC", text)))
 
 
 def look(name: str) -> str:
-    """Return what two class names have in common that differ in case, width, spaces or unseen characters only."""
+    """Return a form of a class name.
+
+    It is equal for names that differ in case, width, spaces or unseen characters only.
+    """
     return " ".join(_UNSEEN.sub("", unicodedata.normalize("NFKC", name)).casefold().split())
 
 
 def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = False) -> bool:
-    """Return whether a cell, or an entry of a list, is a missing label: None, NaN, blank, or a text such as "NA".
+    """Return whether a label is missing: None, NaN, blank, or a text such as "NA". A list with a missing entry is too.
 
     Args:
         cell: The cell.
@@ -97,9 +106,9 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text (in Unicode's form NFC), or a whole number or bool as Python prints it.
 
-    So 2 and 2.0 are the class "2", and True is the class "True". A text in `labels` is always a name, whatever it looks
-    like. Raises LabelCellError if the cell is something else, a text that is a list in JSON or Python or a printed
-    value, or -100.
+    So 2 and 2.0 are the class "2", and True is the class "True"; a blank text gives "". A text in `labels` is always a
+    name, whatever it looks like. Raises LabelCellError if the cell is something else, a text that is a list in JSON or
+    Python or a printed value, or -100.
     """
     cell = plain(cell)
     name = trimmed(cell) if isinstance(cell, str) else str(cell) if isinstance(cell, bool) else ""
@@ -175,11 +184,12 @@ def has_decimal_comma(cell: object) -> bool:
 def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
     """Return the entries of a cell that may have several classes.
 
-    Raises LabelCellError if a text in brackets is not a list, or an entry of the list is a list or an object.
+    Raises LabelCellError if a text in brackets is not a list, the cell is an object, or an entry of the list is a list
+    or an object.
 
     Args:
         cell: A list; a text in square brackets, which is a list in JSON or Python; or a text with names. A blank text
-            has no class.
+            has no class. Anything else, such as a number, is the only entry.
         separator: The sign between names in one text. None: a text is one name.
         labels: Class names; a text that is one of them is not divided.
     """

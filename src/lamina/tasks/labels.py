@@ -67,7 +67,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 
 def is_hidden(cell: object) -> bool:
-    """Return whether a cell is empty or -1, as in published test sets whose labels are secret."""
+    """Return whether a cell is empty or -1, as in published test sets whose labels are secret; an empty list is not."""
     cell = plain(cell)
     if isinstance(cell, list):
         return bool(cell) and all(map(is_hidden, cell))

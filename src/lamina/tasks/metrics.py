@@ -115,6 +115,8 @@ def score_classes(
 ) -> dict[str, float]:
     """Return metric -> score; `metrics` may name "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1".
 
+    Raises UnknownNameError for other metrics, and DataError without rows or if the numbers of rows differ.
+
     Args:
         metrics: Names of the metrics.
         predictions: Predicted class ids `[rows]`.
@@ -156,7 +158,8 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
     "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive rows with a
     score above a threshold: the lowest threshold that at most 1 % or 5 % of the negative rows exceed, as
     `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, it is their highest score. All three
-    metrics are 0 if one of the classes has no row.
+    metrics are 0 if one of the classes has no row. Raises UnknownNameError for other metrics, and DataError without
+    rows or if the numbers of rows differ.
 
     Args:
         metrics: Names of the metrics.
@@ -205,7 +208,8 @@ def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
     """Return "accuracy" (the fraction of rows with every class right) and "f1" (micro-averaged over all labels).
 
-    `predictions` and `targets` are 0 and 1 `[rows, classes]`.
+    `predictions` and `targets` are 0 and 1 `[rows, classes]`; `metrics` names one or both. Raises UnknownNameError for
+    other metrics, and DataError without rows or if the numbers of rows differ.
     """
     _check_rows(predictions, targets)
     predicted, true = predictions.bool(), targets.bool()
@@ -219,7 +223,8 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
     """Return the "pearson" and "spearman" correlation of predictions with targets, as `metrics` names them.
 
-    Both are 0 if predictions or targets are constant, or have NaN or infinity.
+    Both are 0 if predictions or targets are constant, or have NaN or infinity. Raises UnknownNameError for other
+    metrics, and DataError without rows or if the numbers of rows differ.
     """
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
@@ -235,8 +240,8 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
     """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
 
     `predictions` and `targets` hold, for each text, the id of every word's tag; `labels` are the names of the tags.
-    Raises DataError if a text has not one prediction per word, there are no words, or "span_f1" is requested and the
-    tags mark no spans (see `marks_spans`).
+    Raises UnknownNameError for other metrics; DataError if a text has not one prediction per word, there are no words,
+    or "span_f1" is requested and the tags mark no spans (see `marks_spans`).
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
@@ -259,7 +264,7 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
     "rouge1", "rouge2", "rougeL" and "rougeLsum" are means over the texts of an F-measure from 0 to 1. Words are in
     lower case and stemmed by Porter's algorithm, and "rougeLsum" compares sentence by sentence: both texts are split at
     line breaks and after the signs that end a sentence. "bleu" and "chrf" are scores of the whole corpus from 0 to 100,
-    with the default settings of sacrebleu.
+    with the default settings of sacrebleu. Raises UnknownNameError for other metrics.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.

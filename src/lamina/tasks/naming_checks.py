@@ -48,8 +48,8 @@ def check_spec(spec: ColumnSpec) -> None:
     """Check that the kind of `spec` allows the user's choices in it, as far as this is known without the data.
 
     Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
-    labels are empty or a label is named twice, or an option is set that the kind does not have (`by_row`, `separator`,
-    `text_pair`).
+    labels are empty or a label is named twice, text and label are one column, or an option is set that the kind does
+    not have (`by_row`, `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

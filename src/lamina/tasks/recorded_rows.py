@@ -158,9 +158,9 @@ def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
 def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options: Mapping[str, Any]) -> RecordedTables:
     """Read the labels that belong to recorded states, and open the states.
 
-    Raises ConfigError if readers of the kind cannot be trained on states alone; UnknownNameError if there is no such
-    option; DataError if the table has another number of rows than the states, or a file does not fit; StoreError if a
-    folder has no manifest.
+    Raises ConfigError if readers of the kind cannot be trained on states alone, or the splits' states come from several
+    models; UnknownNameError if there is no such option; DataError if there are no states, the table has another number
+    of rows than the states, or a file does not fit; StoreError if a folder has no manifest.
 
     Args:
         kind: The kind of task.

@@ -57,7 +57,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     """Return the spans in a cell.
 
     Raises SpanError if the cell or a span in it has another form; UnplacedSpanError if the cell says that its annotator
-    skipped or rejected the row.
+    skipped or rejected the row, or a span has several labels; LabelCellError if a label is no class name.
 
     Args:
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
@@ -116,7 +116,7 @@ def _list_of(cell: Mapping[str, object]) -> object:
 def _mark(span: object, default: str) -> SpanMark:
     """Return `span`, one entry of a list of spans, as a `SpanMark`, with the label `default` if it has none.
 
-    Raises SpanError if the entry has an unknown form.
+    Raises SpanError if the entry has an unknown form, and the errors of `_label`.
     """
     entries = plain(span)
     if isinstance(entries, str):
@@ -162,8 +162,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span, from the values of its label keys: names, or lists with one name.
 
-    Raises SpanError if a label is missing, is no name, or is a tag such as "O" or "B-PER"; UnplacedSpanError if there
-    are several labels. The message names `default`, the label of spans without one.
+    Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is no class name;
+    UnplacedSpanError if there are several labels. The message names `default`, the label of spans without one.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     if not entries or any(map(is_missing, entries)):

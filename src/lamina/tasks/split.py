@@ -58,7 +58,7 @@ class Split:
     ) -> Split:
         """Return a split made from Python values; they are read one by one.
 
-        Characters that UTF-8 cannot encode are replaced.
+        The first text decides whether all are pairs. Characters that UTF-8 cannot encode are replaced.
 
         Args:
             texts: Texts or pairs of texts.
@@ -249,7 +249,7 @@ def _tables(columns: dict[str, Iterable[object]]) -> Iterator[pa.Table]:
 
 
 def _type_of(labels: Sequence[object]) -> pa.DataType:
-    """Return the Arrow type for a column of labels, decided by the first label."""
+    """Return the Arrow type for a column of labels, decided by the first label; the null type if there is none."""
     first = labels[0] if labels else None
     if isinstance(first, list | tuple):
         return pa.list_(pa.int64())

@@ -73,7 +73,7 @@ def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] 
 
 
 def _labels_in(cell: object) -> list[Hashable] | None:
-    """Return the labels in a cell as a list, empty for an empty cell; None if the cell cannot hold labels."""
+    """Return the labels in a cell as a list, empty for an empty cell; None for a long text or another type."""
     if isinstance(cell, list | tuple):
         parts = [_labels_in(part.get("label") if isinstance(part, Mapping) else part) for part in cell]
         return None if None in parts else list(dict.fromkeys(label for part in parts for label in part or ()))
@@ -271,7 +271,7 @@ def subsample_rows(
         classes: The class ids of each row.
         size: Size of the subsample.
         stratified: Whether each class gets the same number of rows (with `size.per_class`), or the same fraction of its
-            rows. False: rows are drawn uniformly.
+            rows. Rows without exactly one class are then never drawn. False: rows are drawn uniformly.
         seed: Seed of the draw.
     """
     count = size.count(len(names), len(classes))

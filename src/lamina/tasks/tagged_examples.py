@@ -114,7 +114,7 @@ def _tag_name(mark: object, labels: Sequence[str], *, are_ids: bool) -> str | No
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
     A tag may be the number of one of `labels`, unless a label is a number itself. A text may be one if all tags of the
-    table are numbers (`are_ids`).
+    table are numbers (`are_ids`). Raises LabelCellError if the tag is no name.
     """
     can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():
@@ -247,7 +247,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
 
 
 def _warn(table: Table, rows: Sequence[int], what: str) -> None:
-    """Log a warning that says how many rows of a table, with the indices `rows`, have `what`, and their row numbers."""
+    """Warn that rows of a table, with the indices `rows`, have `what`, and name them; without rows, log nothing."""
     if rows:
         numbers = lab.listed([table.rows[row] for row in rows])
         logger.warning("task: %s: %d of %d rows have %s (%s)", table.path, len(rows), len(table), what, numbers)

@@ -103,7 +103,7 @@ class Task:
 
         Raises:
             UnknownNameError: If there is no such class.
-            ConfigError: If the task does not have two classes.
+            ConfigError: If the task does not have two classes, or `positive` cannot be the name of a class.
         """
         known = self.kind.metrics(self.problem_type, self.labels)
         metrics = (*self.metrics, *(name for name in known if name == "f1" and name not in self.metrics))

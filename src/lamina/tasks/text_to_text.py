@@ -223,7 +223,7 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
 def _split(table: Table, spec: ColumnSpec) -> Split:
     """Return the examples in a table: texts of column `spec.text`, with those of column `spec.label` as labels.
 
-    Raises DataError if a source text is blank.
+    Raises DataError if a cell is not a text, or a source text is blank.
     """
     texts = lab.texts(table, spec.text)
     for row, text in zip(table.rows, texts, strict=True):
