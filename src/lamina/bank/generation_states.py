@@ -109,7 +109,10 @@ class GenerationStates:
         self._passes += 1
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Store the state `[rows, tokens, width]` of a layer in this pass; raise ConfigError if a layer was skipped."""
+        """Store the state `[rows, tokens, width]` of a layer in this pass.
+
+        Raises ConfigError if a layer was skipped, and the errors of `_place`.
+        """
         if not self._layers_seen:
             self._place(state)
         self._layers_seen.append(layer)

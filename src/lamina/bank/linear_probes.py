@@ -102,7 +102,7 @@ def linear_probe(probe: object) -> LinearProbe:
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
     """Return the linear map that the fitted `steps` of a pipeline compute; the last is a linear model.
 
-    Raises ConfigError if there are no steps.
+    Raises ConfigError if there are no steps, or a step is unknown, not fitted or not linear.
     """
     if not steps:
         raise ConfigError("reader: the pipeline has no step that computes anything. Let it end with a linear model.")

@@ -66,7 +66,10 @@ def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
-    """Remove the stored monitor `name` from the readers; raise UnknownNameError if no monitor has this name."""
+    """Remove the stored monitor `name` from the readers.
+
+    Raises UnknownNameError if no monitor has this name, and ConfigError if a stored monitor cannot be read.
+    """
     check_known("bank.drop_monitor", [name], stored_monitors(readers), "monitor")
     for reader in readers.values():
         rest = {other: fields for other, fields in reader.info.pop(MONITORS, {}).items() if other != name}

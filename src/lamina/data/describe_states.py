@@ -97,7 +97,7 @@ def describe_states(  # noqa: PLR0913
         UnknownNameError: If there is no such form.
         ConfigError: If no axis is "width", or no layer is named.
         DataError: If a file is missing or damaged, does not have these axes, or there is no file of states.
-        StoreError: If the facts contradict each other, or `states.json` cannot be written.
+        StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """
     check_known("states", [form] if form else [], FORMS, "form")
     known = FORMS[form] if form else StatesForm(tuple(axes or ()), tensor, mask)

@@ -147,7 +147,7 @@ def _hash(facts: Facts) -> int:
 
 
 def _crc32(path: Path) -> int:
-    """Return the CRC-32 checksum of a file. The file is read 1 MiB at a time."""
+    """Return the CRC-32 checksum of a file, read 1 MiB at a time. Raises OSError if it cannot be read."""
     crc = 0
     with no_pipe(path).open("rb", buffering=0) as file:
         while content := file.read(2**20):

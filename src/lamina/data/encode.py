@@ -489,7 +489,8 @@ def _windows(
     """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
     `start` is the index, among all texts, of the first text in `output`; `shared` is the number of tokens that
-    neighbouring windows share. With `is_second`, offsets and token ranges belong to the second texts of pairs.
+    neighbouring windows share. A text without tokens gets a start token. With `is_second`, offsets and token ranges
+    belong to the second texts of pairs, and start tokens before these texts are left out.
     """
     columns: WindowColumns = defaultdict(list)
     before: _Window | None = None

@@ -68,7 +68,8 @@ class RecordedStates:
 
     Args:
         folder: The folder.
-        manifest: The folder's manifest, the contents of `states.json`. The files are checked against it; see `open`.
+        manifest: The folder's manifest, the contents of `states.json`. The files are checked against it, with the
+            errors of `open`.
 
     Attributes:
         folder: The folder.
@@ -217,7 +218,7 @@ class RecordedStates:
         """Return where the tensor of an array is. An array in a `.parquet` file is first unpacked to a temporary file.
 
         Raises DataError if the file is missing or damaged, differs from the manifest, or holds numbers that are not
-        floating-point.
+        floating-point; StoreError if the disk for temporary files is too small.
         """
         path = self.folder / array.file
         place = self._place(path, array.tensor, array.shape)

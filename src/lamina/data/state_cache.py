@@ -375,7 +375,7 @@ class _Filler:
     def hold(self) -> CachedStates | None:
         """Run the model over all rows, and return their states in memory.
 
-        None if `Layout.pack` raises CacheError; the reason is then logged.
+        None if `compute` or `Layout.pack` raises CacheError; the reason is then logged.
         """
         layout = replace(self.layout, dtype="float32")
         arrays = {stack: np.empty(layout.shape(stack), np.float32) for stack in layout.layers}

@@ -352,7 +352,7 @@ def _hint_for(target: nn.Module) -> str:
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
     """Run a module on the probe's inputs; return stack name -> the hidden states in its output, one per layer.
 
-    Raises _UnreadableError if the output has no hidden states.
+    Raises _UnreadableError if the module fails on these inputs, or its output has no hidden states.
     """
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}

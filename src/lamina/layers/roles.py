@@ -119,7 +119,7 @@ class BlockSettings:
 
 
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
-    """Return family name -> row, from one table of roles.yaml."""
+    """Return family name -> row, from one table of roles.yaml. `row_class` is the class of the table's rows."""
     return {family: row_class(**row) for row in _TABLES[table] for family in row.pop("families")}
 
 

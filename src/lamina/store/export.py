@@ -65,7 +65,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
     Raises:
         UnknownNameError: If the bank does not have the reader.
-        ConfigError: If a reader with this fusion or head cannot be exported.
+        ConfigError: If a reader with this fusion or head, or on states in the form that this model keeps, cannot be
+            exported.
         StoreError: If the folder cannot be written, or other software wrote files of these names there.
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """

@@ -123,7 +123,8 @@ def settle(folder: Path) -> None:
     """Undo a replacement of files that a dead process left unfinished. Call this before reading a saved folder.
 
     Raises:
-        StoreError: If another process is replacing the files, and does not finish in time.
+        StoreError: If another process is replacing the files, and does not finish in time; or if the plan is damaged,
+            or the folder cannot be written.
     """
     if is_file(plan := folder / WORK / PLAN):
         try:
@@ -143,7 +144,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
         read: Function that reads the files. Its errors are raised.
 
     Raises:
-        StoreError: If the files are replaced during every attempt.
+        StoreError: If the files are replaced during every attempt, and the errors of `settle`.
     """
     for _ in range(_READS):
         settle(folder)

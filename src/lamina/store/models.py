@@ -261,7 +261,7 @@ def check_files(name: str) -> None:
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            names a file outside the folder.
+            is damaged or names a file outside the folder.
     """
     if not is_dir(name):
         return

@@ -274,7 +274,8 @@ class _Plan:
     """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
 
     The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported.
-    Raises ConfigError if there is no output or two have one name, and UnsupportedModelError for models with towers.
+    Raises ConfigError if there is no output, two have one name, or the frozen model has changed; UnsupportedModelError
+    for models with towers.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:

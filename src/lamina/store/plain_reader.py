@@ -342,6 +342,8 @@ def hook_factory(config: Settings) -> Callable[..., None]:
 def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[Settings]:
     """Return the value of SGLang's `--forward-hooks` for a reader: one JSON-ready entry per layer.
 
+    Raises the errors of `PlainReader.load`.
+
     Args:
         folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the
             module `lamina_reader`.

@@ -120,7 +120,7 @@ def discard(folder: Path) -> None:
     """Delete a model that `save` wrote, and the folder if nothing else is in it.
 
     Raises:
-        StoreError: If other software wrote the model.
+        StoreError: If other software wrote the model, or the folder cannot be written.
     """
     if is_dir(folder):
         with staged(folder, saved_names(folder), listed_names(folder)):

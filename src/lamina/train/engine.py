@@ -274,7 +274,10 @@ class Engine:
         return torch.where(total > 0, labelled / total.clamp(min=1e-30), even)
 
     def _add_gradients(self, learners: Sequence[Learner]) -> None:
-        """Sum the gradients over all processes, in place. All processes must have gradients for the same parameters."""
+        """Sum the gradients over all processes, in place; with one process, do nothing.
+
+        All processes must have gradients for the same parameters.
+        """
         if world_size() == 1:
             return
         parameters = [parameter for learner in learners for parameter in learner.parameters]
@@ -360,7 +363,10 @@ class Engine:
 
     @contextmanager
     def _tracked(self) -> Iterator[None]:
-        """Start the trackers, and end them even after an error: an open run of MLflow makes the next one fail."""
+        """Start the trackers with the run's options, and end them even after an error.
+
+        An open run of MLflow would make the next one fail.
+        """
         # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
         self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})
         values: dict[str, str | int | float] = {"learners": ", ".join(self.learners)[:250]}

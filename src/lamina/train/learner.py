@@ -147,7 +147,10 @@ class Learner:
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
     def restart_importance(self) -> None:
-        """Reset the importances of a reader whose fusion averages them over the tokens that the fusion has read."""
+        """Reset the importances of a reader whose fusion averages them over the tokens that the fusion has read.
+
+        For other learners nothing happens.
+        """
         if isinstance(self.module, ReaderModule):
             self.module.restart_importance()
 

@@ -171,7 +171,7 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
 
     Raises:
         UnknownNameError: If a task does not have a split that is needed, or the bank has no reader of a task's name.
-        ConfigError: If a split has no rows, or a task does not fit its reader. The message begins with `op`.
+        ConfigError: If a split has no labelled row, a task does not fit its reader, or the frozen model has changed.
         MissingExtraError: If a metric of a task needs a package that is not installed.
     """
     runner.check(tasks, ("train", *(["test"] if options.test else [])))
