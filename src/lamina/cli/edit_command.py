@@ -341,7 +341,7 @@ def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_wei
 
     `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). If `out` is
     None, nothing is saved, and the edits are tried on a model without weights. With `new_weights`, weights that the
-    files lack start at random.
+    files lack start at random. Raises LaminaError if the model cannot be loaded or saved, or an edit does not fit it.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits, names_now
@@ -380,7 +380,10 @@ _WEIGHTLESS = ("truncate", "keep", "drop")  # edits that change no weight, and a
 
 
 def _counts(model: PreTrainedModel) -> Counts:
-    """Return how many layers per stack, parameters and trainable parameters a model has."""
+    """Return how many layers per stack, parameters and trainable parameters a model has.
+
+    Raises UnsupportedModelError if the layers of the model cannot be found.
+    """
     trainable = model.num_parameters(only_trainable=True)
     return Counts(layers=_layers(model), parameters=model.num_parameters(), trainable=trainable)
 

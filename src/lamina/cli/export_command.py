@@ -99,7 +99,7 @@ def export(  # noqa: PLR0913
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
     """Load a bank or a whole model by folder or hub id; return it and its tokenizer (None if it has none).
 
-    `base` is the base model of a bank. None: the one that the bank names.
+    `base` is the base model of a bank. None: the one that the bank names. Raises the errors of `open_on`.
     """
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
@@ -113,7 +113,10 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 
 
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
-    """Export the reader `name` of a bank as plain PyTorch into `out`; print its name and layers, as text or JSON."""
+    """Export the reader `name` of a bank as plain PyTorch into `out`; print its name and layers, as text or JSON.
+
+    Raises the errors of `export_reader`.
+    """
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER
@@ -139,7 +142,7 @@ def _export_graph(
     """Export `target`, a bank or a model, as an ONNX graph into `out`; print the graph's outputs as a table or JSON.
 
     The graph has the outputs of `readers` (None: all); with `main`, also the model's own output. `processor` is saved
-    with the graph (None: the bank's). With `progress`, a progress bar is shown.
+    with the graph (None: the bank's). With `progress`, a progress bar is shown. Raises the errors of `export_onnx`.
     """
     from lamina.store.onnx import export_onnx
 

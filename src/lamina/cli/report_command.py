@@ -70,7 +70,7 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
     """Write one HTML page about studies and training runs, and print how many charts it has (or its facts as JSON).
 
     `runs` are their output folders, `output` is the page, and `title` its title (None: what was studied, and the
-    model). With `files`, charts and tables become files too.
+    model). With `files`, charts and tables become files too. For errors see `lamina.report.write_page`.
     """
     from lamina.report.html_page import write_page
 

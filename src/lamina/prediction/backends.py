@@ -189,7 +189,8 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
     """Return an engine from a new export of all readers of a bank; raise UnsupportedModelError if there can be none.
 
-    If the folder is None or cannot be written, a temporary one is used; the engine then lasts until the process ends.
+    It is written into `folder`. If that is None or cannot be written, a temporary one is used; the engine then lasts
+    until the process ends.
     """
     if folder is not None:
         try:

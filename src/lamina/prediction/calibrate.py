@@ -382,7 +382,7 @@ def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: S
 def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
     """Return for each text of a split whether it, or one of its words, has a label in `positive`.
 
-    None for a text if a missing label leaves this open.
+    None for a text if a missing label leaves this open. Raises UnknownNameError if the task has no such split.
     """
     wanted = {task.labels.index(label) for label in positive}
 

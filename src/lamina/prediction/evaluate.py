@@ -241,7 +241,7 @@ def _prepared(
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
     """Return one split of the tasks as groups: tasks with the same examples, which are encoded once for all of them.
 
-    Examples are encoded as in training, unless `options` say otherwise.
+    Examples are encoded as in training, unless `options` say otherwise. Raises the errors of `groups_of`.
     """
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():

@@ -285,7 +285,10 @@ class _Plan:
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest."""
+        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest.
+
+        Raises StoreError if a file cannot be written.
+        """
         with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
             np.save(file, np.asarray(self.inputs.lengths, np.int64))
         if table.columns:

@@ -149,7 +149,8 @@ def _scores(
 def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> Iterator[list[_Reading]]:
     """Yield for each reply in a chat a list with the one pass that scores it; [] if the reply has no token.
 
-    If the chat up to the end of the reply is too long for the model, its latest tokens are read.
+    If the chat up to the end of the reply is too long for the model, its latest tokens are read. Raises ConfigError if
+    the chat template fails.
     """
     tokenizer = tokenizer_of(bank.processor)
     chat = Chat([{"role": role, "content": text} for role, text in messages])

@@ -278,9 +278,9 @@ class Predictor:
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Predict as a call does, but for examples that `prepare` has encoded. For `budget` see `answer_by_pass`.
+        """Predict as a call does, with the same errors, but for examples that `prepare` has encoded.
 
-        The backend is chosen anew for each call; see `choose_engine`.
+        For `budget` see `answer_by_pass`. The backend is chosen anew for each call; see `choose_engine`.
         """
         prepared.warn("predict")
         if prepared.count:
@@ -418,7 +418,10 @@ class Predictor:
         return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
 
     def _plan(self) -> _Plan:
-        """Return the plan for the readers. The plan of the last call is reused if nothing has changed since."""
+        """Return the plan for the readers. The plan of the last call is reused if nothing has changed since.
+
+        Raises the errors of `_derive_plan`.
+        """
         runner, options = self._runner, self.options
         depends = (
             [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self._readers.items()],

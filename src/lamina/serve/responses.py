@@ -71,8 +71,8 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
     """Return whether the readers `tasks` (None: all that read text) learnt from pairs, so that two texts are one pair.
 
-    Raises UnknownNameError if a reader does not exist, and ConfigError if only some of the readers were trained on
-    pairs.
+    Raises UnknownNameError if a reader does not exist, and ConfigError if one does not read text, none does, or only
+    some of them were trained on pairs.
     """
     names = readers_of(bank, tasks, ["", ""])
     learnt = [name for name in names if learnt_pairs(bank[name])]

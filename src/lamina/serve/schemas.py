@@ -486,7 +486,8 @@ def _sampling(
     """Return sampling options for transformers' `generate` from a request's options; None means "not set".
 
     A temperature near 0 means greedy decoding, whatever else is set. Any other option turns sampling on, as in
-    text-generation-inference, even if `do_sample` is False. Without any option, the model's own config decides.
+    text-generation-inference, even if `do_sample` is False. Without any, `do_sample` decides, or else the model's own
+    config.
     """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}

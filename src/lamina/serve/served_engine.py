@@ -65,7 +65,10 @@ class ServedEngine:
         return "torch" if self._engine is None else "onnx" if self._engine.facts.int8 is None else "int8"
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits of a tokenised batch for the readers `names`; None if PyTorch must answer it."""
+        """Return reader name -> logits of a tokenised batch for the readers `names`; None if PyTorch must answer it.
+
+        Each reason why the exported graph cannot answer is logged once.
+        """
         engine = self._engine
         if engine is None:
             return None

@@ -111,7 +111,10 @@ def _refusable(message: type[BaseModel]) -> type[BaseModel]:
 
 
 def _install_batch(serving: BatchServing, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, where each conversation is a choice."""
+    """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, where each conversation is a choice.
+
+    Requests for which the readers of `layout` cannot run get status 422.
+    """
     _check_requests(serving, "create_batch_chat_completion", layout)
     full = serving.chat_completion_full_generator_batch
 

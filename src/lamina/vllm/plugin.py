@@ -165,7 +165,7 @@ def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> 
 
 
 def _start_scheduler(scheduler: Scheduler) -> None:
-    """Make a scheduler send the readers' scores to the frontend, if its engine has a bank."""
+    """Make a scheduler send the readers' scores to the frontend, and end flagged requests, if its engine has a bank."""
     if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
 
