@@ -57,7 +57,7 @@ def fit_batches(
     """Return the largest batches that fit a GPU, for each task and method. Rows per optimizer step stay as they are.
 
     `planned` are all runs, and `tasks` has the copies of those tasks whose data was read. Raises ConfigError if not
-    even one row fits; the message says how much it needs.
+    even one row fits; the message says how much it needs. `memory_bytes` is the memory of each GPU.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 

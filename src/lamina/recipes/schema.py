@@ -572,7 +572,8 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
     """Raise ValidationError if a task lacks one of the metrics, or the split `part`, of a table or figure.
 
-    `key` is the recipe's key of the metrics, for the error. Test scores exist only if the recipe evaluates on test.
+    `key` is the recipe's key of the metrics, for the error. Test scores exist only if the recipe evaluates on test. If
+    `part` is None, only the metrics are checked.
     """
     for task in recipe.tasks.values():
         with error_at(key):

@@ -319,7 +319,7 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
     """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x.
 
     If x is a name, no line connects the points, intervals are vertical rules, and the points of several series stand
-    side by side.
+    side by side. `base` is an empty chart, and `domain` that of `spec_of`.
     """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
@@ -397,7 +397,10 @@ def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> lis
 
 
 def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name."""
+    """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name.
+
+    `base` is an empty chart, and `domain` that of `spec_of`.
+    """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
@@ -423,7 +426,10 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
 
 
 def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a scatter plot with one point per row."""
+    """Return a scatter plot with one point per row.
+
+    `base` is an empty chart, and `domain` that of `spec_of`.
+    """
     picked, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
     points = base.mark_point(filled=True, size=46).encode(
@@ -452,6 +458,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
     """Return a heat map: a rectangle per row, coloured by its value, with its label or (if there is room) number.
 
     If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
+    `base` is an empty chart, and `domain` that of `spec_of`.
     """
     rows, titles = drawing.rows, drawing.titles
     values = [row["value"] for row in rows] or [0.0]

@@ -173,7 +173,8 @@ def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path 
 def source_of(name: str, data: str | Path | None) -> str:
     """Return where to load a model from: the absolute path of a folder, or else `name` itself as a hub id.
 
-    A folder `name` is looked for in the data folder first, then in the current folder.
+    A folder `name` is looked for in the data folder first, then in the current folder. `data` is the data folder; None:
+    there is none.
     """
     # absolute, so that workers with another current folder find it too
     places = [Path(name)] if data is None else [Path(data) / name, Path(name)]
@@ -185,7 +186,7 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
     Models and banks are loaded; a checkpoint becomes a path. An option may hold one name, or a list or mapping of
     names. `name` is the study's, and the data folder `data` is searched first. Raises LaminaError, naming the option,
-    if loading fails.
+    if loading fails. None as `data`: only the current folder is searched.
     """
     loaded: dict[str, object] = dict(options)
     types = _types_of(name, tuple(options))
@@ -206,7 +207,8 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
     """Return the model or bank that a recipe names by hub id or folder; for a checkpoint, return the id or path.
 
-    `what` says which of the three `name` stands for. The folder `data` is searched first.
+    `what` says which of the three `name` stands for. The folder `data` is searched first. None: only the current folder
+    is. Raises LaminaError if loading fails.
     """
     source = source_of(name, data)
     if what is Loads.BANK:

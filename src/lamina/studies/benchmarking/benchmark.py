@@ -214,7 +214,7 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
 def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
 
-    `points` is the number of points that share the states.
+    `points` is the number of points that share the states. `stack` is the stack that is read.
     """
     rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
     rows *= points if settings.setting == "imbalance" else 1  # other points draw from the same rows
@@ -230,7 +230,10 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study of the table `rows` that `cell_rows` gave: with the comparison of methods over all data sets."""
+    """Return the study of the table `rows` that `cell_rows` gave: with the comparison of methods over all data sets.
+
+    `settings` are those of the study.
+    """
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []

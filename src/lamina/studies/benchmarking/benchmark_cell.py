@@ -230,7 +230,8 @@ def portion_means(
     """Return split ("train" or "test") -> the mean of each layer's states over the tokens of each row of a portion.
 
     The means are `[rows, layers, width]`. The model is frozen and in eval mode during the call. States are read from
-    the cache folder `cache_dir`; the model computes the missing ones, which are then written there.
+    the cache folder `cache_dir`; the model computes the missing ones, which are then written there. `drawn` is the
+    portion, and `settings` are those of the benchmark.
     """
     base = unwrapped(model)
     with preserve_training(base):

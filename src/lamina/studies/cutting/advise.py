@@ -222,7 +222,8 @@ def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` sets aside, and one row of the
-    phase "whole": the score of the reader of all layers on the validation rows.
+    phase "whole": the score of the reader of all layers on the validation rows. `start` has the model and the training
+    options.
     """
     model, processor = fresh_model(start.model, start.processor)
     held_out = task.held_out(seed).without_test()
@@ -239,7 +240,10 @@ def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
 
 
 def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    """Return the config of an untrained reader: a linear head over a scalar mix of `layers`, drawn with `seed`."""
+    """Return the config of an untrained reader: a linear head over a scalar mix of `layers`, drawn with `seed`.
+
+    `stack` is the name of the stack that it reads.
+    """
     return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 
@@ -250,6 +254,7 @@ def _score_cut_model(
 
     Returns one table row, with the score on the validation rows. The cut model and its bank are saved in `folders`,
     unless that is None. `seed` decides the reader's initial weights, the held-out rows and the order of the rows.
+    `start` has the model and the training options.
     """
     model, processor = fresh_model(start.model, start.processor)
     truncate_(model, proposal.keep, proposal.stack)
@@ -268,7 +273,7 @@ def _measure_costs(start: _CellInputs, task: Task, proposal: Proposal, texts: li
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
     perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32
-    validation rows.
+    validation rows. `start` has the model and the training options.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)
@@ -292,6 +297,7 @@ def measure_speedup(
     """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
 
     A pass reads up to 32 validation rows of the task. Five pairs are timed. Raises the errors of `encode_rows`.
+    `max_length` is the maximum of tokens per text; None: what the model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)

@@ -256,7 +256,8 @@ def _scores(subject: _Subject, desc: str) -> list[float]:
     """Return several scores of the model, of its own head or of linear readers.
 
     If its own head is scored, there is a score for each part of the validation split; otherwise one for each seed of a
-    reader, which is trained for it. `desc` is the text of the progress bar.
+    reader, which is trained for it. `desc` is the text of the progress bar. `subject` is what `drop_least_` cuts and
+    measures.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:
@@ -282,7 +283,8 @@ def _own_score(subject: _Subject, task: Task) -> float:
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
     """Train a linear reader of the last layer with `seed`, and yield a bank with this reader alone.
 
-    At the end of the `with` block, the model's mode and `requires_grad` are restored.
+    At the end of the `with` block, the model's mode and `requires_grad` are restored. `subject` is what `drop_least_`
+    cuts and measures.
     """
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
@@ -355,7 +357,7 @@ def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int]
     """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
 
     For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar. Raises
-    UnsupportedModelError if a block cannot be skipped.
+    UnsupportedModelError if a block cannot be skipped. `subject` is what `drop_least_` cuts and measures.
     """
     sign = -1 if subject.task.metric in LOWER else 1
     whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]

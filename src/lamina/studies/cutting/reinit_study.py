@@ -56,7 +56,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
         processor: Tokenizer or image processor. None: the one saved with the model.
         counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
-        fractions: Shares of the training rows to train on, each from 0 to 1; each seed draws the rows anew.
+        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws the rows anew.
         seeds: Each seed decides the new weights, the head, which rows are drawn, and their order.
         scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
         epochs: Number of fine-tuning epochs.
@@ -128,7 +128,10 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
 
 
 def _edits(stack: LayerStack, count: int, scope: str) -> Edits:
-    """Return the edits that re-initialise the top `count` blocks of a stack; [] if `count` is 0."""
+    """Return the edits that re-initialise the top `count` blocks of a stack; [] if `count` is 0.
+
+    `scope` says which of their weights; see `lamina.reinit_`.
+    """
     layers = list(range(stack.depth - count + 1, stack.depth + 1))
     return [("reinit", {"layers": layers, "scope": scope, "stack": stack.name})] if count else []
 

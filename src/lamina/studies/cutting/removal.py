@@ -247,7 +247,8 @@ class _CellModel:
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
         """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks.
 
-        Raises the errors of `variability`, such as DataError if all rows have one class.
+        Raises the errors of `variability`, such as DataError if all rows have one class. `max_length` is the maximum of
+        tokens per text; None: what the model allows.
         """
         table = variability(
             self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
@@ -264,7 +265,7 @@ def _score_readers(start: _CellInputs, task: Task, seeds: list[int], training: T
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
     same passes. Returns one table row per seed and range, and one per seed for the whole model. `training` holds the
-    training options.
+    training options. `start` has the model and the ranges.
     """
     cell = _CellModel(start)
     bank = ReaderBank(cell.model, cell.processor)
@@ -285,7 +286,7 @@ def _score_readers(start: _CellInputs, task: Task, seeds: list[int], training: T
 def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
-    They are measured on up to 512 validation rows.
+    They are measured on up to 512 validation rows. `start` has the model and the ranges.
     """
     cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
@@ -298,6 +299,7 @@ def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
+    `start` has the model and the ranges.
     """
     cell = _CellModel(start)
     if cell.model.get_output_embeddings() is None:
@@ -320,7 +322,8 @@ def _measure_generation(
     Proxies are measured on `texts`, or on the prompts if there are no texts. Returns table rows of measure
     "same_tokens", whose column "text" has the first prompt and its continuation, and rows of the proxies; [] if the
     model does not generate text, is not causal, or there is no prompt. Raises DataError if no prompt has a token, and
-    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows.
+    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows. `start` has the model
+    and the ranges.
     """
     cell = _CellModel(start)
     model = cell.model

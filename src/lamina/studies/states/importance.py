@@ -149,6 +149,8 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
     """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
     The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`.
+    `batch_size` is the number of texts per pass, and `max_length` the maximum of tokens per text; None: what the model
+    allows.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)

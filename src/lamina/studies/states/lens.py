@@ -324,7 +324,8 @@ def perplexity(
     At most exp(700).
 
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
-    masked tokens, a causal model all next tokens. Raises the errors of `lens`.
+    masked tokens, a causal model all next tokens. Raises the errors of `lens`. `max_length` is the maximum of tokens
+    per text; None: what the model allows.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
     return math.exp(min(700.0, table.loc["loss", "score"]))  # exp(710) overflows

@@ -264,7 +264,7 @@ def _read(
     """Run the model over all encoded rows of a task, and return the accumulated class sums of each layer.
 
     `labels` are the class numbers of the rows. The processor tells which tokens are special; images need none. All
-    tokens count in a text that has only special tokens.
+    tokens count in a text that has only special tokens. `batch_size` is the number of rows per pass.
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
