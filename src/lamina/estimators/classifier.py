@@ -100,7 +100,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return {"pooling": "mean"}
 
     def fit(self, X: object, y: object) -> Self:
-        """Train a new reader, and set the fitted attributes. The model does not change. Return the estimator.
+        """Train a new reader, set the fitted attributes, and return the estimator.
+
+        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: Texts, or pairs of texts.

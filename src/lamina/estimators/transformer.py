@@ -96,7 +96,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def fit(self, X: object, y: object = None) -> Self:
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
-        The model does not change.
+        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
+        replaced.
 
         Args:
             X: Texts, or pairs of texts.
