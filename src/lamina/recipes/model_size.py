@@ -305,11 +305,10 @@ class SizedRun:
 
     @cached_property
     def flops(self) -> int:
-        """Operations to train and score the run.
+        """Number of operations that it takes to train and score the run.
 
-        With a reader, without the passes of the base model, which readers share.
-
-        Each beam of a search counts as one generated text.
+        If the run trains a reader, the passes of the base model are not counted, because readers share them. Each beam
+        of a search counts as one generated text.
         """
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:

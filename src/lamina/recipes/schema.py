@@ -379,10 +379,11 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Recipe:
-        """Raise ValidationError if readers and methods are mixed or missing, or a key refers to something unknown.
+        """Raise ValidationError if keys contradict each other, or a key refers to something unknown.
 
-        These keys are those of tables, figures and monitors, and `only`. A context in `info` says that a sweep has
-        replaced values of grids.
+        A recipe has either readers or methods. "train_base", "separately" and monitors need readers, and "keep" needs
+        methods; methods take no "seed" among their options. Tables, figures, monitors and `only` may refer to something
+        unknown. A context in `info` says that a sweep has replaced values of grids.
         """
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:

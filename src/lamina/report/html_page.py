@@ -104,7 +104,10 @@ def write_page(
 
 
 def _default_title(sections: Sequence[Section]) -> str:
-    """Return a page title that says what was studied; it names the models and tasks that are known."""
+    """Return a page title that says what was studied; it names the models and tasks that are known.
+
+    Up to two models and three tasks are named; further tasks are counted.
+    """
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
     kinds = list(dict.fromkeys(section.kind for section in sections))

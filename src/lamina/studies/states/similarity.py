@@ -123,9 +123,10 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         second layer of a pair; empty for measures of one layer) and "score". CKA has a row for every ordered pair.
 
     Raises:
-        ConfigError: If there are fewer than 4 rows; an option is out of range; both or neither of `texts` and `batches`
-            are given; `other_processor` is given without `other` and `texts`, or with `per="token"`; or with
-            `per="token"` the two models have different numbers of tokens.
+        ConfigError: If there are fewer than 4 rows, or, for "cka", all rows have the same states in every layer; if
+            there is no tokenizer for `texts`; an option is out of range; both or neither of `texts` and `batches` are
+            given; `other_processor` is given without `other` and `texts`, or with `per="token"`; or with `per="token"`
+            the two models have different numbers of tokens.
         UnknownNameError: If a measure, the stack or a value of `per` does not exist.
         LayerIndexError: If a model does not have a layer.
         UnsupportedModelError: If a model's layers cannot be read.
