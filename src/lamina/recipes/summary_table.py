@@ -129,7 +129,10 @@ def word_of(table: Sequence[SummaryRow]) -> str:
 
 
 def notes(table: Sequence[SummaryRow]) -> list[str]:
-    """Return sentences that explain why cells of a table of results are empty; [] if none need it."""
+    """Return sentences that explain why cells of a table of results are empty; [] if none need it.
+
+    They are about F1, which is empty for tasks with two classes if neither is known to be positive.
+    """
     columns = {row["task"]: {row["metric"], *row["scores"]} for row in table}
     unclear = [task for task, names in columns.items() if "mcc" in names and "f1" not in names]
     if not unclear or not any("f1" in names for names in columns.values()):

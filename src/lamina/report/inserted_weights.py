@@ -128,7 +128,7 @@ def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | f
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
-    """Return the six means of `diagonals` by name, over all weights in `group` together."""
+    """Return the six means of `diagonals` by name, over all weights in `group` together; 0 for a mean of no entries."""
     means: dict[str, float] = {}
     for state in STATES:
         values = [weight.states()[state] for weight in group]

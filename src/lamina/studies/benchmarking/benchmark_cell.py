@@ -149,7 +149,7 @@ class SetStates:
             self._folder.cleanup()
 
     def of(self, name: str, texts: Sequence[str], read: Callable[[Sequence[str], str], CachedStates]) -> CachedStates:
-        """Return the hidden states of some texts of a set, in the order of `texts`.
+        """Return the hidden states of some texts of a set, in the order of `texts`; drop those of any other set.
 
         Args:
             name: Name of the data set.
