@@ -249,7 +249,7 @@ class RecordedStates:
     def _mask(self, array: StatesArray) -> np.ndarray | None:
         """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
 
-        Raises DataError if the mask's shape does not fit the states, or a row has no token.
+        Raises DataError if the mask's shape does not fit the states, or a row has no token; and the errors of `_place`.
         """
         if array.mask is None:
             return None

@@ -515,7 +515,7 @@ class _Entry:
         """Run the model over all rows, write the states to files in a folder, and return their dtype.
 
         In mode "auto", the time to read the first batches is compared with the time to compute them. If reading is not
-        faster, writing stops and the result is None. Raises the CacheError of `Layout.pack`.
+        faster, writing stops and the result is None. Raises the CacheErrors of `_Filler.compute` and `Layout.pack`.
         """
         # the first batch is not timed, because the first pass of a model takes longer
         trial = self.filler.batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []

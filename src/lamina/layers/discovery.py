@@ -161,7 +161,7 @@ class _TappedStates(dict[int, Tensor]):
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
     """Let `stacks(copy)` use what was found for `model`, with the copy's own modules, instead of searching again.
 
-    `copy` must have the same modules at the same paths.
+    `copy` must have the same modules at the same paths. Raises the errors of `stacks(model)`.
     """
     stacks(model)
     _known[copy] = (_signature(copy), _known[model][1])

@@ -44,13 +44,14 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
 
     Args:
         model: A transformers model that reads token ids, pixels, waveforms or spectrograms.
-        tokens: Length of texts, and number of audio frames. Images have the size that the config states.
+        tokens: Length of texts, and number of audio frames. Texts for a decoder are two tokens shorter. Images have the
+            size that the config states.
         seed: Seed of the random values.
         full: Whether to add images and boxes to texts that can have them, and to have spectrograms as
             `[batch, bins, frames]`. None: only if `prefer_full` was called for the model.
 
     Raises:
-        NoInputError: If the model reads another kind of input.
+        NoInputError: If the model reads another kind of input, or its config does not state a size that is needed.
     """
     accepted = inspect.signature(model.forward).parameters
     name = _main_input(model, accepted)

@@ -87,7 +87,8 @@ def push_folder(
         token: Access token. None: the stored one.
 
     Raises:
-        StoreError: If the hub refuses, or cannot be reached.
+        StoreError: If the hub refuses or cannot be reached, or `save` raises an error that is no LaminaError.
+        LaminaError: Any that `save` raises.
     """
     api = huggingface_hub.HfApi(token=token)
     try:

@@ -52,8 +52,8 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    The object is moved to the GPU if there is one. The last two objects are cached. If files in the folder have changed
-    since the earlier call, they are loaded again.
+    The object is moved to the GPU if there is one. The last two objects are cached. If the folder's manifest or record
+    of edits was written again since the earlier call, as every save does, the files are loaded again.
 
     Args:
         saved: Folder or hub id of the bank or model.
@@ -70,8 +70,8 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the one in the cache.
 
-    `_written` has the modification times of the files. They are part of the cache's key, so changed files are loaded
-    again.
+    `_written` has the modification times of the manifest and of the record of edits. They are part of the cache's key,
+    so a folder that was saved again is loaded again.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -101,9 +101,10 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
 
 
 def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
-    """Return a subclass of a model class with a constructor that inserts the recorded layers.
+    """Return a subclass of a model class with a constructor that inserts the recorded layers, to be kept in float32.
 
-    The layers must exist before transformers maps the names in a checkpoint to parameters and loads them.
+    The layers must exist before transformers maps the names in a checkpoint to parameters and loads them. The
+    constructor raises the errors of `replay_inserts`.
 
     Args:
         plain: The model class.
@@ -127,7 +128,8 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
     """Insert the recorded layers into a model, except layers that later edits merged or removed.
 
-    If later edits moved or repeated blocks, the layers are inserted where these blocks are now.
+    If later edits moved or repeated blocks, the layers are inserted where these blocks are now. Raises the errors of
+    `replay_insert`.
     """
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):

@@ -179,6 +179,7 @@ def fit(  # noqa: PLR0913
         UnknownNameError: If an option, a reader or a key of a grid does not exist.
         ConfigError: If an option or a task does not fit, a bank reads the model, or a batch does not fit in memory.
         LayerIndexError: If a learning rate names a layer that does not exist.
+        UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task
             shares them, and the task's `missing_labels` is None.
         BaseMismatchError: If states were recorded from another model than the bank's.
@@ -281,6 +282,7 @@ def finetune(
         UnknownNameError: If an option does not exist; it suggests the nearest one.
         ConfigError: If an option or the task does not fit the model, or a bank reads the model.
         LayerIndexError: If a learning rate names a layer that does not exist.
+        UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
         NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
         LaminaError: The other errors of `fit`, except those about a bank.

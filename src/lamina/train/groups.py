@@ -78,6 +78,7 @@ def groups_of(
     Raises:
         UnknownNameError: If a task does not have the part.
         ConfigError: If the processor or an option does not fit a task.
+        DataError: If an example cannot be read, or a temporary file for windows cannot be written.
     """
     by_inputs: dict[str, dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
@@ -123,6 +124,7 @@ def group_tasks(
     Raises:
         UnknownNameError: If a task does not have the split.
         ConfigError: If the processor or an option does not fit a task.
+        DataError: If an example cannot be read, or a temporary file for windows cannot be written.
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}

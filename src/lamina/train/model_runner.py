@@ -120,9 +120,11 @@ class ModelRunner(Runner):
             passes: Not used.
 
         Raises:
-            ConfigError: If a bank reads the model, everything is frozen, a trained parameter is in float16, the head
-                does not fit the task, or the model could not be loaded again after it is saved.
+            ConfigError: If a bank reads the model, everything is frozen, a trained parameter is in float16, the options
+                do not fit the model, the head does not fit the task, or the model could not be loaded again after it is
+                saved.
             LayerIndexError: If the options give a rate to a layer that does not exist.
+            UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
         """
         if is_read_by_bank(self.model):
             raise ConfigError(
@@ -205,16 +207,13 @@ class ModelRunner(Runner):
     ) -> list[Learner]:
         """Return a list with the model as its only learner, named after its task.
 
-        Its parameters are grouped by learning rate and weight decay; see `parameter_groups`.
+        Its parameters are grouped by learning rate and weight decay; the errors are those of `parameter_groups`.
 
         Args:
             tasks: Task name -> task, with one item.
             plan: The steps of the run, which give the number of steps of the model.
             rates: Task name -> highest learning rate.
             options: Options of the run.
-
-        Raises:
-            ConfigError: If every parameter is frozen, or a trained one is in float16.
         """
         ((name, task),) = tasks.items()
         groups = parameter_groups(self.model, options, rates[name], self.op)
