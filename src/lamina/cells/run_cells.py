@@ -80,7 +80,8 @@ def run_cells(
         cells: The cells, each with its own key and file.
         op: The operation, for messages.
         done: File name -> result of a cell that finished earlier; see `Shelf.read`.
-        on_end: Called in this process with each finished cell and its result, in the order in which cells finish.
+        on_end: Called in this process with each cell that has not failed and its result, in the order in which cells
+            finish; not for cells in `done`.
         progress: Show how many cells have finished, and the time left.
         ray: Run the cells as Ray tasks: "local" (on this machine), "auto" (the cluster that runs on this machine), or
             an address. A cell whose worker died is tried again. None: run the cells in this process, one by one.
@@ -209,7 +210,10 @@ class Shelf:
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
 
     def _read(self, path: Path, cell: Cell) -> State:
-        """Return a cell's result from the file `path`; ConfigError if it comes from a run with other settings."""
+        """Return a cell's result from the file `path`.
+
+        Raises ConfigError if it comes from a run with other settings, and StoreError if the file is damaged.
+        """
         before, state = self._unsealed(path)
         if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
             rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"
@@ -224,9 +228,9 @@ class Shelf:
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures` to failures.json in an output folder, replacing an older file.
+    """Write `failures` to failures.json in an output folder, replacing an older file; StoreError if that fails.
 
-    Without failures, create no new file.
+    Without failures, an older file gets an empty list, and no new file is made.
     """
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

@@ -213,7 +213,7 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
     """Return whether a module, called `name` in its parent, is a dropout without weights or an identity for one.
 
-    None is not.
+    A missing module (None) is neither.
     """
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
@@ -244,7 +244,8 @@ def _differing(
         Name -> value or submodule of `now`, where it differs from `was`.
 
     Raises:
-        _WrongPlaceError: If an attribute differs by more than the block's number, a setting of the config or a dropout.
+        _WrongPlaceError: If the class differs, or an attribute by more than the block's number, a setting of the config
+            or a dropout.
     """
     label = f"'{name}'" if name else "the block"
     if type(was) is not type(now):

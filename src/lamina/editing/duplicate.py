@@ -108,7 +108,8 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
         layers: Indices of the layers, from 1; layer i is block i.
 
     Raises:
-        ConfigError: If a block changes its input even if all its weights are zero, or layers share a block.
+        ConfigError: If a block changes its input even if all its weights are zero, layers share a block, or a weight
+            that must be zero belongs to other blocks too.
     """
     if len(set(stack.blocks)) < stack.depth:
         problem = "identity is True, but the layers of this model share one block"
@@ -145,7 +146,10 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run a model on a small input; if its head refuses the input, only the tower of `stack`, or the backbone."""
+    """Run a model on a small input; if its head refuses the input, only the tower of `stack`, or the backbone.
+
+    An error of the last attempt passes through.
+    """
     *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
     for target in targets:
         try:

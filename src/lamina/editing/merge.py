@@ -87,7 +87,8 @@ def merge_(model: PreTrainedModel) -> Edit:
 def _projections_after_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
     """Return norm -> (path -> projection), for norms whose output is only read by a feed-forward network's projections.
 
-    The result is {} for families whose row of roles names no such norm.
+    The result is {} for families whose row of roles names no such norm. Raises UnsupportedModelError if a path of the
+    row is not in a block.
     """
     family, readers = family_of(model), dict[nn.Module, dict[str, nn.Module]]()
     roles = ROLES.get(family)
@@ -141,7 +142,8 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
 
     Some models (DeBERTa) project position embeddings with the query or key projection. That projection is about to be
     merged with an inserted layer, which positions must not pass through. So positions get a copy of the projection as
-    it is now, and the config says so. Returns the names of the new parameters.
+    it is now, and the config says so. Returns the names of the new parameters. Raises UnsupportedModelError if a path
+    of the family's row is not in a block.
     """
     family = family_of(model)
     attention = ROLES[family].attention

@@ -53,7 +53,10 @@ FEW = 128  # tokens up to which all layers are projected at once; starting an op
 
 
 class _ProjectedStream(Stream):
-    """One pass of several AdaLayers or SingleLayer fusions, the members; one matrix product per layer serves all."""
+    """One forward pass of several AdaLayers or SingleLayer fusions, its members.
+
+    One matrix product per layer serves all.
+    """
 
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
@@ -80,7 +83,10 @@ class _ProjectedStream(Stream):
         return stream
 
     def active_layers(self, members: Sequence[Fusion]) -> list[int]:
-        """Return the indices of the layers whose weight is not 0 for some member of this stream."""
+        """Return the indices of the layers whose weight is not 0 for some member of this stream.
+
+        `members` is unused.
+        """
         return [index for index, zeros in enumerate(zip(*self._zero, strict=True)) if not all(zeros)]
 
     def step(self, index: int, view: LayerView) -> None:
@@ -127,7 +133,7 @@ class _ProjectedStream(Stream):
         return not torch.compiler.is_exporting() and state.shape[:2].numel() <= FEW
 
     def _zeros(self) -> list[list[bool]]:
-        """Return for each member and layer whether the layer's weight is 0.
+        """Return for each member and layer whether the layer's weight is 0; on the meta device, False for all.
 
         During an export, weights have no values. Then a weight counts as 0 if the member's `active_layers` lacks the
         layer.

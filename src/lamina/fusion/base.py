@@ -143,9 +143,9 @@ def _best_matches(
 ) -> list[Float[Tensor, "*layers batch"]]:
     """Return how well one text's tokens are matched in the other: mean, minimum and standard deviation over tokens.
 
-    A token's match is its highest cosine similarity with a token of the other text. `cosines` has the similarity of
-    every pair of tokens. The masks are True at the tokens that are matched (`side`), and at those of the other text
-    (`other`).
+    A token's match is its highest cosine similarity with a token of the other text, -1 if that is empty. `cosines` has
+    the similarity of every pair of tokens. The masks are True at the tokens that are matched (`side`), and at those of
+    the other text (`other`).
     """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(-1)
     count = side.sum(1).clamp(min=1)

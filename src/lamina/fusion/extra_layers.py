@@ -179,8 +179,9 @@ class _Call:
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
         """Return a record of the call `block(*args, **kwargs)`.
 
-        Key-value caches among the arguments are replaced by None; `past` of the record is the number of tokens that
-        they hold for the layer with index `layer`.
+        Key-value caches among the arguments are replaced by None, and an argument `use_cache` by False. `past` of the
+        record is the number of tokens that the caches hold for the layer with index `layer`. The first argument counts
+        as the state.
         """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
@@ -224,7 +225,7 @@ def _is_cache(value: object) -> TypeGuard[Cache]:
 
 
 def _plain_block(width: int) -> nn.Module:
-    """Return a new block with BERT's architecture and initialisation."""
+    """Return a new block with BERT's architecture and initialisation; heads have at least size 64, if `width` has."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
@@ -237,6 +238,8 @@ def _plain_block(width: int) -> nn.Module:
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     """Return the arguments with which a BERT-like block is called for a padding mask (True at tokens).
+
+    The state is None.
 
     Padding gets the lowest finite attention score instead of -inf, so that fully padded sequences stay finite.
     """

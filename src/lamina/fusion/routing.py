@@ -74,7 +74,10 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features, and pass the absolute `credit` to `observe`. Every iteration reads all states."""
+        """Return the features, and pass each layer's share of the absolute `credit` to `observe`.
+
+        The shares of one sequence (with `per_token`: of one token) sum to 1.
+        """
         features, credit = self._routed(states, mask)
         amounts = credit.abs().sum(-1)
         # normalised, so that each sequence (or token) counts the same

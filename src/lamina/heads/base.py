@@ -30,7 +30,10 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The facts about a task that its kind and its heads need, as a protocol; `Task` and `TaskOutline` have them."""
+    """The kind, problem type and labels of a task, for its kind and its heads; a protocol.
+
+    `Task` and `TaskOutline` have them.
+    """
 
     @property
     def kind(self) -> object:
@@ -53,7 +56,10 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task that decide its default reader, as a protocol; `Task` and a recipe's task have them."""
+    """The facts about a task that decide its default reader: a `TaskLike`, and whether examples are pairs; a protocol.
+
+    `Task` and a recipe's task have them.
+    """
 
     @property
     def pairs(self) -> bool:
@@ -88,7 +94,7 @@ class HeadConfig(ABC):
 
     @abstractmethod
     def build(self, dim: int) -> Head:
-        """Return a new module for features of size `dim`."""
+        """Return a new module for features of size `dim`; ConfigError if the settings do not fit that size."""
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
@@ -111,7 +117,7 @@ class HeadConfig(ABC):
         raise ConfigError(f"reader: {problem}. Use a task of kind token_classification or sequence_classification.")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
-        """Return a new module for features of size `dim` of readers on `model`. By default `model` is not used."""
+        """Return a new module for features of size `dim` of readers on `model`; by default what `build` returns."""
         return self.build(dim)
 
 

@@ -60,7 +60,8 @@ def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform
     """Return trainable float32 copies of what the model's own masked language modelling head has besides `projection`.
 
     These are a linear map, an activation, a norm and a bias. None if the model has no such head, or if the copies do
-    not compute the model's own logits. `projection` is the model's map onto its vocabulary.
+    not compute the model's own logits, which is not checked on the meta device. `projection` is the model's map onto
+    its vocabulary.
     """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())

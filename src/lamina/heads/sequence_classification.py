@@ -118,7 +118,7 @@ class PooledClassification(HeadConfig):
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
-        """Return a new module for features of size `dim`."""
+        """Return a new module for features of size `dim`; ConfigError if the settings do not fit that size."""
         return PooledClassificationHead(self, dim)
 
 
@@ -248,8 +248,8 @@ class PooledClassificationHead(LabelHead):
         """Return the mean loss over the labels that are present: cross-entropy, squared error or binary cross-entropy.
 
         Labels are `[batch]` class indices for classification (IGNORE: no label), `[batch]` floats for regression (NaN:
-        no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label). Without
-        labels the loss is 0.
+        no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label). Class
+        weights weigh classes and labels, but no regression. Without labels the loss is 0.
 
         Raises:
             ConfigError: If the labels have another shape.

@@ -74,7 +74,7 @@ class TokenClassification(HeadConfig):
         object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     def build(self, dim: int) -> TokenClassificationHead:
-        """Return a new module for features of size `dim`."""
+        """Return a new module for features of size `dim`; ConfigError if `attention_heads` does not divide it."""
         return TokenClassificationHead(self, dim)
 
 

@@ -55,7 +55,7 @@ class KindedTask(TaskLike, Protocol):
 
 @runtime_checkable
 class LabelledTask(KindedTask, Protocol):
-    """The facts about a task that its kind needs to make labels for tokens, as a protocol; `Task` has them."""
+    """A task as its kind sees it when it labels tokens, as a protocol: a `KindedTask` with `label_all_tokens`."""
 
     @property
     def label_all_tokens(self) -> bool:
@@ -406,7 +406,10 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows of `inputs`, which encode `split`; None if `Inputs.batch` makes the labels."""
+        """Return the labels of all rows of `inputs`, which encode `split`.
+
+        None (the default) if `Inputs.batch` makes the labels.
+        """
         return None
 
     def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
@@ -467,15 +470,21 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Apply the task's settings for a processor, such as `image_size`, in place; return whether there were any."""
+        """Apply the task's settings for a processor, such as `image_size`, in place; return whether there were any.
+
+        By default there are none. Raises ConfigError if the processor cannot apply them.
+        """
         return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the class or config of `model` does not fit this kind of task, as text; None if they fit."""
+        """Return why the class or config of `model` does not fit this kind of task, as text.
+
+        None (the default) if they fit.
+        """
         return None
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return why the model's outputs for a batch do not fit the task, as text; None if they do."""
+        """Return why the model's outputs for a batch do not fit the task, as text; None (the default) if they do."""
         return None
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:

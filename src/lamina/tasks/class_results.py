@@ -83,10 +83,7 @@ class ClassResults(Results[Tensor, Answer]):
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first example with NaN or infinite logits (see `first_invalid_row`).
-
-        None if there is none.
-        """
+        """Return the index of the first example with invalid logits, see `first_invalid_row`; None if there is none."""
         return first_invalid_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
@@ -184,7 +181,7 @@ def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
 
 
 def _has_label(targets: Tensor) -> Tensor:
-    """Return a mask `[examples]`, True where `targets` has a label: not NaN, -1 or -100."""
+    """Return a mask `[examples]`, True where `targets` has a label, or all labels: not NaN, -1 or -100."""
     present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
     return present if present.ndim == 1 else present.all(-1)
 

@@ -97,7 +97,7 @@ def object_files(
 ) -> Column:
     """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
 
-    Raises DataError if a cell has none of the accepted forms.
+    Raises DataError if a cell has none of the accepted forms, or an object in memory has wrong values.
 
     Args:
         name: Name of the table, for messages.
@@ -336,7 +336,7 @@ class FileKind(ClassKind[InputsT]):
         """Return the files `raw`, which a user passed to `predict`, as a split without labels.
 
         They are paths, bytes or objects in memory, and are not opened. Raises ConfigError if an example has none of the
-        accepted forms; the message names it.
+        accepted forms, and DataError if an object in memory has wrong values; the message names it.
         """
         files: list[LazyFile] = []
         for row, entry in enumerate(raw):

@@ -100,7 +100,7 @@ class ClassKind(Kind[InputsT]):
         """Write the task's class names into the config of a model with a new head.
 
         A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError if the head has
-        another number of classes, or already has other class names.
+        another number of classes, or already has other class names (case does not count).
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"

@@ -157,7 +157,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     Raises:
         DataError: If some labels are lists and others are not; if numbers with a decimal point stand among names; if a
             text may be a list of names, or a number with a decimal comma; or if all numbers are like 1.0 and some rows
-            have no label. Then they may be classes, because pandas writes whole numbers like that beside empty cells.
+            have no label, or may have been dropped for that. Then they may be classes, because pandas writes whole
+            numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()

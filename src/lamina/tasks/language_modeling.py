@@ -165,11 +165,13 @@ class TokenSums(Results[Tensor, None]):
         self._count += len(labels)
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first row with NaN or infinite logits; None if there is none."""
+        """Return the index of the first row with NaN or infinite logits at a labelled token; None if there is none."""
         return self._invalid_row
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return "accuracy" and "perplexity". The perplexity is exp(mean loss per token), at most exp(700).
+        """Return "accuracy" and "perplexity".
+
+        The perplexity is exp(mean loss per token), at most exp(700), also for a NaN loss.
 
         Raises:
             DataError: If no token has a label.

@@ -53,13 +53,17 @@ class LazyFile(ABC):
     @classmethod
     @abstractmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a file made from an object in memory, such as an array; None if the object has an unknown form."""
+        """Return a file made from an object in memory, such as an array; None if the object has an unknown form.
+
+        Raises DataError if its values cannot be used.
+        """
 
     @classmethod
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
-        Raises TypeError if `entry` has an unknown form. The error's text begins with a verb.
+        Raises TypeError if `entry` has an unknown form, and the errors of `of_object`. The TypeError's text begins with
+        a verb.
 
         Args:
             name: Name of the file in messages, unless `entry` is a path.

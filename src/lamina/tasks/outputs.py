@@ -60,7 +60,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return None
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score, in the order of `metrics`."""
+        """Return metric -> score, in the order of `metrics`; {} by default. UnknownNameError for an unknown metric."""
         return {}
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
@@ -82,14 +82,17 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
     def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` wrong predictions, the most confident first; see `class_results.error_rows`."""
+        """Return at most `count` wrong predictions, the most confident first; [] by default.
+
+        See `class_results.error_rows`.
+        """
         return []
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
         """Use a reader's saved `info`, the facts that `Kind.learnt` returned in training; by default ignore them."""
 
     def predictions(self) -> list[AnswerT]:
-        """Return the JSON-ready prediction for each example."""
+        """Return the JSON-ready prediction for each example; [] by default."""
         return []
 
     def raw_predictions(self) -> Sequence[object]:

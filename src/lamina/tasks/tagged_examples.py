@@ -64,7 +64,10 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
-    """Return the tag names of each row, None for -100; raise DataError unless each row has words with one tag each."""
+    """Return the tag names of each row, None for -100; raise DataError unless each row has words with one tag each.
+
+    Raises the errors of `_check_words` too.
+    """
     tags: list[tuple[str | None, ...]] = []
     _check_words(table, spec)
     are_ids = all(is_number(mark) for marks in table.column(spec.label) if isinstance(marks, list) for mark in marks)
@@ -87,7 +90,8 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 def _check_words(table: Table, spec: ColumnSpec) -> None:
     """Raise DataError if the column of words in a CoNLL file holds the numbers of the words, or tags, instead.
 
-    Numbers count up in every sentence, such as 1, 2, 3; tags are O, and names that begin with B- or I-.
+    Numbers count up in every sentence, such as 1, 2, 3, beside at least two other columns; tags are O, and names that
+    begin with B- or I-.
     """
     words = [list(map(str, sentence)) for sentence in table.column(spec.text)] if table.numbered else []
     flat = list(chain.from_iterable(words))
@@ -195,7 +199,8 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     Raises:
         DataError: If a cell is not a list of spans; or if a span is not in its text, has no word, shares a word with
             another span, or has several labels. (With `spec.missing_labels` "ignore", the words of a row with such a
-            span get no labels instead.) The message names row and span.
+            span get no labels instead.) The message names row and span. Also if a label is not in `spec.labels`, or
+            there are neither labels nor a train split.
     """
     tables = lab.labelled(tables, spec, texts=True)
     labels = spec.labels

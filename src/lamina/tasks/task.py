@@ -152,8 +152,8 @@ class Task:
 
         Raises:
             UnknownNameError: If the task has no train split.
-            ConfigError: If there are not enough rows, no size or several sizes are passed, or `stratified` is set and a
-                row does not have exactly one class.
+            ConfigError: If there are not enough rows, no size or several sizes are passed, `per_class` is passed and
+                the task has no classes, or `stratified` is set and the task allows several classes per row.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -427,10 +427,11 @@ class Task:
         has for its column, otherwise those of "train", sorted.
 
         Raises:
-            DataError: If a column is missing, or a cell or label does not fit. The message names the row.
+            DataError: If a column is missing, a split is empty, or a cell or label does not fit. The message names the
+                row.
             UnknownNameError: If there is no such kind, problem type, metric or split.
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, a split is neither a dataset nor
-                a list of dicts, or `image_size` is set for texts.
+                a list of dicts, or an option does not fit the kind, such as `image_size` for texts.
         """
         if not isinstance(dataset, Mapping):
             got = f"the dataset is {type(dataset).__name__}"

@@ -240,7 +240,7 @@ class TokenClassificationKind(TextClassKind):
         If tags mark spans, a listed word such as "C++" may be several words in a plain text. Then each of these parts
         has the word's tag (I- after B-) at its first token, because a plain text is later tagged part by part. A word
         in several windows has its tag in the window with the most context around it. A warning counts words that share
-        a token but not a tag.
+        a token but not a tag, or have no token.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)
@@ -329,12 +329,15 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
             start += count
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score over the words that have labels."""
+        """Return metric -> score over the words that have labels; errors as in `score_tags`."""
         tags = self._token_tags or {}
         return self._score(metrics, self._both()[0], lambda window, size: tags[window][:size])
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the most frequent tag, and metric -> score of giving it to every word."""
+        """Return the most frequent tag, and metric -> score of giving it to every word that has a label.
+
+        Raises the errors of `score_tags`, such as DataError if no word has a label.
+        """
         always, constant = most_frequent_tag(self._both()[1], self._task.labels)
         number = list(self._task.labels).index(always)
         return always, self._score(metrics, constant, lambda _, size: torch.full((size,), number))

@@ -26,7 +26,10 @@ _ONE = regex.compile(r"\X")
 
 
 def word_spans(text: str) -> list[Span]:
-    """Return the character range (start, end) of every word of a text."""
+    """Return the character range (start, end) of every word of a text.
+
+    A sign is a word of its own, and so is each character of a script that puts no spaces between words.
+    """
     return [match.span() for match in _WORD.finditer(text)]
 
 
