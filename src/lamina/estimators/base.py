@@ -457,7 +457,11 @@ def _to_json(value: object) -> JSON:
 
 
 def _from_json(value: JSON) -> object:
-    """Return the parameter or fitted attribute for which `_to_json` returned `value`."""
+    """Return the parameter or fitted attribute for which `_to_json` returned `value`.
+
+    Raises UnknownNameError if a fusion or head in it does not exist, and ConfigError if one of its settings is not
+    allowed.
+    """
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     if not isinstance(value, dict):

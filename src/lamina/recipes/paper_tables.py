@@ -80,7 +80,11 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
 
 
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
-    """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order."""
+    """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
+
+    Each cell has the setting with the best validation score; cells without a finished run are left out. The split is
+    that of the layout, else the one on which the recipe evaluates, else "validation".
+    """
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], list[SummaryRow]] = {}
@@ -116,7 +120,12 @@ def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> J
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs."""
+    """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs.
+
+    Each point has the setting with the best validation score. Runs that an axis leaves out are skipped; a run without
+    the setting on the x axis gets a point without x. The split is that of the layout, else the one on which the recipe
+    evaluates, else "validation".
+    """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}

@@ -202,7 +202,10 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        """Raise ValidationError if a key of the grid is unknown, or a value is not allowed for its key."""
+        """Raise ValidationError if a key of the grid is unknown, or a value is not allowed for its key.
+
+        It is also raised if a key has no values, or the grid has too many settings.
+        """
         with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
@@ -292,7 +295,10 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
-        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task."""
+        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task.
+
+        For example, the task must have either a preset or files, and "stratify" is for rows that are held out.
+        """
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)
@@ -323,7 +329,10 @@ class TaskRecipe(Strict):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that the task may have, as far as they are known before its data is read."""
+        """Names of the metrics that the task may have, as far as they are known before its data is read.
+
+        Without a preset and a `problem_type`, they are those of all problem types of the kind.
+        """
         if (preset := self._preset) is not None and self.masked_lm is None:
             return (*preset.metrics, *kind_of(preset.kind).further_metrics(preset.problem_type, preset.class_names))
         types = self.outline().kind.problem_types

@@ -45,7 +45,10 @@ def heads(table: PivotTable) -> list[tuple[str, bool]]:
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """Return the rows of a table as text: the row's name, then a cell per column of `heads`, "" without a number."""
+    """Return the rows of a table as text: the row's name, then a cell per column of `heads`, "" without a number.
+
+    Rows that a paper quotes from other papers come last.
+    """
     measured = {(cell.row, cell.column): cell for cell in table.cells}
     rows = []
     for name, published in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:

@@ -33,7 +33,8 @@ TABLE = "table.json"
 def run_section(folder: Path, label: str) -> Section:
     """Return the section of the page about the training run in a folder; `label` is its name on the page.
 
-    Raises StoreError if the folder has no `report.json`, or one of its files is damaged.
+    Raises StoreError if the folder has no `report.json`, or one of its files is damaged. Figures without points and
+    tables without cells get no chart.
     """
     report, table = read_report_file(folder), _table(folder)
     drawings: dict[str, Drawing] = {}

@@ -173,7 +173,10 @@ class Study:
         return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
 
     def summary(self) -> DataFrame:
-        """Return a short table to print: the table arranged by `pivot` and averaged over seeds, or the table itself."""
+        """Return a short table to print: the table arranged by `pivot` and averaged over seeds, or the table itself.
+
+        Rows without a value in a column of the pivot's `index` are left out.
+        """
         if self.pivot is None:
             return self.table
         index, columns, value = list(self.pivot.index), list(self.pivot.columns), self.pivot.value

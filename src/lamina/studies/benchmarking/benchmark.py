@@ -431,7 +431,10 @@ def over_sets(study: Study) -> Frame:
 
 
 def markdown_summary(study: Study) -> str:
-    """Return a benchmark as Markdown: methods over all sets, conclusions, failed cells, and the AUC on each set."""
+    """Return a benchmark as Markdown: methods over all sets, conclusions, failed cells, and the AUC on each set.
+
+    Columns without any value are left out, and failed cells if there are none.
+    """
     table = over_sets(study)
     rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
     used = [name for name in _TITLES if any(row[name] for row in rows)]

@@ -310,7 +310,10 @@ _Choice = tuple[dict[int, float], list[int]]
 
 
 def _by_influence(subject: _Subject, count: int) -> _Choice:
-    """Choose the `count` blocks with the lowest block influence on up to 256 training rows."""
+    """Choose the `count` blocks with the lowest block influence on up to 256 training rows.
+
+    Among equals, the highest block is chosen. Raises the errors of `similarity`.
+    """
     model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))
     inputs = encode_rows(subject.task, train.select_rows(rows), model, subject.processor, None)

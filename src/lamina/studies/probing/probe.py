@@ -471,7 +471,11 @@ def _site_of(site: Site) -> str:
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return sentences that begin with the task's name `task`, the most important first; [] if there is no score."""
+    """Return sentences that begin with the task's name `task`, the most important first; [] if there is no score.
+
+    They name the best probe, and say whether probes beat the best baseline (if one was scored) and the embeddings (if
+    these are compared).
+    """
     if not comparison.scores:
         return []
     best = comparison.scores[comparison.best]
