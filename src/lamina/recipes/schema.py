@@ -118,10 +118,7 @@ class ReaderRecipe(Strict):
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
-        """Return the config of the reader's fusion; None if the recipe asks for the default reader.
-
-        Raises the errors of `_build`.
-        """
+        """Return the config of the reader's fusion, with the errors of `_build`; None for the default reader."""
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: KindedTask) -> list[str]:
@@ -202,10 +199,7 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        """Raise ValidationError if a key of the grid is unknown, or a value is not allowed for its key.
-
-        It is also raised if a key has no values, or the grid has too many settings.
-        """
+        """Raise ValidationError if a key is unknown or has no values, a value is not allowed, or the grid is too large."""
         with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
@@ -295,10 +289,7 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
-        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task.
-
-        For example, the task must have either a preset or files, and "stratify" is for rows that are held out.
-        """
+        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task."""
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)

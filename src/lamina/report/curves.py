@@ -54,7 +54,7 @@ def _ends(along: Sequence[float | str]) -> list[float | str]:
 def curves_drawing(figure: Curves, word: str = "method") -> Drawing:
     """Return the chart of a figure; `word` names what a line stands for, such as "reader".
 
-    The figure's source and notes stand below it. Panels of different metrics have their own scales.
+    The figure's source and notes are in the chart's note. Panels of different metrics have their own scales.
     """
     rows = curve_rows(figure)
     metrics = list(dict.fromkeys(point.metric for point in figure.points))

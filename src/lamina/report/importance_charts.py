@@ -51,10 +51,7 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
 
 
 def _shares(rows: Rows, title: str) -> Drawing:
-    """Return the chart of `importance`: bars for few readers, or else a heat map.
-
-    More than four readers (`MOST_BARS`) get a heat map.
-    """
+    """Return the chart of `importance`: bars for up to four readers (`MOST_BARS`), or else a heat map."""
     readers, titles = in_order(rows, "reader"), {"x": LAYER, "value": SHARE}
     shares = "The shares of a reader sum to 1."
     if len(readers) > MOST_BARS:
