@@ -199,7 +199,7 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        """Raise ValidationError if a key is unknown or has no values, a value is not allowed, or the grid is too big."""
+        """Raise ValidationError if a key is unknown or without values, a value not allowed, or the grid too big."""
         with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
