@@ -317,8 +317,8 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     """Hold the lock of the folder `out` inside the `with` block; with `overwrite`, a model in it may be replaced.
 
-    Raises ConfigError if `out` is None, a file, or a folder that is not empty. With `overwrite`, the folder may hold a
-    model, but no other files.
+    Raises ConfigError if `out` is None, a file, or a folder that is not empty; StoreError if another process holds the
+    lock. With `overwrite`, the folder may hold a model, but no other files.
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 

@@ -166,7 +166,10 @@ def _column(name: str) -> str | int:
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return parameter of `Task.from_files` -> column, for the columns that are set; a number becomes an int."""
+    """Return the columns that are set, as arguments of `Task.from_files`; a number becomes an int.
+
+    `names` is argument -> column, or None if it is not set.
+    """
     numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 

@@ -39,13 +39,16 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, and return its length; "±" becomes "+-" if the encoding has no "±"."""
+        """Write a text, and return its length; "±" becomes "+-" if the encoding has no "±".
+
+        Raises the errors of `_try`.
+        """
         if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
             self._try(lambda: self._stream.write(with_known_signs(text, self._stream.encoding)))
         return len(text)
 
     def flush(self) -> None:
-        """Write the text that the stream has buffered."""
+        """Write the text that the stream has buffered. Raises the errors of `_try`."""
         self._try(self._stream.flush)
 
     def _try(self, write: Callable[[], object]) -> None:
@@ -129,7 +132,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def broken(name: str, width: int) -> str:
-    """Return a column name broken after underscores into lines of at most `width` characters."""
+    """Return a column name broken after underscores into lines of at most `width` characters.
+
+    A part without underscores that is longer stays whole.
+    """
     lines = textwrap.wrap(name.replace("_", "_ "), width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(line.replace("_ ", "_") for line in lines)
 

@@ -125,7 +125,7 @@ def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: P
     """Return what a study would run, without running it.
 
     `options` are those that the recipe sets; defaults are added. `data` is the folder of the recipe's data files (None:
-    the current folder), and `folder` the output folder.
+    the current folder), and `folder` the output folder. Raises LaminaError if the tasks or texts cannot be read.
     """
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 

@@ -210,6 +210,7 @@ def write(
     Raises:
         ConfigError: If `rows` is less than 48.
         DataError: If the file of pairs cannot be read.
+        StoreError: If a file cannot be written.
     """
     splits = corpus(seed, rows, sentences=sentences)
     folder = Path(folder)
@@ -297,7 +298,8 @@ def _no_verb(tokens: list[Token]) -> list[list[Token]]:
 def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
     """Return the noun phrases of a sentence, each as the positions of its first token and of its noun.
 
-    A noun phrase is a token for which `starts` returns True, then any adjectives, then a noun with the role `role`.
+    A noun phrase is a token for which `starts` returns True, then any adjectives or words of MISC names, then a noun
+    with the role `role`.
     """
     phrases = []
     for i, token in enumerate(tokens):

@@ -350,7 +350,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append the output of the next `read` rows of the source; raise StoreError if it cannot be written."""
+        """Append `rows`, the output of the next `read` source rows, and update the note; StoreError on failure."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():

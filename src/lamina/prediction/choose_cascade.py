@@ -118,8 +118,8 @@ def choose_cascade(  # noqa: PLR0913
         The cascade, its rates and what it saves.
 
     Raises:
-        ConfigError: If a rate is out of range, the first reader is not smaller than the second, there are too few
-            texts, or no cascade has the recall.
+        ConfigError: If a rate is out of range, the first reader is not smaller than the second, a monitor does not fit
+            its reader, there are too few texts, or no cascade has the recall.
         UnknownNameError: If a reader, label or split of the task does not exist.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.

@@ -280,7 +280,7 @@ def score_replies(
         monitor: A monitor that `lamina.monitor` trained, or its name in the bank.
         replies: Pairs of a prompt and a reply.
         batch_size: Rows per pass of the model.
-        max_length: Tokens per window. None: the most that the model allows.
+        max_length: Tokens per window. None: as in training.
         progress: Show a progress bar.
 
     Raises:

@@ -115,7 +115,10 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return side_of(self.bank, self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
-        """Return the explanation of one text. If readers need several passes, the times of these are added."""
+        """Return the explanation of one text. If readers need several passes, the times of these are added.
+
+        Raises NotFiniteError if a contribution is NaN or infinite.
+        """
         seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
         tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:

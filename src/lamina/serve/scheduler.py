@@ -371,7 +371,10 @@ class Scheduler:
         self._fail_waiting()
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed. This is the target of each thread."""
+        """Answer batches until the scheduler is closed.
+
+        This is the target of each thread, in which no text reaches the disk.
+        """
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass

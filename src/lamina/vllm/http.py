@@ -131,7 +131,7 @@ def _install_batch(serving: BatchServing, layout: Layout) -> None:
 
 
 def install_completion(serving: CompletionServing, layout: Layout) -> None:
-    """Change vLLM's endpoint for `/v1/completions` in place, so that its responses have the field `lamina`.
+    """Change vLLM's endpoint for `/v1/completions` in place: its responses, also streams, get the field `lamina`.
 
     Requests for which the readers of `layout` cannot run get status 422.
     """

@@ -38,11 +38,9 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
-        """Divide tokens into segments.
+        """Divide tokens into segments. `slots` are their cache slots, at least one; those of one block stand together.
 
-        `slots` are the tokens' cache slots; those of one block stand together, in order.
-
-        There must be at least one token.
+        Within a block they are in order.
         """
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)

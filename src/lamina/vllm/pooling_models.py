@@ -122,7 +122,10 @@ def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None
 
 
 def _groups(lengths: dict[str, int], most: int) -> Iterator[list[str]]:
-    """Yield groups of requests of similar length. Padded to its longest text, a group has at most `most` tokens."""
+    """Yield groups of requests of similar length. Padded to its longest text, a group has at most `most` tokens.
+
+    A longer text is a group by itself. `lengths` is request id -> number of tokens.
+    """
     group: list[str] = []
     for request in sorted(lengths, key=lengths.__getitem__):
         if group and (len(group) + 1) * lengths[request] > most:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def install(scheduler: Scheduler, layout: Layout) -> None:
     """Make a vLLM scheduler send a request's scores along with its tokens, and end requests that a monitor flags.
 
-    The scores travel in `kv_transfer_params`, the only free-form field of `EngineCoreOutput`; the frontend removes
-    them.
+    If `layout.on_flag` is "report", no request is ended. The scores travel in `kv_transfer_params`, the only free-form
+    field of `EngineCoreOutput`; the frontend removes them.
     """
     update_from_output, sender = scheduler.update_from_output, _Sender(scheduler, layout)
 

@@ -144,8 +144,8 @@ class EngineReaders:
     def read_step(self, *_args: object) -> dict[str, StepScores]:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
-        If the prefix cache provided tokens of a request, the request's scores begin with these tokens' scores. Raises
-        RuntimeError if the pass gave no states.
+        {} if the step had no tokens. If the prefix cache provided tokens of a request, the request's scores begin with
+        these tokens' scores. Raises RuntimeError if the pass gave no states.
         """
         runner = self._runner
         if runner.execute_model_state is None:  # the step had no tokens
