@@ -69,10 +69,8 @@ class UnknownNameError(LaminaError, LookupError):
 def listed(got: str, known: Sequence[str], see: str = "") -> str:
     """Return the names in `known`, joined by commas, for the message that the name `got` does not exist.
 
-    "none" if empty.
-
-    If there are more than 16, only those that resemble `got` are listed (or the first ones if none does), and the
-    others are counted. `see` is the place where all names can be read; "" if nowhere.
+    Without names the result is "none". If there are more than 16, only those that resemble `got` are listed (or the
+    first ones if none does), and the others are counted. `see` is the place where all names can be read; "" if nowhere.
     """
     if len(known) <= _MOST:
         return _joined(known) or "none"

@@ -37,7 +37,7 @@ _HAND = "It was changed by hand; load it anew."
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The result of `rearrange`: parameters that are gone (their old names), and parameters in new copies of blocks."""
+    """The result of `rearrange`: where the blocks are, which parameters are gone or new, and settings to record."""
 
     path: str | None  # path of the module list that holds the blocks; None if one block serves as all layers
     gone: tuple[str, ...]
@@ -100,7 +100,12 @@ class _Plan:
         return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
 
     def shape_after(self, name: str, shape: torch.Size, depth: int) -> torch.Size:
-        """Return the shape of a parameter after the move of a stack of `depth` blocks; `shape` is that before it."""
+        """Return the shape that the parameter `name` has after the move of a stack of `depth` blocks.
+
+        `shape` is that before it.
+
+        Only weights in `tables` change their shape.
+        """
         axis = self.tables.get(name)
         return torch.Size(
             [size * len(self.order) // depth if number == axis else size for number, size in enumerate(shape)]
@@ -175,7 +180,8 @@ def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, obj
     `depth` is the number of blocks before, and `path` the path of their module list.
 
     Raises:
-        _WrongPlaceError: If a block would differ from the old one in more than its number.
+        _WrongPlaceError: If a block would differ from the old one in more than its number, or a model built from the
+            config has another number of blocks.
     """
     try:
         old, new = (list(built.get_submodule(path).children()) for built in (plan.before, plan.after))
@@ -313,7 +319,11 @@ def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
 
 
 def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
-    """Put a model's blocks, the modules at `path`, in the order of `plan`; copy repeated ones, and set what changes."""
+    """Put a model's blocks, the modules at `path`, in the order of `plan`, and set what changes.
+
+    Repeated blocks are copied, except configs and modules that several blocks, or other parts of the model, use: copies
+    share these. Parts that only the first block has go to the new first block.
+    """
     holder = model.get_submodule(path)
     old = list(holder.children())
     parts = {name: part for name, part in old[0].named_modules() if name and is_first(name, plan.first)}

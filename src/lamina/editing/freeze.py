@@ -112,7 +112,7 @@ def check_parts(train: object) -> None:
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
     """Return whether `freeze_` with this `train` leaves the parameter with the full name `name` trainable.
 
-    None names no part.
+    If `train` is None, no parameter is named, and the result is False.
     """
     parts = [train] if isinstance(train, str) else train or ()
     return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)

@@ -192,8 +192,9 @@ def mark_states(
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return an attention's arguments, with the hidden states marked; a forward pre-hook of the attention.
 
-    The mark is an attribute of a view of the states, so that it exists only during the call. It tells an inserted layer
-    whether its projection is applied to hidden states or to position embeddings.
+    Hidden states are the first positional argument, `hidden_states` and `query_states`. The mark is an attribute of a
+    view of the states, so that it exists only during the call. It tells an inserted layer whether its projection is
+    applied to hidden states or to position embeddings.
     """
     marked = {name: _marked(kwargs[name]) for name in ("hidden_states", "query_states") if name in kwargs}
     return tuple(_marked(arg) if position == 0 else arg for position, arg in enumerate(args)), {**kwargs, **marked}

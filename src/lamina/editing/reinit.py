@@ -121,7 +121,10 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is the weight of a linear map, or of several experts in one tensor with three axes."""
+    """Return whether a parameter, called `name` in its module, is the weight of a linear map or of several experts.
+
+    The weights of experts are one tensor with three axes; embeddings of that form do not count.
+    """
     return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 

@@ -63,7 +63,10 @@ class ExtraLayers(FusionConfig):
         check_range("extra_layers", "n", self.n, 1, 1000)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
-        """Return the module with copies of the last block of `stack`; ConfigError if a copy computes other values."""
+        """Return the module with copies of the last block of `stack`, newly initialised.
+
+        Raises ConfigError if the block cannot be copied, or nothing says how a weight of it is initialised.
+        """
         copied, swap = _checked_copy(model, stack)
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
@@ -99,7 +102,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Return a context manager that records the arguments of each call of the stack's last block.
 
-        BERT-like blocks need none.
+        If the new blocks are BERT-like and no copies, nothing is recorded.
         """
 
         def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -239,9 +242,8 @@ def _plain_block(width: int) -> nn.Module:
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     """Return the arguments with which a BERT-like block is called for a padding mask (True at tokens).
 
-    The state is None.
-
-    Padding gets the lowest finite attention score instead of -inf, so that fully padded sequences stay finite.
+    The hidden state in them is None. Padding gets the lowest finite attention score instead of -inf, so that fully
+    padded sequences stay finite.
     """
     scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return _Call((None,), {"attention_mask": scores[:, None, None, :]})

@@ -89,7 +89,7 @@ class HeadConfig(ABC):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head's logits are a weighted mean over tokens; see `Head.token_map`."""
+        """Whether the head's logits are a weighted mean over tokens, see `Head.token_map`; by default False."""
         return False
 
     @abstractmethod
@@ -152,14 +152,14 @@ class Head(nn.Module, ABC):
 
     @property
     def reads_first(self) -> bool:
-        """Whether the head reads only the features of the first token that is not padding."""
+        """Whether the head reads only the features of the first token that is not padding; by default False."""
         return False
 
     def is_token_wise(self) -> bool:
         """Return whether tokens are read one by one: logits belong to one token, or are a (weighted) mean over tokens.
 
-        For such a head, the score of a growing text can be updated as a running mean, because a token's own logits do
-        not depend on other tokens.
+        By default False. For such a head, the score of a growing text can be updated as a running mean, because a
+        token's own logits do not depend on other tokens.
         """
         return False
 

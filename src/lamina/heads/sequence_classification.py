@@ -144,7 +144,7 @@ class ImageClassification(PooledClassification):
     """A head with one class for an image; see `PooledClassification` for the settings.
 
     The tokens are all positions of the model: patches, class token and registers. Pooling "first" reads the class token
-    of models that have one. The only problem type is "classification".
+    of models that have one. Tasks of this kind only have the problem type "classification".
     """
 
     kind: ClassVar[str] = "image_classification"

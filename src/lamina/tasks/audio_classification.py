@@ -360,9 +360,9 @@ class AudioInputs:
         return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the feature extractor's output shape for `tenths` tenths of a second of silence.
+        """Return the output shape of the feature extractor for `tenths` tenths of a second of silence.
 
-        DataError if it fails.
+        Raises DataError if the feature extractor fails.
         """
         outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
         return tuple(next(iter(outputs.values())).shape)
@@ -393,10 +393,8 @@ class AudioInputs:
     def _fewest_samples(self) -> int:
         """Return the length, in samples, of the shortest clip that gives a finite spectrogram.
 
-        At most a tenth of a second.
-
-        Shorter clips are padded to this length and no further: extractors normalise over the frames of a clip, so more
-        silence would change every frame.
+        It is at most a tenth of a second. Shorter clips are padded to it and no further: extractors normalise over the
+        frames of a clip, so more silence would change every frame.
         """
         noise = np.random.default_rng(0).standard_normal(self._shortest).astype(np.float32)
         for ms in _TRIED_MS:
@@ -462,7 +460,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
         """Return the clips of a split as `AudioInputs`, each cut to `options.max_length` samples.
 
-        See there for the errors.
+        Raises the errors of `AudioInputs`.
         """
         return AudioInputs(split, processor, limit=options.max_length)
 

@@ -408,7 +408,7 @@ class Kind(ABC, Generic[InputsT]):
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
         """Return the labels of all rows of `inputs`, which encode `split`.
 
-        None (the default) if `Inputs.batch` makes the labels.
+        Returns None (the default) if `Inputs.batch` makes the labels.
         """
         return None
 
@@ -479,7 +479,7 @@ class Kind(ABC, Generic[InputsT]):
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Return why the class or config of `model` does not fit this kind of task, as text.
 
-        None (the default) if they fit.
+        Returns None (the default) if they fit.
         """
         return None
 

@@ -87,7 +87,7 @@ class ClassResults(Results[Tensor, Answer]):
         return first_invalid_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score; see `lamina.tasks.metrics` for the metrics and their errors."""
+        """Return metric -> score over the examples that have a label; errors as in `class_scores`."""
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:

@@ -305,9 +305,9 @@ class FileKind(ClassKind[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return each split as its files, unopened, with class ids (`IGNORED` without a label).
+        """Make the examples of every split: files, which are not opened, with class ids (`IGNORED` without a label).
 
-        See `Kind.build` for the rest.
+        See `Kind.build` for arguments, result and errors.
         """
         tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)

@@ -62,8 +62,8 @@ class LazyFile(ABC):
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
-        Raises TypeError if `entry` has an unknown form, and the errors of `of_object`. The TypeError's text begins with
-        a verb.
+        Raises TypeError, with a text that begins with a verb, if `entry` has an unknown form; and the errors of
+        `of_object`.
 
         Args:
             name: Name of the file in messages, unless `entry` is a path.

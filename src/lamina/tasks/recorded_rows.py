@@ -106,7 +106,10 @@ class StatesInputs:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The rows as windows without token ids: each row is one window, in which each token counts as a word."""
+        """The rows as windows without real token ids (all are 0): each row is one window.
+
+        If tokens have labels, each token counts as a word.
+        """
         counts, zeros = list(map(self.recorded.tokens, self._rows.tolist())), [0] * len(self._rows)
         words = [()] * len(counts) if self._words is None else self._words
         columns: WindowColumns = {"input_ids": [[0] * count for count in counts], "stop": counts}

@@ -101,7 +101,7 @@ class Split:
     def open_text(self) -> Callable[[Cell, int], object] | None:
         """The function that returns an example from its cells, as passed to the constructor.
 
-        None if cells are examples.
+        None if the cells are examples.
         """
         return self._open_text
 

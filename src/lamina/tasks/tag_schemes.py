@@ -86,10 +86,10 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 
 
 def odd_tag(tags: Iterable[str]) -> str | None:
-    """Return a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; None if all fit.
+    """Return a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x".
 
-    Tags in brackets, such as "(PER*" and "*)", do not fit either. Only called if `recognise` returned None for the
-    tags.
+    Tags in brackets, such as "(PER*" and "*)", do not fit either. Returns None if the tags do not show a scheme. Only
+    called if `recognise` returned None for the tags.
     """
     tags = list(dict.fromkeys(tags))
     if (opening := next(filter(_BRACKET.fullmatch, tags), None)) and any(")" in tag for tag in tags):

@@ -212,7 +212,7 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
             self._texts[row] = text
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score of the generated texts against the labels of the split."""
+        """Return metric -> score of the generated texts against the labels of the split; errors as in `score_texts`."""
         return score_texts(metrics, self._texts, list(self._split.labels))
 
     def predictions(self) -> list[TextAnswer]:
