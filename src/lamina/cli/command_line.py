@@ -167,10 +167,7 @@ def sentence(error: Exception) -> str:
 
 
 def build() -> Command:
-    """Build and return the command `lamina` with all its subcommands.
-
-    A subcommand that runs out of memory raises OutOfMemoryError.
-    """
+    """Build and return the command `lamina`, whose subcommands raise OutOfMemoryError if memory runs out."""
     app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:

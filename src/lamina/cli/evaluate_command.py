@@ -278,10 +278,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print the wrong answers of a reader as a table, or a line that there are none.
-
-    Answers that are spans are marked in their text. For a pair, that is the second text.
-    """
+    """Print a reader's wrong answers as a table, or that there are none; spans are marked in the (second) text."""
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return

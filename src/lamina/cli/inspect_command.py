@@ -253,7 +253,7 @@ def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as
 
     `head` is the attention head to draw, from 0, and `choice` says which inserted layer. Raises ConfigError if a model
     has no inserted layers or no such head, or the file has another suffix; UnknownNameError if no inserted layer fits
-    `choice`.
+    `choice`; ModelNotFoundError if a model cannot be found.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

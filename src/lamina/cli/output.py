@@ -39,10 +39,7 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, and return its length; "±" becomes "+-" if the encoding has no "±".
-
-        Raises the errors of `_try`.
-        """
+        """Write a text ("+-" for "±" if the encoding has no "±"); return its length. Raises the errors of `_try`."""
         if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
             self._try(lambda: self._stream.write(with_known_signs(text, self._stream.encoding)))
         return len(text)

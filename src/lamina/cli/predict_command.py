@@ -180,10 +180,7 @@ def _short(text: str | tuple[str, str]) -> str:
 
 
 def summary(answer: Answer) -> str:
-    """Return a prediction as a short string: labels with scores, spans, a number, or the most probable tokens.
-
-    "-" for no labels or no spans.
-    """
+    """Return a prediction as a short string: labels with scores, spans, a number or tokens; "-" for an empty one."""
     if not isinstance(answer, Mapping):
         if answer and "candidates" in answer[0]:
             best = [mask["candidates"][0] for mask in answer if mask["candidates"]]

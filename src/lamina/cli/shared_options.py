@@ -139,10 +139,7 @@ def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) ->
 
 
 def selector_of(text: str | None) -> str | list[int]:
-    """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1"; other texts as they are.
-
-    None: "".
-    """
+    """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1", "" for None, else the text."""
     numbers = [part.strip() for part in (text or "").split(",")]
     return [int(part) for part in numbers] if all(map(_is_integer, numbers)) else text or ""
 

@@ -112,10 +112,7 @@ def verb_forms() -> dict[str, list[str]]:
 
 
 class Writer:
-    """Writes sentences: fills templates with random words of one split ("train", "validation" or "test").
-
-    `rng` makes all random choices.
-    """
+    """Fills templates with random words (drawn with `rng`) of one split: "train", "validation" or "test"."""
 
     def __init__(self, rng: random.Random, split: str) -> None:
         self.rng = rng

@@ -301,10 +301,7 @@ def score_texts(
 
 
 def _joined(windows: Sequence[Piece]) -> np.ndarray:
-    """Return a text's scores, one per token in order, from its windows' scores.
-
-    A token in two windows gets the higher of its two scores.
-    """
+    """Return the score of each token of a text, from its windows' scores; a token in two gets the higher one."""
     if len(windows) == 1:
         return windows[0][1]
     numbers, scores = (np.concatenate(parts) for parts in zip(*windows, strict=True))

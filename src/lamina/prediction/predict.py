@@ -418,10 +418,7 @@ class Predictor:
         return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
 
     def _plan(self) -> _Plan:
-        """Return the plan for the readers. The plan of the last call is reused if nothing has changed since.
-
-        Raises the errors of `_derive_plan`.
-        """
+        """Return the plan for the readers, that of the last call if nothing has changed; errors as `_derive_plan`."""
         runner, options = self._runner, self.options
         depends = (
             [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self._readers.items()],

@@ -84,10 +84,7 @@ def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
 
 
 def _example(part: str | Sequence[str] | FileInput) -> Example:
-    """Return one element of `inputs` as a text, a pair or an upload; raise ConfigError if a file is not Base64.
-
-    A list of one text is that text.
-    """
+    """Return an element of `inputs` as a text (also for [a]), pair or upload; ConfigError if a file is not Base64."""
     if isinstance(part, str):
         return part
     if isinstance(part, FileInput):

@@ -329,10 +329,7 @@ class Scheduler:
         return worker
 
     def _on_done(self, future: Future[list[AnswerT]]) -> None:
-        """Count a request as answered: `future` has a result or an error, or its client cancelled it.
-
-        A cancelled request leaves the queue.
-        """
+        """Count a request as answered (`future` has a result or an error); a cancelled one also leaves the queue."""
         with self._changed:
             self._unanswered -= 1
             if future.cancelled():  # drop its texts now, not only when its turn comes
@@ -371,10 +368,7 @@ class Scheduler:
         self._fail_waiting()
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed.
-
-        This is the target of each thread, in which no text reaches the disk.
-        """
+        """Answer batches until the scheduler is closed. Each thread's target, in which no text reaches the disk."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass
@@ -470,10 +464,7 @@ class Scheduler:
             return jobs[0].worker.read(texts), time.perf_counter() - start
 
     def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
-        """Return the jobs for which `check` raises no error; fail each of the others with its error.
-
-        The tokenizer's lock is held meanwhile, because checks tokenise texts.
-        """
+        """Return the jobs for which `check` raises nothing; fail the others. The tokenizer's lock is held meanwhile."""
         accepted: list[AnyJob] = []
         with self.tokenizer_lock:  # lengths are measured by the tokenizer
             for job in jobs:

@@ -154,10 +154,7 @@ class ExplainRequest(RequestBody, Truncation):
 
 
 class EmbedRequest(RequestBody, Truncation):
-    """Body of `/embed`: a text or a list of texts.
-
-    Options that are not supported may only have values that change nothing.
-    """
+    """Body of `/embed`: a text or a list of texts. Unsupported options may only have values that change nothing."""
 
     inputs: str | Annotated[ListOf[str], Field(min_length=1)] = Field(examples=["A text."])
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
@@ -246,10 +243,7 @@ class InferOutput(Body):
 
 
 class InferRequest(Body):
-    """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`.
-
-    Unknown keys are ignored.
-    """
+    """A request in KServe's v2 protocol: a tensor of texts `[rows]` or pairs `[rows, 2]`. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -370,10 +364,7 @@ class RefusalPart(RequestBody):
 
 
 class Message(RequestBody):
-    """A message of a chat, in OpenAI's shape. An earlier reply may be sent back as it came.
-
-    It needs a content or a refusal.
-    """
+    """A message of a chat, in OpenAI's shape, with a content or a refusal. An earlier reply may be sent as it came."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[ListOf[TextPart | RefusalPart], Field(min_length=1)] | None = None

@@ -190,10 +190,7 @@ class ServerMetrics:
             self._answers.labels(task).inc(timing.texts)
 
     def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
-        """Record a generated text: seconds to its first token, mean seconds per further token, number of tokens.
-
-        `next_s` is ignored if there is only one token.
-        """
+        """Record a text: seconds to its first token, mean seconds per further token (if any), number of tokens."""
         self._first.observe(first_s)
         if tokens > 1:
             self._next.observe(next_s)

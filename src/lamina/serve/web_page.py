@@ -82,10 +82,7 @@ def default_title(bank: ReaderBank, name: str) -> str:
 
 
 def learnt_pairs(reader: ReaderModule) -> bool | None:
-    """Return whether a reader was trained on pairs of texts; None if this was not recorded.
-
-    It is True for a fusion that compares two texts, since it can do nothing else.
-    """
+    """Return whether a reader was trained on pairs, or compares two texts anyway; None if this was not recorded."""
     if reader.config.fusion.reads_pairs:  # the fusion compares two texts, and can do nothing else
         return True
     pair = reader.info.get("pair")

@@ -195,10 +195,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def side(self) -> Side | None:
-        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ.
-
-        By default it is the tokenizer's side.
-        """
+        """The side on which texts that are too long are cut (default: the tokenizer's); None if the readers differ."""
         return tokenizer_of(self.bank.processor).truncation_side
 
     @property

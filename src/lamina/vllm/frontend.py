@@ -75,10 +75,7 @@ def _arguments(params: Params | None) -> Mapping[str, object] | None:
 
 
 def keep_answers(output: OutputClass) -> None:
-    """Make an output class keep the attribute `lamina` when vLLM converts a pooling output to this class.
-
-    A second call for a class changes nothing.
-    """
+    """Make an output class keep `lamina` when vLLM converts a pooling output to it; a second call does nothing."""
     convert = output.from_base
     if hasattr(convert, KEY):
         return

@@ -193,10 +193,7 @@ class TextGenerator:
             self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
     def end(self, within_s: float) -> None:
-        """Accept no more texts; return at once.
-
-        Texts that are not complete after `within_s` seconds end with ClosedError.
-        """
+        """Accept no more texts; those not complete after `within_s` seconds fail with ClosedError. Return at once."""
         with self._lock:
             self._ends_at = min(self._ends_at, time.monotonic() + within_s)
             for generation in self._running:

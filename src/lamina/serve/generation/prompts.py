@@ -23,7 +23,10 @@ Messages: TypeAlias = Sequence[Message]  # a chat; each message has "role" and "
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling options for transformers' `generate`. None: the model's generation config decides the option."""
+    """Sampling options for transformers' `generate`.
+
+    If a key is missing, the model's generation config decides the option.
+    """
 
     do_sample: bool
     temperature: float
