@@ -153,7 +153,10 @@ def no_pipe(path: Path) -> Path:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file; ValueError if it is larger than `max_bytes`, OSError if it is no plain file."""
+    """Return the content of a file; ValueError if it is larger than `max_bytes`, OSError if it cannot be read.
+
+    Pipes, sockets and devices count as files that cannot be read.
+    """
     with no_pipe(path).open("rb") as file:
         if len(data := file.read(max_bytes + 1)) > max_bytes:
             raise ValueError(f"it has more than {max_bytes:,} bytes")

@@ -100,11 +100,9 @@ class _Plan:
         return {f"{owner}{name}": axis for name, axis in BLOCK_TABLES.items()} if self.path else {}
 
     def shape_after(self, name: str, shape: torch.Size, depth: int) -> torch.Size:
-        """Return the shape that the parameter `name` has after the move of a stack of `depth` blocks.
+        """Return the shape of the parameter `name` after the move; `shape` is that before it.
 
-        `shape` is that before it.
-
-        Only weights in `tables` change their shape.
+        Only weights in `tables` change their shape. `depth` is the number of blocks before the move.
         """
         axis = self.tables.get(name)
         return torch.Size(

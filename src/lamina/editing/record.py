@@ -72,7 +72,10 @@ class Edit:
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """Return a new list of a model's edits, oldest first; raise ConfigError if inserted layers have been lost."""
+    """Return a new list of a model's edits, oldest first.
+
+    Raises ConfigError if inserted layers have been lost, or `model` is no torch module.
+    """
     model = checked_model(model, "edits")
     made = recorded(model)
     for number, edit in enumerate(made):

@@ -118,7 +118,10 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return only the attention mask of the rows `rows`, under the argument name that models use for it."""
+        """Return only the attention mask of the rows with the indices `rows`, the same in every epoch.
+
+        Its key is the argument name that models use for it.
+        """
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -221,7 +224,7 @@ def _row_cells(recorded: RecordedStates, kind: Kind) -> Iterator[str | list[str]
 
 
 def _check_alike(states: Mapping[str, RecordedStates]) -> None:
-    """Raise ConfigError if the manifests show that the splits' states come from different models."""
+    """Raise ConfigError if the splits' states differ in stack, depth, width, layers, pooling or model."""
     for (first, one), (second, other) in pairwise(states.items()):
         for fact in ("stack", "depth", "width", "layers", "pooling", "fingerprint"):
             values = [getattr(part.facts, fact) for part in (one, other)]

@@ -63,7 +63,7 @@ class SequenceClassificationKind(TextClassKind):
         return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the ranking metrics, such as "auroc", if there are exactly two classes; else none."""
+        """Return the ranking metrics, such as "auroc", for classification with exactly two classes; else none."""
         return RANKING if problem_type == "classification" and len(labels) == 2 else ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:

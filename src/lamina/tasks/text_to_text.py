@@ -194,7 +194,7 @@ class SummarizationKind(TextToTextKind):
 
 @final
 class TranslationKind(TextToTextKind):
-    """The kind of task that translates a text into another language."""
+    """The kind of task in which a model translates a text, scored by BLEU and chrF against the label."""
 
     name = "translation"
     problem_types = {"generation": ("bleu", "chrf")}

@@ -217,7 +217,7 @@ class TokenClassificationKind(TextClassKind):
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the macro F1 of all sub-tokens of words, by which some published code selects epochs."""
+        """Return "subtoken_f1", the macro F1 of all sub-tokens of words; some published code selects epochs by it."""
         return (SUBTOKENS,)
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -366,7 +366,10 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with giving every word the most frequent tag; a bootstrap over texts."""
+        """Return how "span_f1" and "accuracy" compare with giving every word the most frequent tag.
+
+        A bootstrap over texts.
+        """
         return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
