@@ -116,7 +116,11 @@ class TextToTextKind(Kind[PairInputs]):
     generates = True
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Return the table of a file, or of a pair of text files whose lines belong together; see `Kind.read`."""
+        """Return the table of a file, or of a pair of text files whose lines belong together.
+
+        See `Kind.read` for the other arguments. Raises DataError if a file cannot be read, or the numbers of lines of a
+        pair differ.
+        """
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
         return super().read(source, spec, header)

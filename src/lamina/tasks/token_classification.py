@@ -368,7 +368,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     def compare(self, metrics: Sequence[str]) -> Comparison:
         """Return how "span_f1" and "accuracy" compare with giving every word the most frequent tag.
 
-        A bootstrap over texts.
+        The intervals come from a bootstrap over texts; see `compare_tags`.
         """
         return compare_tags(metrics, *self._both(), self._task.labels)
 
