@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import glob
 import hashlib
 import inspect
 import itertools
@@ -146,7 +145,7 @@ _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each
 
 
 def no_pipe(path: Path) -> Path:
-    """Return `path`, of a file to read; OSError if it is a pipe, a socket or a device, which may never end."""
+    """Return `path`, of a file to read or replace; OSError if it is a pipe, a socket or a device."""
     if path.exists() and not (is_file(path) or is_dir(path)):
         raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
     return path
@@ -280,13 +279,14 @@ def fsync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files that dead processes left beside `path` (see `atomic_write`).
+def remove_leftovers(*paths: Path) -> None:
+    """Remove the temporary files that dead processes left beside `paths`, files of one folder (see `atomic_write`).
 
-    The caller must hold the lock of `path`, if there is one: files that a living process is writing are removed too.
+    The caller must hold their lock, if there is one: files that a living process is writing are removed too.
     """
-    for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():
+    stems = {f".{path.name}" for path in paths}
+    for beside in paths[0].parent.glob(".*") if paths else ():
+        if beside.stem in stems and beside.suffix[1:].isdecimal():
             beside.unlink()
 
 

@@ -416,7 +416,7 @@ class ReaderCollection(nn.Module):
                 does not say which tokens are padding, or the frozen model has changed since the bank was made.
         """
         labels, stop = {} if labels is None else labels, StopForward()
-        passes = self._start(readers, labels)
+        passes, names = self._start(readers, labels)
         with (
             attach(passes, batch, None if main else stop),
             torch.set_grad_enabled(self._grad and self.train_base),
@@ -425,7 +425,7 @@ class ReaderCollection(nn.Module):
         ):
             wanted = [] if main else list(map(attrgetter("stack"), passes))
             output = run_stacks(self.model, wanted, batch, stop)
-        return self._finish(passes, labels, readers, main=output)
+        return self._finish(passes, labels, names, main=output)
 
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
@@ -472,7 +472,7 @@ class ReaderCollection(nn.Module):
                 changed.
         """
         labels = {} if labels is None else labels
-        passes = self._start(readers, labels)
+        passes, names = self._start(readers, labels)
         for stack_pass in passes:
             recorded = states.get(stack_pass.stack.name, {})
             stack_pass.begin(batch)
@@ -486,7 +486,7 @@ class ReaderCollection(nn.Module):
                     needed = ", ".join(map(str, stack_pass.layers))
                     raise ConfigError(f"bank.read_states: {problem}; the readers need the layers {needed}.")
                 stack_pass.on_state(layer, recorded[layer])
-        return self._finish(passes, labels, readers)
+        return self._finish(passes, labels, names)
 
     @property
     def _grad(self) -> bool:
@@ -498,12 +498,12 @@ class ReaderCollection(nn.Module):
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
-    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that `readers` (None: all) read.
+    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], list[str]]:
+        """Check a call; return a new `StackPass` per stack that `readers` (None: all) read, and the readers' names.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
-        UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping, or name a reader that
-        is not run, or there is no reader to run.
+        UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping of tensors, or name a
+        reader that is not run, or there is no reader to run.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"
@@ -520,7 +520,7 @@ class ReaderCollection(nn.Module):
         for reader in chosen.values():
             if reader.training:
                 reader.seed_dropout(self.device)
-        return self.passes(chosen, grad=self._grad)
+        return self.passes(chosen, grad=self._grad), list(chosen)
 
     def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
         """Return a new `StackPass` for each stack that these readers read; ConfigError if the frozen model has changed.
@@ -547,19 +547,19 @@ class ReaderCollection(nn.Module):
         self,
         passes: list[StackPass],
         labels: Mapping[str, Tensor],
-        readers: Iterable[str] | None,
+        readers: Iterable[str],
         main: Any = None,  # noqa: ANN401
     ) -> BankOutput:
         """Run the heads of passes that have all their states, compute the losses, and return the outputs.
 
-        `labels` is reader name -> labels; readers without labels have no loss. `readers` gives the order of the outputs
-        (None: the bank's order). `main` is the model's own output, or None.
+        `labels` is reader name -> labels; readers without labels have no loss. `readers` are the names of the readers,
+        in the order of the outputs. `main` is the model's own output, or None.
         """
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)
         if len(passes) > 1:
-            outputs = {name: outputs[name] for name in self.select(readers, "bank")}
+            outputs = {name: outputs[name] for name in readers}
         out = BankOutput(outputs, main=main)
         if labels:
             with torch.set_grad_enabled(self._grad):

@@ -14,6 +14,7 @@ from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.preserve import is_compiled
 from lamina.layers.roles import convolution_weight, convolutions_of, family_of, linear_weight, modules_at
+from lamina.layers.selectors import is_all
 from lamina.layers.stack import by_path, own_state
 from lamina.layers.wrappers import checked_model
 
@@ -82,7 +83,7 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
     """Return the numbers of a stack's blocks that a layer selector names, ascending; errors as in `select_blocks`."""
-    chosen = select("1-" if layers == "all" else layers, stack.layers, op=op)
+    chosen = select("1-" if is_all(layers) else layers, stack.layers, op=op)
     if 0 in chosen:
         raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
     return chosen
@@ -127,7 +128,7 @@ def select_convolutions(
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):
         raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
-    chosen = select("1-" if layers == "all" else layers, len(blocks) + 1, op=op)
+    chosen = select("1-" if is_all(layers) else layers, len(blocks) + 1, op=op)
     if 0 in chosen:
         raise ConfigError(
             f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."

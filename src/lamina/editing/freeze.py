@@ -12,6 +12,7 @@ from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
 from lamina.layers.layer_modules import layer_modules, stack_modules
+from lamina.layers.selectors import is_all
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ def freeze_(
     check_editable(model, _OP)
     trainable = _trainable_parameters(model, train)
     listed = None if train is None or isinstance(train, str) else list(train)
-    if listed and (layers != "all" or stack is not None):
+    if listed and (not is_all(layers) or stack is not None):
         problem = f"layers or stack came with train={listed}"
         raise ConfigError(f"{_OP}: {problem}; a list freezes all that it does not name. Leave them out.")
     is_every = train is not None and stack is None
     try:
         edited = list(stacks(model).values()) if is_every else [default_stack(model, stack, op=_OP)]
     except UnsupportedModelError:
-        if not is_every or layers != "all":
+        if not is_every or not is_all(layers):
             raise
         edited = []
     numbers = [select(layers, part.layers, op=_OP) for part in edited]
@@ -92,7 +93,7 @@ def freeze_(
     names = tuple(name for name, parameter in model.named_parameters() if parameter in frozen)
     named = sorted(set().union(*numbers))
     name = edited[0].name if len(edited) == 1 else "all"
-    settings = {"layers": "all" if layers == "all" else named, "stack": None if is_every else name}
+    settings = {"layers": "all" if is_all(layers) else named, "stack": None if is_every else name}
     settings["train"] = listed or train
     return record(model, Edit("freeze", name, tuple(named), names, settings))
 

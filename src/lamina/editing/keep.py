@@ -9,6 +9,7 @@ from lamina.editing.editable import movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
 from lamina.layers import select
+from lamina.layers.selectors import is_all
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         UnsupportedModelError: If the model's layers cannot be found.
     """
     edited = movable_stack(model, stack, "drop_")
-    dropped = select("1-" if layers == "all" else layers, edited.layers, op="drop_")
+    dropped = select("1-" if is_all(layers) else layers, edited.layers, op="drop_")
     if 0 in dropped:
         raise ConfigError(
             f"drop_: layer 0 came; it is the embeddings, not a block, and always stays. Use 1..{edited.depth}."

@@ -63,8 +63,12 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         check_fields(re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower(), self)  # such as "ada_layers"
-        if isinstance(layers := getattr(self, "layers", None), list):
-            object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
+        layers = getattr(self, "layers", None)
+        layers = layers.tolist() if hasattr(layers, "tolist") else layers  # an array or a tensor
+        if isinstance(layers, list | range):  # JSON has no tuples
+            layers = tuple(layers)
+        if layers is not getattr(self, "layers", None):
+            object.__setattr__(self, "layers", layers)
 
     def selector(self) -> Selector:
         """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""

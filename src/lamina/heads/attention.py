@@ -74,8 +74,9 @@ def attend(
     query, key, value = mixed.unflatten(-1, (3, first.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
     # [batch, members * attention heads, tokens, size]: the kernel sees members as more attention heads
     query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))
-    # one row per query, without a copy: the attention operation of ONNX takes no mask that is broadcast over queries
-    key_mask = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+    key_mask = mask[:, None, None, :]
+    if torch.compiler.is_exporting():  # the attention operation of ONNX takes no mask that is broadcast over queries
+        key_mask = key_mask.expand(-1, 1, mask.shape[1], -1)
     if first.training and first.dropout > 0:
         scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(~key_mask, -math.inf).softmax(-1)
         scores = dropout(scores.unflatten(1, (len(members), -1)), first.dropout, generators, axis=1).flatten(1, 2)

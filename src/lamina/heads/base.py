@@ -326,6 +326,8 @@ class LabelHead(Head):
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Return the names in `labels` as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
 
+    An array, a column of a data frame or a tensor counts as the list or number that it holds.
+
     Raises:
         ConfigError: If there is no label, a label occurs twice, a number is above 2**20, or `labels` is neither a
             number nor a list of strings. The message begins with `op`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
+
+logger = logging.getLogger(__name__)
 
 Pooling = Literal["attention", "query", "mean", "first", "last"]
 
@@ -109,7 +112,8 @@ class PooledClassification(HeadConfig):
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         if self.problem_type == "regression" and self.class_weights is not None:
-            raise ConfigError(f"{self.kind}: class_weights are set for a regression, which has no classes. Omit them.")
+            logger.warning("%s: class_weights have no effect on a regression, and are left out", self.kind)
+            object.__setattr__(self, "class_weights", None)  # no error, since banks with such a reader were saved
         object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     @property

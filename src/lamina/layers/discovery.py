@@ -23,7 +23,7 @@ from lamina.layers.preserve import preserve_model, uncompiled
 from lamina.layers.probe_input import NoInputError, Probe, prefer_full, probe_input
 from lamina.layers.recorded import RecordedModel
 from lamina.layers.roles import family_of
-from lamina.layers.selectors import Selector, select
+from lamina.layers.selectors import Selector, is_all, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.state_forms import Form, first_tensors, forms_of, state_of, token_counts
@@ -122,9 +122,7 @@ def tap(
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")
     source = default_stack(model, stack, op="tap")
-    chosen = select(
-        "1-" if site != "output" and isinstance(layers, str) and layers == "all" else layers, source.layers, op="tap"
-    )
+    chosen = select("1-" if site != "output" and is_all(layers) else layers, source.layers, op="tap")
     if site != "output" and 0 in chosen:
         raise ConfigError(f"tap: layer 0 is the embeddings; they have no {site}. Use layers from 1.")
     source = at_site(model, source, site)

@@ -14,6 +14,11 @@ Selector = int | str | Sequence[int]
 FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4', 'top:4', '2-6', or '1-' (to the top)"
 
 
+def is_all(selector: object) -> bool:
+    """Return whether a layer selector is "all"."""
+    return isinstance(selector, str) and selector == "all"
+
+
 def select(selector: object, layers: int, *, op: str) -> list[int]:
     """Return the layer numbers that a selector selects, in ascending order.
 

@@ -215,8 +215,7 @@ class _Plan:
             if differs:
                 what = f"{folder} has states with other {', '.join(differs)}"
                 raise StoreError(f"extract: {what}; a run only continues its own. Give another folder.")
-        for name in self.names:
-            remove_leftovers(folder / name)
+        remove_leftovers(*(folder / name for name in self.names))
         needed = sum(
             int(self.row_bytes[rows.start : rows.stop].sum())
             for name, rows in zip(self.names, self.parts, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
@@ -258,8 +257,9 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:
-        words = re.findall(r"\w+", unicodedata.normalize("NFKC", reply.prompt).casefold()) or reply.prompt.split()
-        groups[" ".join(words)].append(reply)
+        text = unicodedata.normalize("NFKC", reply.prompt).casefold()
+        words = "".join(" " if unicodedata.category(sign)[0] == "P" else sign for sign in text).split()
+        groups[" ".join(words or reply.prompt.split())].append(reply)
     parts: dict[str, list[LabelledReply]] = {part: [] for part in SHARES}
     for bad in (True, False):
         own = [group for group in groups.values() if any(reply.positive for reply in group) is bad]

@@ -18,6 +18,7 @@ from lamina.editing.record import Edit, names_now, set_edits
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
 from lamina.layers.block_moves import MOVES, name_then, order_of
+from lamina.layers.selectors import is_all
 from lamina.layers.stack import by_path
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD, EditsRecord
@@ -152,7 +153,7 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
     for name in present if edit.stack == "all" else [edit.stack]:
         orders = [(move, order_of(move) or []) for move in moves if move.stack == name]
         depth = max([*orders[0][0].layers, *orders[0][1]]) if orders else present[name].depth
-        chosen = select("1-" if layers == "all" else layers, depth + 1, op="load")
+        chosen = select("1-" if is_all(layers) else layers, depth + 1, op="load")
         for _, order in orders:
             chosen = [place for place, layer in enumerate(order, 1) if layer in chosen]
         if chosen:

@@ -31,7 +31,7 @@ _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
 _TRIMMED = re.compile(rf"^[\s{_BLANK}]+|[\s{_BLANK}]+$")
 # texts of values that are no names: arrays and tensors, dicts and other objects, as Python, NumPy and torch print them
 _PRINTED = re.compile(
-    r"\[[-+.\deE\s]*\d[-+.\deE\s]*\]|\[\s*(['\"]).*\1\s*\]|(array|tensor)\(.*\)"
+    r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|(array|tensor)\(.*\)"
     r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>",
     re.DOTALL,
 )
@@ -116,7 +116,7 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
         name = str(int(cell))
     if name not in labels and _is_list(name):
         raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
-    if name not in labels and _PRINTED.fullmatch(name):
+    if name not in labels and name[-1:] in "])}>" and _PRINTED.fullmatch(name):
         raise LabelCellError(shown(cell), f", which is a printed value; a class is a name. {_NAMES}")
     if name == _IGNORED and name not in labels:
         rule = "models skip this label, so it is no class. Leave such cells empty"

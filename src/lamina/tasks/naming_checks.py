@@ -32,15 +32,15 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
 
 
 def warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning if two class names in `labels` of the task `name` differ only in case, spaces or unseen characters.
+    """Log a warning if two class names in `labels` of the task `name` look alike.
 
-    They may be one class that was written in two ways.
+    They differ only in case, width, spaces or unseen characters, and may be one class that was written in two ways.
     """
     first: dict[str, str] = {}
     for label in labels:
         if (other := first.setdefault(look(label), label)) != label:
             hint = "if they are one class, write them alike"
-            what = f"task %s: the classes '%s' and '%s' differ in case, spaces or unseen characters only; {hint}"
+            what = f"task %s: the classes '%s' and '%s' differ in case, width, spaces or unseen characters only; {hint}"
             logger.warning(what, name, other, label)
 
 

@@ -70,7 +70,10 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
     """
     tags: list[tuple[str | None, ...]] = []
     _check_words(table, spec)
-    are_ids = all(is_number(mark) for marks in table.column(spec.label) if isinstance(marks, list) for mark in marks)
+    cells = [marks for marks in table.column(spec.label) if isinstance(marks, list | tuple)]
+    are_ids = all(is_number(mark) for marks in cells for mark in marks)
+    labels = spec.labels or ()
+    by_id = () if any(map(is_whole, labels)) else labels
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
             column = spec.label if isinstance(words, list | tuple) else spec.text
@@ -83,7 +86,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
             problem = f"has a word that is missing in column '{spec.text}' ({words!r:.60}); every word is a text."
             raise lab.bad_cell(table, row, spec.text, problem)
         with lab.cell_errors(table, row, spec.label):
-            tags.append(tuple(_tag_name(mark, spec.labels or (), are_ids=are_ids) for mark in marks))
+            tags.append(tuple(_tag_name(mark, labels, by_id, are_ids=are_ids) for mark in marks))
     return tags
 
 
@@ -114,19 +117,19 @@ def _counts_up(numbers: Sequence[str]) -> bool:
     return all(int(second) == int(first) + 1 for first, second in pairwise(numbers))
 
 
-def _tag_name(mark: object, labels: Sequence[str], *, are_ids: bool) -> str | None:
+def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_ids: bool) -> str | None:
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
-    A tag may be the number of one of `labels`, unless a label is a number itself. A text may be one if all tags of the
-    table are numbers (`are_ids`). Raises LabelCellError if the tag is no name.
+    A tag may be the number of a label in `by_id`, which is empty if one of `labels` is a number itself. A text may be
+    such a number if all tags of the table are numbers (`are_ids`). Raises LabelCellError if the tag is no name.
     """
     can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():
         number = int(float(str(mark)))
         if str(number) not in labels and number == IGNORED:
             return None
-        if 0 <= number < len(labels) and not any(map(is_whole, labels)):
-            return labels[number]
+        if 0 <= number < len(by_id):
+            return by_id[number]
     return class_name(mark, labels)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     Encodings = MutableMapping[Hashable, Inputs]
     """Encoded examples by what they depend on (examples and options), for runs that read the same examples again."""
+
+logger = logging.getLogger(__name__)
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
@@ -138,6 +141,7 @@ def group_tasks(
         per_token = [name for name in names if tasks[name].kind.per_token]
         others = [name for name in names if not tasks[name].kind.per_token]
         if per_token and others and _reads_other(tasks[others[0]].kind, splits[others[0]], inputs, processor):
+            logger.info("fit: %s and %s read long texts differently, so they share no passes", per_token, others)
             groups.append(_group(tasks, per_token, options.part, inputs))
             names, inputs = others, _inputs(tasks, others, options, processor, encodings)
         groups.append(_group(tasks, names, options.part, inputs))

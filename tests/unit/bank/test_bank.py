@@ -121,6 +121,15 @@ def test_only_the_stack_that_is_needed_runs():
     assert len(calls) == found + 1
 
 
+def test_names_of_readers_may_come_from_a_generator():
+    family = FAMILIES["bart-Seq2SeqLM"]
+    bank = ReaderBank(model := family.known())
+    for name, stack in (("e", "encoder"), ("d", "decoder")):
+        bank.add(name, Reader(AdaLayers(dim=8), TWO, stack=stack))
+    out = bank(**family.inputs(model), readers=(name for name in ("d", "e")))  # pyright: ignore[reportArgumentType]
+    assert list(out) == ["d", "e"]
+
+
 def test_no_state_is_referenced_after_it_was_read(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     """Beyond the current layer's, no hidden state outlives its reading, unless there are few tokens."""
     import weakref

@@ -76,3 +76,8 @@ def test_tags_as_numbers_in_a_file(tmp_path: Path):
     path = put(tmp_path / "odd.conll", "Ana B-PER\nleft 0\n")
     with pytest.raises(DataError, match="has label '0'; the labels are: O, B-PER"):
         Task.from_files("token_classification", train=path, validation=path, labels=["O", "B-PER"])
+    rows = [{"text": ("Ana", "left"), "label": ("B-PER", "0")}]  # tuples, as lists
+    with pytest.raises(DataError, match="has label '0'; the labels are: O, B-PER"):
+        Task.from_dataset(
+            "token_classification", {"train": rows, "validation": rows}, text="text", labels=["O", "B-PER"]
+        )

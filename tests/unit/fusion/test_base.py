@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from tests.support.formulas import view_of
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
+from lamina.fusion import FUSIONS
 from lamina.fusion.base import WeightedSum
+from lamina.fusion.scalar_mix import ScalarMix
 from lamina.utils import check_range
 
 
@@ -57,3 +62,11 @@ def test_a_value_outside_its_range_is_refused(value: float):
 def test_an_open_range_leaves_its_end_out():
     with pytest.raises(ConfigError, match=r"here: share is 1; it must be "):
         check_range("here", "share", 1, 0, 1, open_high=True)
+
+
+@pytest.mark.parametrize("layers", [np.array([1, 3]), torch.tensor([1, 3]), [1, 3], range(1, 4, 2)])
+def test_layers_are_kept_in_a_form_that_can_be_saved(layers: object):
+    fusion = ScalarMix(layers=layers)  # pyright: ignore[reportArgumentType]
+    assert fusion.layers == (1, 3)
+    assert json.loads(json.dumps(FUSIONS.to_dict(fusion)))["layers"] == [1, 3]
+    assert hash(fusion) == hash(ScalarMix(layers=(1, 3)))

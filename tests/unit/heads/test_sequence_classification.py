@@ -159,16 +159,17 @@ def test_attention_dropout_drops_weights_of_the_attention_while_training():
             "linear is False with encoder_layers=1, which mixes features",
         ),
         ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),
-        (
-            {"class_weights": (2.0,), "labels": ("x",), "problem_type": "regression"},
-            ConfigError,
-            "a regression, which has no classes",
-        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings: dict[str, object], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         SequenceClassification(**{"labels": ("a", "b"), **settings})  # pyright: ignore
+
+
+def test_class_weights_of_a_regression_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture):
+    head = SequenceClassification(("score",), problem_type="regression", class_weights=(2.0,))
+    assert head.class_weights is None
+    assert "class_weights have no effect on a regression" in caplog.text
 
 
 def test_attention_heads_must_divide_the_features():

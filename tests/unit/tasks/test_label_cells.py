@@ -268,7 +268,7 @@ def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixt
 def test_names_that_differ_in_case_only_are_told(caplog: pytest.LogCaptureFixture):
     assert read(["Pos", "neg", "pos"] * 3).labels == ("Pos", "neg", "pos")
     assert (
-        "the classes 'Pos' and 'pos' differ in case, spaces or unseen characters only; if they are one class"
+        "the classes 'Pos' and 'pos' differ in case, width, spaces or unseen characters only; if they are one class"
         in caplog.text
     )
 
