@@ -107,19 +107,17 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def _other_parts(self) -> dict[str, State]:
-        """Return run name -> results, for finished runs in the folder that an earlier call for another part trained.
+        """Return run name -> results, for finished runs in the folder that the recipe's key `only` leaves out now.
 
-        Their `only` or their seeds were others. With their scores, a new run does not replace a better model of the
-        same task. The result is {} without `resume`, for a recipe without methods, and if it keeps all models or none.
+        An earlier call trained them. With their scores, a new run does not replace a better model of the same task. The
+        result is {} without `resume`, for a recipe without methods, and if the recipe keeps all models or none.
         """
         resumed = any(spec.options.get("resume") for spec in self.specs.values())
         if not resumed or not self.recipe.methods or self.recipe.keep != "best":
             return {}
         whole = expand_recipe(self.recipe.model_copy(update={"only": {}}), {})
-        own = {_any_seed(name, len(spec.settings.keys() & {"repeat"})) for name, spec in whole.items()}
-        paths = [path for path in sorted(self.place.glob("*.json")) if path.stem not in self.specs]
-        parts = [path for path in paths if not own.isdisjoint(_any_seed(path.stem, repeats) for repeats in (0, 1))]
-        return {path.stem: self._shelf.state(path) for path in parts}
+        paths = {name: self.place / f"{name}.json" for name in whole if name not in self.specs}
+        return {name: self._shelf.state(path) for name, path in paths.items() if path.exists()}
 
     def checkpoints(self, name: str) -> Path:
         """Return the folder of the checkpoints of the run `name`."""
@@ -215,8 +213,3 @@ class SeparateRuns:
             settings[where] = {"rows": len(split)}
             digests[where] = data_digests(split)
         return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))
-
-
-def _any_seed(name: str, repeats: int) -> tuple[str, int]:
-    """Return a run's name without its seed and its `repeats` numbers of a repeat, and this number, 0 or 1."""
-    return name.rsplit("-", 1 + repeats)[0], repeats
