@@ -356,7 +356,7 @@ class ReaderBank(ReaderCollection):
         model: PreTrainedModel | None = None,
         processor: Processor | None = None,
         revision: str | None = None,
-        readers: Sequence[str] | None = None,
+        readers: Sequence[str] | str | None = None,
     ) -> ReaderBank:
         """Load a saved bank, or some of its readers, in eval mode.
 

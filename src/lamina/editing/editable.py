@@ -162,9 +162,12 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
 
 def _has_packed(module: nn.Module) -> bool:
     """Return whether a module itself has quantised parameters, or weights that are no tensors (quantised by torch)."""
-    parameters = dict(module.named_parameters(recurse=False))
-    tensors = {**parameters, **dict(module.named_buffers(recurse=False))}
-    return any(map(_is_packed, parameters.values())) or any(name not in tensors for name in own_state(module))
+    parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    tensors = {**parameters, **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
+    # weights that are spread over devices (DTensor) wrap other tensors too
+    packed = [tensor for tensor in parameters.values() if type(tensor.data).__name__ != "DTensor"]
+    odd = [name for name in own_state(module) if name not in tensors and not name.endswith("_extra_state")]
+    return bool(odd) or any(map(_is_packed, packed))
 
 
 def _is_packed(tensor: Tensor) -> bool:

@@ -164,6 +164,7 @@ class Scheduler:
         self._waiting = JobQueue()
         self._unanswered = 0
         self._closing = False
+        self._timer: Timer | None = None  # lets waiting requests fail at `_ends_at`
         self._ends_at = math.inf  # when unanswered requests fail, in seconds of `time.monotonic`; set by `end`
         self._workers: dict[Hashable, AnyWorker] = {}
         self._free = passes  # number of passes that may start now
@@ -341,15 +342,16 @@ class Scheduler:
         Those that wait for a pass then fail at that moment. A pass that is running then is the last of its request.
         """
         self._ends_at = min(self._ends_at, time.monotonic() + within_s)
-        timer = Timer(within_s, self._fail_waiting)
-        timer.daemon = True
-        timer.start()
+        self._timer = Timer(within_s, self._fail_waiting)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _fail_waiting(self) -> None:
         """Let all requests that wait for a pass fail with ClosedError, those between two of their passes too."""
         with self._changed:
             left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
             self._paused.clear()
+            self._pass_ended.notify_all()  # a batch that is tokenised ahead waits there
         for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
             _fail(job, ClosedError(_SHUT_DOWN))
 
@@ -366,6 +368,8 @@ class Scheduler:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         self._fail_waiting()
+        if self._timer is not None:  # it would keep the bank in memory
+            self._timer.cancel()
 
     def _work(self) -> None:
         """Answer batches until the scheduler is closed. Each thread's target, in which no text reaches the disk."""
@@ -431,10 +435,15 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Count the pass of `turn` as running. If its batch was tokenised ahead, first wait until a pass is free."""
+        """Count the pass of `turn` as running. If its batch was tokenised ahead, first wait until a pass is free.
+
+        Raises ClosedError if the time of a shutdown is up before that.
+        """
         with self._changed:
             if not turn.begun:
-                self._pass_ended.wait_for(lambda: self._free > 0)
+                self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)
+                if self._free <= 0:
+                    raise ClosedError(_SHUT_DOWN)
                 self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
                 if self._waiting.tokens >= _READ_AHEAD_TOKENS:  # the next batch may be tokenised now
                     self._changed.notify()

@@ -156,7 +156,7 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model; if names in the checkpoint begin with a wrapper's prefix, load it again without the prefix.
+    """Load a model; if names in the checkpoint contain what a wrapper adds to them, load it again without that.
 
     `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report. A
     wrapper is torch.compile or DataParallel. Prefixes in `_OWNERS` come from programs that train the model as a part of
@@ -165,7 +165,9 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
         model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
-    if {key.replace(_INNER, ".") for key in report["unexpected_keys"] if _INNER in key} & {*report["missing_keys"]}:
+    base = f"{model.base_model_prefix}."  # names may have it on one side only
+    inner = {key.replace(_INNER, ".").removeprefix(base) for key in report["unexpected_keys"] if _INNER in key}
+    if inner & {key.removeprefix(base) for key in report["missing_keys"]}:
         model, report = load_weights(key_mapping={**dict.fromkeys(_WRAPPERS, ""), re.escape(_INNER): "."})
     names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
     for owner in _OWNERS if names and names <= {*report["missing_keys"]} else ():

@@ -126,7 +126,7 @@ def export_onnx(
     folder: str | Path,
     processor: Processor | None = None,
     *,
-    readers: Sequence[str] | None = None,
+    readers: Sequence[str] | str | None = None,
     main: bool = False,
     progress: bool = False,
 ) -> OnnxFacts:

@@ -399,12 +399,18 @@ def test_requests_that_are_not_answered_in_time_fail_on_close():
     slow.go.set()
 
 
-def test_a_request_that_lasts_longer_than_a_shutdown_fails_after_its_pass(make: Callable[..., Scheduler]):
-    scheduler = make(max_batch_tokens=40)
+@pytest.mark.parametrize("tokens", [1, 10**6])
+def test_a_request_that_lasts_longer_than_a_shutdown_fails_after_its_pass(
+    tokens: int, make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+):
+    """So does one that waits: in the queue, or (from 1 queued token on) tokenised while the pass runs."""
+    monkeypatch.setattr("lamina.serve.scheduler._READ_AHEAD_TOKENS", tokens)
+    scheduler = make(max_batch_tokens=40, max_concurrent_passes=1)
     large = ByPass(scheduler.bank, 41)
     running = scheduler.submit(["1", "2"], "large", lambda: large, truncate=True)
     assert large.begun.wait(10)
     waiting = scheduler.submit(["3"], "large", lambda: large, truncate=True)
+    until(lambda: scheduler._ready == (tokens == 1))
     scheduler.end(0.1)
     for future in (waiting, running):
         with pytest.raises(ClosedError, match="the server was shut down before this request was answered"):

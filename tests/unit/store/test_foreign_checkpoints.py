@@ -33,6 +33,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
     "both": lambda name: f"module._orig_mod.{name}",
     "both, the other way": lambda name: f"_orig_mod.module.{name}",
     "DataParallel inside": lambda name: name.replace("encoder.", "encoder.module."),
+    "DataParallel inside, with a head": lambda name: "bert." + name.replace("encoder.", "encoder.module."),
     "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
     "of a model with a head": lambda name: f"module.bert.{name}",
     "a part of another module": lambda name: f"model.{name}",

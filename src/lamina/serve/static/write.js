@@ -92,7 +92,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     const add = (event) => {
       const { token } = event, score = scoreOf(event);
       count += 1;
-      latest = (latest + token.text).slice(-24);
+      latest = (latest + token.text).slice(-25);
       const span = make("span", { className: token.special ? "token special" : "token" }, token.text);
       Object.assign(span.dataset, { number: count, score: rounded(score) });
       if (score !== null) {
@@ -104,7 +104,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
       if (name !== null && event.flagged.includes(name) && !isFlagged) {
         isFlagged = true;
         span.classList.add("flagged");
-        const spot = latest.length < 24 ? latest : `… ${latest.replace(/^\S*\s+/, "")}`;
+        const spot = latest.length < 25 ? latest : `… ${latest.replace(/^\S*\s+(?=\S)/, "")}`;
         flag.textContent = `Flagged at token ${count}, “${spot.trim()}”: score ${rounded(score)}.`;
         flag.classList.add("raised");
         text.append(make("span", { className: "marker", title: "flagged here" }, "⚑"));
