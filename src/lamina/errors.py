@@ -232,7 +232,6 @@ class OutOfMemoryError(MemoryError, LaminaError):  # MemoryError first: CPython 
 
 
 def _readable_bytes(size: int) -> str:
-    """Return a number of bytes as text, in GiB or MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 

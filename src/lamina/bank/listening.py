@@ -120,11 +120,9 @@ class _Listener:
             self._explain(template, f"{problem} ({threads})")
 
     def _explain(self, template: StackPass, reason: str) -> None:
-        """Record `reason` as the reason why the readers of `template` have no output."""
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
-        """Return whether the readers of `template` have an output already."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
 
     def is_waiting(self) -> bool:

@@ -296,7 +296,8 @@ class _WatchedText(GenerationObserver):
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
         """Add a step for each token that has none yet: the last of each sequence, which the model did not read.
 
-        `new` has all new tokens of the text. Then pass the complete replies to the drift tests.
+        Such a step has the latest scores and flags, and the callback gets it like every step. Then the complete replies
+        are passed to the drift tests. `new` has all new tokens of the text.
         """
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:

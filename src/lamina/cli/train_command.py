@@ -147,9 +147,10 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
-    """Print a table with a row per task, reader (or method) and setting, and how many training texts were truncated.
+    """Print a table with a row per task, reader (or method) and setting, and remarks below it.
 
-    A sweep prints its best 20 rows; `table.md` in the output folder has all rows.
+    A sweep prints its best 20 rows; `table.md` in `folder`, the output folder, has all rows. The remarks say why F1 is
+    missing, how many training texts were truncated or have no label, and what the constant prediction scores.
     """
     from lamina.recipes.summary_table import notes, printed
 

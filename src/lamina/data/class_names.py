@@ -56,7 +56,6 @@ def _name(names: tuple[str, ...], cell: Cell) -> Cell:
 
 
 def _each(decode: Decoder, cell: Cell) -> Cell:
-    """Decode every entry of a cell that is a list; return any other cell unchanged."""
     return [decode(part) for part in cell] if isinstance(cell, list) else cell
 
 

@@ -221,7 +221,6 @@ def hash_processor(processor: Processor) -> str:
 
 
 def _hash(facts: object) -> str:
-    """Return the SHA-256 hash of a JSON-ready value, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

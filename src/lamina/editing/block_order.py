@@ -215,9 +215,9 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
-    """Return whether a module, called `name` in its parent, is a dropout without weights or an identity for one.
+    """Return whether a module is a dropout without weights, or an `nn.Identity` that stands in place of a dropout.
 
-    A missing module (None) is neither.
+    An identity counts if `name`, its name in its parent, contains "drop". A missing module (None) is neither.
     """
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False

@@ -116,7 +116,6 @@ def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm: the name of its class contains "norm"."""
     return "norm" in type(module).__name__.lower()
 
 

@@ -391,7 +391,6 @@ class _BufferedStream(Stream):
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
-        """Store the layer's state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:

@@ -223,7 +223,6 @@ _calls: ContextVar[dict[nn.Module, _Call]] = ContextVar("calls")  # fusion -> ca
 
 
 def _is_cache(value: object) -> TypeGuard[Cache]:
-    """Return whether an argument is a key-value cache of transformers."""
     return hasattr(value, "get_seq_length")  # every cache of transformers 5 has it
 
 

@@ -234,7 +234,6 @@ def _own_forward(module: nn.Module) -> object:
 
 
 def _name_of(function: object) -> _Name:
-    """Return the name of a function, or of the type of another callable object."""
     return _Name(getattr(function, "__qualname__", type(function).__qualname__))
 
 

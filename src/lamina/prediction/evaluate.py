@@ -399,8 +399,8 @@ def _task(
         name: Name of the reader.
         head: Its head, which has the kind of task and the labels.
         info: The record of the reader's training: its columns, and its positive class.
-        files: Split name -> file.
-        chosen: The columns that the user has named: "text", "text_pair" and "label".
+        files: Split name -> file. The split "validation" is required, and its file gives the task its name.
+        chosen: The columns that the user has named: "text", "text_pair" and "label". They replace those in `info`.
     """
     kind = kind_of(str(head.kind))
     if "columns" not in info and kind.has_classes and "label" not in chosen:

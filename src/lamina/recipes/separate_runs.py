@@ -160,7 +160,6 @@ class SeparateRuns:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """Run name -> position in the recipe's order."""
         return {name: number for number, name in enumerate(self.specs)}
 
     def _temporary_model(self, name: str) -> Path:

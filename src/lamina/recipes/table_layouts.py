@@ -52,7 +52,6 @@ def _expand_axis(value: object) -> object:
 
 
 def _to_list(value: object) -> list[object]:
-    """Return a list unchanged, and any other value as a list with only this value."""
     return value if isinstance(value, list) else [value]
 
 

@@ -172,7 +172,6 @@ class _Chart:
 
     @property
     def file(self) -> str:
-        """Name of the chart's files, without the suffix."""
         return _file_name(self.number, self.section.label, self.name)
 
 

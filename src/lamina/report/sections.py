@@ -108,7 +108,6 @@ class DataTable:
         return [self.columns, *([_cell_text(cell) for cell in row] for row in self.rows)]
 
     def _is_numeric(self, at: int) -> bool:
-        """Return whether column number `at`, from 0, holds only numbers and empty cells."""
         return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 

@@ -420,7 +420,6 @@ def _span(counts: list[int]) -> str:
 
 
 def _axis_title(column: str) -> str:
-    """Return the title of the axis that shows a column of the table."""
     return LAYER if column == "layer" else column.replace("_", " ")
 
 

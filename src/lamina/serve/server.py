@@ -103,7 +103,6 @@ class TimedProtocol(_Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _start_timer(self) -> None:
-        """Start the timer, unless it is running."""
         if self._timer is None:
             self._timer = self.loop.call_later(self._header_timeout_s, self._give_up)
 

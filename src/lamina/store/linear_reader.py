@@ -41,9 +41,7 @@ class _Tensors(Protocol):
         """Return name -> string, for the strings that are saved beside the tensors; None if there are none."""
         ...
 
-    def get_tensor(self, name: str) -> Tensor:
-        """Return the tensor with this name."""
-        ...
+    def get_tensor(self, name: str) -> Tensor: ...
 
 
 @final

@@ -366,7 +366,6 @@ class _Plan:
         return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
 
     def _options(self) -> dict[str, bool]:
-        """Return the keyword arguments that turn the model's key-value cache off."""
         return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
 
     def _main_name(self) -> str:

@@ -68,7 +68,7 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model, or return the one in the cache.
+    """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
 
     `_written` has the modification times of the manifest and of the record of edits. They are part of the cache's key,
     so a folder that was saved again is loaded again.

@@ -184,11 +184,9 @@ class PlainReader(nn.Module):
         return self._map(attended.transpose(0, 1).flatten(1), f"{prefix}attention_output")
 
     def _norm(self, features: Tensor, name: str) -> Tensor:
-        """Apply the layer norm whose weight and bias begin with `name`."""
         return F.layer_norm(features, features.shape[-1:], self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _map(self, features: Tensor, name: str) -> Tensor:
-        """Apply the linear map whose weight and bias begin with `name`."""
         return F.linear(features, self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _output(self, features: Tensor) -> Tensor:

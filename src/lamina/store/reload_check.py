@@ -113,7 +113,6 @@ def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of each weight whose name begins with `under`."""
     return {name: tuple(weight.shape) for name, weight in _named(model, under)}
 
 

@@ -223,5 +223,4 @@ def _number(value: float) -> str:
 
 
 def _p_value(p: float) -> str:
-    """Return a p value as text with its relation sign, such as "= 0.04" or "< 0.001"."""
     return "< 0.001" if p < 0.001 else f"= {p:.3f}" if p < 0.01 else f"= {p:.2f}"

@@ -387,7 +387,6 @@ class AudioInputs:
 
     @property
     def _shortest(self) -> int:
-        """The minimum length of a clip in samples; shorter clips are padded to it."""
         return round(_SHORTEST_S * self.rate)
 
     def _fewest_samples(self) -> int:

@@ -254,7 +254,6 @@ class _WithoutSpecialTokens:
 
 
 def _adds_end(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer adds its end token to every text."""
     return tokenizer.eos_token is not None and tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
 
 

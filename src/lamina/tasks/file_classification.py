@@ -179,7 +179,6 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether one of `parts`, the parts of a file's path, begins with a dot."""
     return any(part.startswith(".") for part in parts)
 
 

@@ -113,7 +113,6 @@ def _check_words(table: Table, spec: ColumnSpec) -> None:
 
 
 def _counts_up(numbers: Sequence[str]) -> bool:
-    """Return whether whole numbers, as texts, are consecutive."""
     return all(int(second) == int(first) + 1 for first, second in pairwise(numbers))
 
 

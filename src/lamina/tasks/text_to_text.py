@@ -220,7 +220,6 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
         return score_texts(metrics, self._texts, list(self._split.labels))
 
     def predictions(self) -> list[TextAnswer]:
-        """Return the generated text of each example."""
         return [{"text": text} for text in self._texts]
 
 

@@ -298,7 +298,10 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._pieces = Pieces.from_json(self._task.labels, info.get(PIECES))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits of the words in `rows`, picked from logits `[batch, tokens, classes]` of all tokens."""
+        """Store the logits of the words in the windows numbered `rows`, picked from logits `[batch, tokens, classes]`.
+
+        For the metric that needs it, the predicted tag of every token is stored too. `labels` is not used.
+        """
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places.get(row, ())]
         if places:
             at, position, word = torch.tensor(places).T
@@ -519,7 +522,6 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
 
 
 def _key(span: SpanAnswer) -> tuple[int, int, str]:
-    """Return what identifies a span of a text: (start, end, label)."""
     return span["start"], span["end"], span["label"]
 
 

@@ -216,7 +216,6 @@ def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[L
 
 
 def _number(value: Tensor) -> float | None:
-    """Return the first element of a tensor as a float; None if it is not finite."""
     return _finite(float(value.flatten()[0]))
 
 
