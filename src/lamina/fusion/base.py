@@ -64,7 +64,8 @@ class FusionConfig:
     def __post_init__(self) -> None:
         check_fields(re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower(), self)  # such as "ada_layers"
         layers = getattr(self, "layers", None)
-        layers = layers.tolist() if hasattr(layers, "tolist") else layers  # an array or a tensor
+        if (to_list := getattr(layers, "tolist", None)) is not None:  # an array or a tensor
+            layers = to_list()
         if isinstance(layers, list | range):  # JSON has no tuples
             layers = tuple(layers)
         if layers is not getattr(self, "layers", None):
