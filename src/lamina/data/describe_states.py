@@ -11,7 +11,7 @@ from lamina.data.recorded_states import ENDINGS, RecordedStates, place_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.store.files import write_json
 from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
-from lamina.utils import atomic_write
+from lamina.utils import atomic_write, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,7 +140,12 @@ def describe_states(  # noqa: PLR0913
 
 
 def sorted_files(folder: Path) -> list[str]:
-    """Return the names of the states files in a folder, except "lengths.npy", ordered by the numbers in their names."""
+    """Return the names of the states files in a folder, except "lengths.npy", ordered by the numbers in their names.
+
+    Raises DataError if there is no such folder.
+    """
+    if not is_dir(folder):
+        raise DataError(f"states: the folder {folder} does not exist.", path=str(folder))
     names = [path.name for path in folder.iterdir() if path.suffix in ENDINGS and path.name != "lengths.npy"]
     return sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -84,6 +84,13 @@ def test_pooled_cache_of_lmprobe(tmp_path: Path):
     check(tmp_path, states)
 
 
+@pytest.mark.parametrize("name", ["lost", "file"])
+def test_a_folder_that_does_not_exist_is_named(name: str, tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match=f"states: the folder .*{name} does not exist"):
+        describe_states(tmp_path / name, form="vllm", layers=LAYERS, depth=3)
+
+
 @pytest.mark.parametrize("axes", [["rows", "layers", "width"], ["layers", "rows", "width"]])
 def test_pooled_arrays(tmp_path: Path, axes: Any):
     states = rows(1, 1, 1)
