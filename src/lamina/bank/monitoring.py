@@ -114,9 +114,10 @@ def check_monitors(
 
 
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError, about the operation `op`, if logits of a token depend on other tokens, earlier or later.
+    """Raise ConfigError, about the operation `op`, if what a reader computes for a token depends on other tokens.
 
-    A head that weighs tokens must also give the weights in its `token_map`. `name` is the reader's name.
+    The head may still average over tokens. If it weighs them, ConfigError is also raised unless its `token_map` gives
+    the weights. `name` is the reader's name.
     """
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):

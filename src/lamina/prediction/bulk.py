@@ -253,6 +253,8 @@ def read_examples(
 ) -> Iterator[tuple[list[int], list[object], int]]:
     """Yield for each chunk of a file: its line numbers, its examples (texts or pairs), and how many rows were parsed.
 
+    The last number includes rows that are left out because a cell is no text; `start` counts such rows too.
+
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.

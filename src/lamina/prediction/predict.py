@@ -473,7 +473,11 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return how to encode examples once for all readers in `tasks`; `add_prefix_space` is as in `predict`."""
+        """Return how to encode examples once for all readers in `tasks`; `add_prefix_space` is as in `predict`.
+
+        Length and stride are the largest with which the readers were trained; the defaults if one has no record. If a
+        reader predicts per token, long examples are read in windows.
+        """
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind
         per_token = [name for name in names if tasks[name].kind.per_token]

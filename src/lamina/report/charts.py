@@ -296,7 +296,7 @@ def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
 def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
     """Return the chart layers for single seeds (small rings) and for reference values (thin dashed lines).
 
-    `base` is a chart that already encodes the other axis, `value` is "x" or "y" -> the channel of the values, and
+    `base` is a chart that already encodes the other axis. `value` maps "x" or "y" to the channel of the values, and
     `colour` holds the colour channels of `_colour`.
     """
     layers = []

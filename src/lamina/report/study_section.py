@@ -314,7 +314,7 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
 
 
 def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
-    """Return a remark that says what a point of a chart averages.
+    """Return a remark that says what a point of a chart averages, if anything, and whether it has an interval.
 
     `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all,
     and `has_dots` whether each seed is drawn as a dot.

@@ -156,11 +156,12 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model; if names in the checkpoint contain what a wrapper adds to them, load it again without that.
+    """Load a model; if a wrapper put something into the names of saved weights, load it again without that.
 
-    `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report. A
-    wrapper is torch.compile or DataParallel. Prefixes in `_OWNERS` come from programs that train the model as a part of
-    another. They are dropped only if otherwise no weight fits, because some models have such names themselves.
+    `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
+    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. The prefixes in `_OWNERS`, added by
+    programs that train the model as a part of another, are dropped only if otherwise no weight fits, because some
+    models have such names themselves.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

@@ -116,7 +116,10 @@ class StatesManifest(SavedFacts):
         return None
 
     def _array_problem(self, array: StatesArray) -> str | None:
-        """Return what is wrong with the entry of one array, as the end of a sentence; None if nothing is."""
+        """Return what is wrong with an array's axes, layers, width or rows, as the end of a sentence.
+
+        None if nothing is.
+        """
         names, layers = array.axes, array.layers or self.layers
         if len(set(names)) < len(names) or "width" not in names or len(array.shape) != len(names):
             return f"the axes {names} for the shape {array.shape}; each axis has one name, and one of them is 'width'"

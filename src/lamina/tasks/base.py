@@ -119,8 +119,9 @@ class ColumnSpec:
         text_pair: Column of the second text of a pair.
         labels: Class names in the order of their ids. None: the classes that occur in the train split.
         problem_type: One of the kind's problem types. None: inferred from the labels.
-        missing_labels: What to do with rows without a label: "error", "drop" or "mask" (and "ignore" for tags). None:
-            "mask" if the table has other label columns, otherwise "error".
+        missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
+            "error", but a row with a span that tags cannot mark is kept without labels. None: "mask" if the table has
+            other label columns, otherwise "error".
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.

@@ -237,10 +237,10 @@ class TokenClassificationKind(TextClassKind):
 
         With `task.label_all_tokens`, all tokens of the word have the tag, continued as I- after B-.
 
-        If tags mark spans, a listed word such as "C++" may be several words in a plain text. Then each of these parts
-        has the word's tag (I- after B-) at its first token, because a plain text is later tagged part by part. A word
-        in several windows has its tag in the window with the most context around it. A warning counts words that share
-        a token but not a tag, or have no token.
+        A word of the data, such as "C++", may be several words when a plain text is tagged. If tags mark spans, each of
+        these parts therefore has the word's tag (I- after B-) at its first token. A word in several windows has its tag
+        in the window with the most context around it. A warning counts words that cannot get their tag, because they
+        share a token with other words or have none.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)
@@ -251,7 +251,10 @@ class TokenClassificationKind(TextClassKind):
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
     def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
-        """Return the tags of words that share a token, counted in the train split, JSON-ready; {} if there are none."""
+        """Return the most frequent tags of words that share a token, counted in the train split, JSON-ready.
+
+        Tags that continue the span of the first word are left out; {} if none remain.
+        """
         pieces = Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 

@@ -155,6 +155,14 @@ def test_probes_of_noise_are_no_better_than_the_text(model, tokenizer, mood):
     assert "the layers are no better than the text alone" in study.conclusions[1]
 
 
+def test_a_metric_that_rows_cannot_be_summed_for_is_refused_before_training(model, tokenizer, monkeypatch):
+    monkeypatch.setattr("lamina.studies.probing.probe.run_cells", lambda *_, **__: pytest.fail("a probe was trained"))
+    parts = {"train": texts(6), "validation": texts(6)}
+    task = Task.from_dataset("sequence_classification", parts, metric="auroc", positive="good")
+    with pytest.raises(UnknownNameError, match="metric 'auroc'"):
+        probe(model, task, processor=tokenizer)
+
+
 def test_a_control_task_has_the_shares_of_the_labels():
     rows = [{"sentence": f"film {row}", "label": int(row % 10 == 0)} for row in range(400)]
     task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})

@@ -19,7 +19,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.baselines import baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.probing.row_scores import row_counts
+from lamina.studies.probing.row_scores import row_counts, row_metric
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
@@ -151,6 +151,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     selected = select(layers, used_stack.layers, op="probe")
     _check_sites(source, used_stack, sites, selected)
     missing = {name: check_task(name, task, split) for name, task in named.items()}
+    for task in named.values():
+        row_metric(task, task.metric)  # an error comes before any probe is trained
     warn_of_texts("probe", named.values())
     own = own_processor(source, loaded_processor if processor is None else processor)
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}

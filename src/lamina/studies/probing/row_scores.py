@@ -36,9 +36,8 @@ def row_counts(
 ) -> tuple[Array, Metric]:
     """Return a metric's counts for each row, and the function that computes the metric from sums of these counts.
 
-    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises
-    UnknownNameError if the metric does not exist for this task, or cannot be computed from sums over rows. Raises
-    ConfigError if the metric is about one of two classes and the task does not say which one is positive.
+    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises the errors
+    of `row_metric`.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -48,6 +47,16 @@ def row_counts(
 
     Returns:
         The counts `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
+    """
+    chosen = row_metric(task, metric)
+    return chosen.count(predictions, truths, task.labels), chosen.score
+
+
+def row_metric(task: KindedTask, metric: str) -> _RowMetric:
+    """Return how a metric of a task is computed from sums over rows.
+
+    Raises UnknownNameError if the metric does not exist for this task, or cannot be computed so. Raises ConfigError if
+    it is about one of two classes and the task does not say which one is positive.
     """
     if task.kind.tags_words:
         known = _WORD_METRICS
@@ -60,8 +69,7 @@ def row_counts(
         f1 = _macro_f1 if positive is None else partial(_f1_of_class, positive)
         known = {**_CLASS_METRICS, "f1": _RowMetric(_confusion, f1)}
     check_known("statistics", [metric], known, "metric")
-    chosen = known[metric]
-    return chosen.count(predictions, truths, task.labels), chosen.score
+    return known[metric]
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
