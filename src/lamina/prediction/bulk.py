@@ -253,13 +253,11 @@ def read_examples(
 ) -> Iterator[tuple[list[int], list[object], int]]:
     """Yield for each chunk of a file: its line numbers, its examples (texts or pairs), and how many rows were parsed.
 
-    The last number includes rows that are left out because a cell is no text; `start` counts such rows too.
-
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
-        start: Number of valid rows to skip at the start.
+        start: Number of parsed rows to skip at the start, those left out for a cell that is no text among them.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
