@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput, Info, Reader, ReaderModule, ReaderOutput
 from lamina.bank.recorded_base import check_needs_states, check_reads_recorded
-from lamina.bank.remap import check_untrained, fusion_after
+from lamina.bank.remap import check_blocks, check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
@@ -335,15 +335,15 @@ class ReaderCollection(nn.Module):
         if self._stacks is None or edits is None:
             problem = "how the model was edited since the bank was made is not known"
             raise ConfigError(f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers.")
-        for name in {reader.stack for reader in self.select(None, "bank.remap_").values()}:
+        before, readers = self._stacks[0], self.select(None, "bank.remap_")
+        for name in {reader.stack for reader in readers.values()}:
+            check_blocks(before[name], by_name[name], edits)
             if change := self._guard.weights[name].change():
                 problem = f"the model's weights have changed since the bank was made: {change}"
                 raise ConfigError(
                     f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers."
                 )
         check_untrained(dict(self.model.named_parameters()), edits)
-        before = self._stacks[0]
-        readers = self.select(None, "bank.remap_")
         configs = {
             name: fusion_after(name, reader, before[reader.stack], by_name[reader.stack], edits, by_name)
             for name, reader in readers.items()

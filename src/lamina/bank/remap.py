@@ -12,7 +12,7 @@ from lamina.layers.selectors import ranges
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from lamina.bank.reader import ReaderModule
     from lamina.fusion.base import FusionConfig
@@ -46,12 +46,14 @@ def fusion_after(
             setting for the layers that it reads.
     """
     config, depth = reader.config.fusion, before.depth
-    places = {layer: layer for layer in range(before.layers)}
-    for edit in edits:
-        now_at = ((layer, _place(now, edit, before.name, stacks)) for layer, now in places.items())
-        places = {layer: now for layer, now in now_at if now is not None}
+    blocks = _blocks_after(depth, edits, before.name, stacks)
+    below = [] if blocks is None else [[block for block in blocks[:place] if block] for place in range(len(blocks) + 1)]
+    same = {layer: [*range(1, layer + 1)] for layer in range(before.layers)}  # the blocks that make its state
+    places = {layer: below.index(made) for layer, made in same.items() if made in below}
     if depth in places and before.points[-1].module not in before.blocks:  # its state comes after a norm
         places[depth] = after.depth
+        if below[-1] != same[depth]:
+            del places[depth]
     if after.points[-1].module not in after.blocks:
         places = {layer: now for layer, now in places.items() if now < after.depth or layer == depth}
     reads = f"the reader '{name}' reads layers {ranges(reader.layers)} of the {before.name} stack"
@@ -67,24 +69,39 @@ def fusion_after(
     return replace(config, layers=now) if "layers" in known else replace(config, layer=now[0])
 
 
-def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
-    """Return the number of the layer whose state after an edit equals the state of `layer` before it; None if unknown.
+def _blocks_after(depth: int, edits: Sequence[Move], stack: str, stacks: Collection[str]) -> list[int] | None:
+    """Return, for each block after `edits`, the block before them that computes the same; None if no state is known.
 
-    `stack` is the name of the layer's stack, and `stacks` are the names of all stacks of the model.
+    0 stands for an identity, and -1 for a block that computes something else. `stack` is the name of the blocks' stack,
+    `depth` its depth before the edits, and `stacks` are the names of all stacks of the model.
     """
-    is_same = edit.kind in _IN_PLACE or edit.settings.get("identity") is True
-    if not is_same and edit.stack not in (*stacks, "all"):
-        return None  # such as the convolutions below the first block
-    if is_same or layer == 0:
-        order = order_of(edit) if edit.stack == stack else None  # identity copies return what they receive
-        return layer if order is None or layer == 0 else order.index(layer) + 1
-    if edit.stack not in (stack, "all"):
-        return None if stack == "decoder" else layer  # the states of a decoder depend on the encoder's
-    order = order_of(edit)
-    if order is None:  # weights of some blocks were changed or added: the states below the first of them stay
-        return layer if layer < min(edit.layers, default=layer + 1) else None
-    same = next((place for place, number in enumerate(order) if number != place + 1), len(order))
-    return layer if layer <= same else None
+    blocks = [*range(1, depth + 1)]
+    for edit in edits:
+        is_identity = edit.settings.get("identity") is True  # identity copies return what they receive
+        is_same, is_here = edit.kind in _IN_PLACE or is_identity, edit.stack in (stack, "all")
+        if not is_same and edit.stack not in (*stacks, "all"):
+            return None  # such as the convolutions below the first block
+        if is_here and (order := order_of(edit)) is not None:
+            copies = [is_identity and layer in order[:place] for place, layer in enumerate(order)]
+            blocks = [0 if copy else blocks[layer - 1] for layer, copy in zip(order, copies, strict=True)]
+        elif not is_same and is_here:  # weights of some blocks were changed or added
+            blocks = [-1 if number in edit.layers else block for number, block in enumerate(blocks, 1)]
+        elif not is_same and stack == "decoder":  # its states depend on the encoder's
+            blocks = [-1] * len(blocks)
+    return blocks
+
+
+def check_blocks(before: LayerStack, after: LayerStack, edits: Sequence[Move]) -> None:
+    """Raise ConfigError unless `edits` alone lead from the blocks of the stack `before` to those of `after`."""
+    origins: list[nn.Module | None] = [*before.blocks]  # None: a copy
+    for edit in edits:
+        if edit.stack in (before.name, "all") and (order := order_of(edit)) is not None:
+            origins = [None if layer in order[:place] else origins[layer - 1] for place, layer in enumerate(order)]
+    if len(origins) != len(after.blocks) or any(
+        block is not None and block is not now for block, now in zip(origins, after.blocks, strict=True)
+    ):
+        problem = f"blocks of the {before.name} stack were changed in another way than by edits"
+        raise ConfigError(f"{_OP}: {problem}. Make a new bank on the edited model, and train its readers.")
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:

@@ -74,3 +74,31 @@ def test_a_layer_among_the_convolutions_below_changes_all_states():
     lamina.insert_(bank.model, "convolution")
     with pytest.raises(ConfigError, match="layer 0 is gone or has other values"):
         bank.remap_()
+
+
+def test_a_repeated_top_block_changes_the_state_after_the_norm_until_it_is_dropped():
+    bank = bank_on("llama", top=lamina.SingleLayer(layer=-1))
+    before = logits(bank)
+    lamina.duplicate_(bank.model, 3, identity=False)
+    with pytest.raises(ConfigError, match="layer 3 is gone or has other values"):
+        bank.remap_()
+    lamina.drop_(bank.model, 4)
+    assert bank.remap_() == {"top": (3,)}
+    assert torch.equal(logits(bank)["top"], before["top"])
+
+
+def test_readers_follow_when_copies_are_dropped_and_an_order_is_restored():
+    bank = bank_on("llama", whole=lamina.ScalarMix())
+    lamina.duplicate_(bank.model, 1)
+    lamina.drop_(bank.model, 2)
+    for _ in range(2):
+        lamina.keep_(bank.model, [2, 1, 3])
+    assert bank.remap_() == {"whole": (0, 1, 2, 3)}
+
+
+def test_blocks_that_other_code_moved_are_refused():
+    bank = bank_on("llama", low=lamina.SingleLayer(layer=1))
+    layers = bank.model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+    with pytest.raises(ConfigError, match="in another way than by edits"):
+        bank.remap_()
