@@ -29,7 +29,7 @@ from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
 from lamina.layers.recorded import RecordedModel
-from lamina.layers.towers import tower_for
+from lamina.layers.stack import tower_for
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
 from lamina.utils import check_type

@@ -19,7 +19,7 @@ from torch import nn
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, encodable, join_tables
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.errors import ConfigError
-from lamina.layers.towers import towers_of
+from lamina.layers.stack import towers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -25,9 +25,8 @@ from lamina.layers.recorded import RecordedModel
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, is_all, select
 from lamina.layers.sites import Site, at_site
-from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
+from lamina.layers.stack import LayerStack, TapPoint, alike, by_path, towers_of
 from lamina.layers.state_forms import Form, first_tensors, forms_of, state_of, token_counts
-from lamina.layers.towers import towers_of
 from lamina.layers.wrappers import checked_model, is_bitsandbytes, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size

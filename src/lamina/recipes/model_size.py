@@ -17,8 +17,7 @@ from lamina.bank import ReaderModule
 from lamina.errors import UnsupportedModelError, error_context
 from lamina.layers import stacks
 from lamina.layers.discovery import pick_stack, same_stacks
-from lamina.layers.stack import by_path
-from lamina.layers.towers import tower_for
+from lamina.layers.stack import by_path, tower_for
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.load_tasks import NOT_DATA
 from lamina.store.models import empty_model, name_classes

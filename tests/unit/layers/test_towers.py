@@ -17,7 +17,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.causality import is_causal
-from lamina.layers.towers import towers_of
+from lamina.layers.stack import towers_of
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip", "dual"])
