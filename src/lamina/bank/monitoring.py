@@ -128,8 +128,10 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
                 "AdaLayers(positions=False) or ScalarMix(), with TokenClassification(encoder_layers=0) or "
                 "SequenceClassification(pooling='mean') or pooling='query'."
             )
+    if not reader.config.head.weighs_tokens:
+        return
     token_map, columns = reader.head.token_map(), reader.head.outputs + 1
-    if reader.config.head.weighs_tokens and (token_map is None or len(token_map.bias) != columns):
+    if token_map is None or len(token_map.bias) != columns:
         head = f"the head of reader '{name}' ({kinds['head']})"
         problem = f"{head} weighs tokens, so its token_map gives {columns} outputs"
         got = "it is None" if token_map is None else f"it gives {len(token_map.bias)}"
