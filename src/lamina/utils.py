@@ -349,7 +349,6 @@ def barrier() -> None:
 
 
 def _group() -> ModuleType | None:
-    """Return `torch.distributed` if it is initialised, else None."""
     from torch import distributed
 
     return distributed if distributed.is_available() and distributed.is_initialized() else None

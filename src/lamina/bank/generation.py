@@ -42,11 +42,17 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 class Generated(NamedTuple):
-    """The result of a call of `generate`: the value for its caller, and the sequences and beam indices for readers."""
+    """The result of a call of `generate`, for its caller and for the readers.
 
-    output: object  # the return value that the caller expects
-    sequences: Tensor  # [sequences, tokens], as `generate` returns them
-    beam_indices: Tensor | None  # [sequences, steps], see `GenerateCall`; None without beam search
+    Attributes:
+        output: The return value that the caller expects.
+        sequences: Token ids `[sequences, tokens]`, as `generate` returns them.
+        beam_indices: `[sequences, steps]`, see `GenerateCall`; None without beam search.
+    """
+
+    output: object
+    sequences: Tensor
+    beam_indices: Tensor | None
 
 
 @final
@@ -178,7 +184,7 @@ OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated
 
 
 class _Interception(NamedTuple):
-    """The arguments of one open `intercept_generate` context: the model and three callbacks."""
+    """The arguments of one open `intercept_generate` context: `model`, `on_generate`, `is_waiting` and `is_reading`."""
 
     model: nn.Module
     on_generate: OnGenerate

@@ -25,13 +25,21 @@ _BUFFERED = 16  # tokens that are collected before the fusions read them: one ca
 
 
 class TokenBlock(NamedTuple):
-    """Consecutive tokens of a text that the model has read, in one pass or several, with their states."""
+    """Consecutive tokens of a text that the model has read, in one pass or several, with their states.
 
-    first: int  # position in the text of the first token
-    prompt: int  # length of the prompt in tokens
-    tokens: Int[Tensor, "rows columns"]  # ids; -1 where the model was called with embeddings
-    real: Bool[Tensor, "rows columns"]  # False at padding of the prompt; generated tokens all count as real
-    states: Mapping[int, Tensor]  # layer -> [rows, columns, width]
+    Attributes:
+        first: Position of the first token in the text.
+        prompt: Length of the prompt in tokens.
+        tokens: Ids `[rows, columns]`; -1 where the model was called with embeddings.
+        real: False at padding of the prompt; generated tokens all count as real.
+        states: Layer -> states `[rows, columns, width]`.
+    """
+
+    first: int
+    prompt: int
+    tokens: Int[Tensor, "rows columns"]
+    real: Bool[Tensor, "rows columns"]
+    states: Mapping[int, Tensor]
 
 
 class GenerationObserver(ABC):

@@ -181,7 +181,6 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
 
 
 def _module(model: object) -> str:
-    """Return the name of the top-level package that defines an object's class, such as "sklearn"."""
     return type(model).__module__.partition(".")[0]
 
 

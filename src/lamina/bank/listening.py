@@ -131,7 +131,6 @@ class _Listener:
         return self.over != "prompt" and not all(map(self._has_output, stacks))
 
     def is_reading(self) -> bool:
-        """Return whether the next pass will be read: the readers of some stack have no output yet."""
         return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

@@ -21,10 +21,15 @@ _OP = "reader of pairs"
 
 
 class Separators(NamedTuple):
-    """Ids of the special tokens that a tokenizer adds to a pair of texts."""
+    """Ids of the special tokens that a tokenizer adds to a pair of texts.
 
-    between: tuple[int, ...]  # inserted between the two texts, in this order
-    added: tuple[int, ...]  # inserted anywhere, such as [CLS]: they belong to neither text
+    Attributes:
+        between: Ids inserted between the two texts, in this order.
+        added: Ids inserted anywhere, such as [CLS]: they belong to neither text.
+    """
+
+    between: tuple[int, ...]
+    added: tuple[int, ...]
 
 
 _cache: WeakKeyDictionary[object, Separators] = WeakKeyDictionary()  # tokenizer -> its separators

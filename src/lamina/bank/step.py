@@ -93,6 +93,5 @@ class Step:
         return [name for name, values in self.flagged.items() if bool(values[0])]
 
     def _check_single(self, name: str) -> None:
-        """Raise ConfigError if there are several sequences. `name` is the property of the step that was read."""
         if (count := len(self.tokens)) != 1:
             raise ConfigError(f"step.{name}: the step has {count} sequences. Use step.sequence(0).{name}.")

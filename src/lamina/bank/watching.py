@@ -289,7 +289,6 @@ class _WatchedText(GenerationObserver):
         )
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
-        """Return monitor name -> its row of `values` `[monitors, sequences]`, in the caller's order."""
         rows = dict(zip(self.rows, values.unbind(0), strict=True))
         return {name: rows[name] for name in self.monitor_names}
 

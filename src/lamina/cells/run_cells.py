@@ -161,7 +161,6 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
 
 
 def _plain(value: np.generic | torch.Tensor) -> object:
-    """Return a number of NumPy or PyTorch (an array or tensor of one element) as a Python number; other values fail."""
     return value.item()
 
 

@@ -52,7 +52,6 @@ def cache(
 
 
 def _facts(entry: Entry) -> Row:
-    """Return a cache entry in the form that --json prints: key, content, size, age and problem."""
     contents = {name: entry.facts.get(name) for name in _FACTS}
     state = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
     return {"key": entry.key, **contents, **state}

@@ -78,7 +78,6 @@ def _show(result: Demo) -> None:
 
 
 def _sentence(entry: Prediction) -> str:
-    """Return a sentence and the readers' answers as one line; a wrong answer is followed by the right one."""
     entities = ", ".join(entry["entities"]) or "none"
     wrong = f"   <- wrong: it is {', '.join(entry['wrong'])}" if entry["wrong"] else ""
     return f"  {entry['text']} -> {entry['sentiment']}, {entry['acceptability']}; entities: {entities}{wrong}"

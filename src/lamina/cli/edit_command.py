@@ -64,21 +64,29 @@ class Counts(TypedDict):
 class EditFacts(TypedDict):
     """The JSON that `lamina edit` prints with --json.
 
-    `output_difference` is the largest absolute difference between the model's outputs before and after the edits, on a
-    small batch; None if the model cannot run on one, or no output has the same name and shape. `saved` is the output
-    folder. In a dry run both are None.
+    Attributes:
+        model: Name of the model.
+        architecture: Name of its class.
+        edits: As `Edit.to_dict` returns them, with the number of parameters in place of the names.
+        before: Its size before the edits; `after` is the size after them.
+        unchanged_parameters: Number of parameters that kept their values.
+        output_difference: Largest absolute difference between the model's outputs before and after, on a small batch.
+            None in a dry run, or if the model cannot run on one, or no output has the same name and shape.
+        saved: The output folder; None in a dry run.
+        blocks: The blocks of each edited stack before and after.
+        lost: What --drop auto:N cost, as `LeastBlocks.to_dict` returns it.
     """
 
     model: str
     architecture: str
-    edits: list[dict[str, JSON]]  # as `Edit.to_dict` returns them, with the number of parameters in place of the names
+    edits: list[dict[str, JSON]]
     before: Counts
     after: Counts
     unchanged_parameters: int
     output_difference: float | None
     saved: str | None
-    blocks: dict[str, StackPicture]  # the blocks of each edited stack before and after
-    lost: list[dict[str, JSON]]  # what --drop auto:N cost, as `LeastBlocks.to_dict` returns it
+    blocks: dict[str, StackPicture]
+    lost: list[dict[str, JSON]]
 
 
 def edit(  # noqa: PLR0913
@@ -189,7 +197,10 @@ def edit(  # noqa: PLR0913
 
 
 class LeastOptions(NamedTuple):
-    """The options of `--drop auto:N`. A --plan with the edit `drop_least` uses them too, except --by and --heal."""
+    """The options of `--drop auto:N`: `task`, `data`, `by`, `heal`, `seed` and `progress`. None: not set.
+
+    A --plan with the edit `drop_least` uses them too, except --by and --heal.
+    """
 
     task: str | None
     data: Path | None
@@ -279,14 +290,12 @@ def _is_auto(layers: object) -> bool:
 
 
 def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
-    """Apply edits (`changes`, each a function of a model) to a model, in place. Return []: nothing is measured."""
     for change in changes:
         change(model)
     return []
 
 
 def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
-    """Apply groups of edits (`steps`) to a model, in place and in order; return what each measured, in one list."""
     return [report for step in steps for report in step(model, processor)]
 
 

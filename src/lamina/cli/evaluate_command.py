@@ -40,7 +40,7 @@ _TASK = (
 
 
 class Columns(TypedDict, total=False):
-    """The columns of a file that were named on the command line, by name or by position (int)."""
+    """The columns `text`, `text_pair` and `label` of a file, by name or position (int), as set on the command line."""
 
     text: str | int
     text_pair: str | int
@@ -60,14 +60,22 @@ Answer: TypeAlias = str | float | list[str] | list[Span]  # a label, a number, s
 
 
 class WrongAnswer(TypedDict):
-    """A row that a reader answered wrongly, as `lamina.evaluate` returns it."""
+    """A row that a reader answered wrongly, as `lamina.evaluate` returns it.
+
+    Attributes:
+        row: Index of the row.
+        text: The text; a list for a pair of texts.
+        true: The correct answer; `predicted` is the reader's.
+        confidence: Probability of the predicted answer.
+        error: Predicted - true, where the answers are numbers.
+    """
 
     row: int
-    text: str | list[str]  # a list for a pair of texts
+    text: str | list[str]
     true: Answer
     predicted: Answer
     confidence: NotRequired[float]
-    error: NotRequired[float]  # predicted - true, where the answers are numbers
+    error: NotRequired[float]
 
 
 def evaluate(  # noqa: PLR0913
@@ -161,7 +169,6 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
 
 
 def _column(name: str) -> str | int:
-    """Return a column's name; a number, which is a position, becomes an int."""
     return int(name) if name.removeprefix("-").isdecimal() else name
 
 
@@ -324,11 +331,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def _plain(text: str | list[str]) -> str:
-    """Return a text, or each text of a pair on its own line, with single spaces and about 600 characters at most."""
     texts = text if isinstance(text, list) else [text]
     return "\n".join(shortened(" ".join(str(part).split()), SHOWN) for part in texts)
 
 
 def _value(answer: Answer) -> str | float:
-    """Return an answer as a cell of a table: labels as one string, "-" for an empty list, others unchanged."""
     return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

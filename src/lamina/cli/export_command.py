@@ -187,6 +187,5 @@ def _export_int8(
 
 
 def _row(name: str, output: OutputFacts) -> tuple[object, ...]:
-    """Return an output of the graph, with its `name`, as a row of the printed table; see `_COLUMNS`."""
     kind = (output.kind or "the model").replace("_", " ")
     return name, kind, " x ".join(output.axes), ", ".join(output.labels)

@@ -32,40 +32,63 @@ _STACK = "With --inserted-weights: stack of the layer. Default: the first stack 
 
 
 class Tap(TypedDict):
-    """Where a layer is read: the "input" or "output" (`side`) of the module at `path`; `block` is the block's class."""
+    """Where a layer is read.
+
+    Attributes:
+        layer: Number of the layer; 0: the embeddings.
+        path: Path of a module, whose `side` ("input" or "output") is the state.
+        block: The block's class; None for the embeddings.
+        parameters: Number of parameters in the block, or for the embeddings outside all blocks; None: not known.
+    """
 
     layer: int
     path: str
     side: str
-    block: str | None  # None for the embeddings
-    parameters: int | None  # number in the block, or in everything outside the blocks; None: not known
+    block: str | None
+    parameters: int | None
 
 
 class StackFacts(TypedDict):
-    """A stack of blocks as `lamina inspect` describes it; `layers` counts the embeddings, `depth` does not."""
+    """A stack of blocks as `lamina inspect` describes it.
+
+    Attributes:
+        layers: Number of layers, with the embeddings; `depth` is the number without.
+        width: Size of a state.
+        block: Classes of the blocks; None: the blocks are no modules.
+        embedding_parameters: Number of parameters outside the blocks; None: not known.
+        taps: Where each layer is read.
+        fingerprint: Hash of the stack's weights.
+    """
 
     layers: int
     depth: int
     width: int
-    block: str | None  # classes of the blocks; None: the blocks are no modules
+    block: str | None
     embedding_parameters: int | None
     taps: list[Tap]
-    fingerprint: NotRequired[str]  # hash of the stack's weights
+    fingerprint: NotRequired[str]
 
 
 class ModelFacts(TypedDict):
-    """The JSON that `lamina inspect` prints with --json."""
+    """The JSON that `lamina inspect` prints with --json.
+
+    Attributes:
+        model: Its name; `model_type` and `architecture` are its config's type and its class.
+        parameters: Number of parameters.
+        stacks: Stack name -> the stack.
+        edited: Blocks of each edited stack before and after the recorded edits.
+    """
 
     model: str
     model_type: str
     architecture: str
     parameters: int
     stacks: dict[str, StackFacts]
-    edited: NotRequired[dict[str, StackPicture]]  # blocks of each edited stack before and after the recorded edits
+    edited: NotRequired[dict[str, StackPicture]]
 
 
 class Choice(TypedDict):
-    """Which inserted layer to draw: arguments of `chosen_weight`. A field that is None does not restrict the choice."""
+    """Which inserted layer to draw, by `layer`, `projection` and `stack`: arguments of `chosen_weight`. None: any."""
 
     layer: int | None
     projection: str | None

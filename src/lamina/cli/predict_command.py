@@ -174,7 +174,6 @@ def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
 
 
 def _short(text: str | tuple[str, str]) -> str:
-    """Return a text, or both texts of a pair, on one line of at most `SHOWN` characters."""
     line = " ".join((text if isinstance(text, str) else " | ".join(text)).split())
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 

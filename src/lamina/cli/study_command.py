@@ -26,11 +26,20 @@ _OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
 
 
 class Plan(TypedDict):
-    """The plan that `lamina study --dry-run` prints: what the study would run."""
+    """What a study would run, as `lamina study --dry-run` prints it.
+
+    Attributes:
+        study: Name of the study.
+        model: Name or folder of the model.
+        tasks: Task -> split -> number of rows.
+        texts: Number of texts.
+        options: The study's options, with the defaults that are not None.
+        output: The output folder.
+    """
 
     study: str
     model: str
-    tasks: dict[str, dict[str, int]]  # task -> split -> number of rows
+    tasks: dict[str, dict[str, int]]
     texts: int
     options: dict[str, object]
     output: str
@@ -160,5 +169,4 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 
 
 def _value(value: object) -> str:
-    """Return the value of an option as text; a list as its entries."""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -255,7 +255,6 @@ def _show_parts(cost: Estimate, word: str) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Return a number of hours as text: whole from 10 on, else with two digits; "< 0.01" for less than that."""
     return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 

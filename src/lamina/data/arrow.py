@@ -112,7 +112,6 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder if this is the process that created it, whose id is `process`."""
     if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -214,7 +213,6 @@ def columns_of(
 
 
 def _composed(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell], *cells: Cell) -> Cell:
-    """Return `second(first(*cells))`; or `second(cell)` of the only cell, if `first` is None."""
     return second(cells[0] if first is None else first(*cells))
 
 

@@ -42,14 +42,12 @@ def decoder(feature: Feature) -> Decoder | None:
 
 
 def _item(feature: Feature) -> Feature | None:
-    """Return the feature of a list's entries; None if `feature` is that of no list."""
     if isinstance(feature, list) and len(feature) == 1:
         return feature[0]
     return getattr(feature, "feature", None)
 
 
 def _name(names: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the class name of an id (an index into `names`), and None for -1; other cells stay unchanged."""
     if cell == -1:
         return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
@@ -60,7 +58,6 @@ def _each(decode: Decoder, cell: Cell) -> Cell:
 
 
 def _fields(fields: Mapping[str, Decoder], cell: Cell) -> Cell:
-    """Return a cell that is a mapping with its fields decoded: `fields` is field name -> decoder. Other cells stay."""
     if not isinstance(cell, Mapping):
         return cell
     return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}

@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatesForm:
-    """The form in which a program writes states: axes, names of tensors, and how it numbers layers."""
+    """The form in which a program writes states.
 
-    axes: tuple[StatesAxis, ...]  # axes of a tensor
-    # name of the tensor. If each layer has its own tensor, "{layer}" in it stands for the number of the layer
+    Attributes:
+        axes: The axes of a tensor, in order.
+        tensor: Name of the tensor. "{layer}" in it stands for the layer's number, if each layer has its own tensor.
+        mask: Name of the mask's tensor.
+        shift: Number to add to the program's layer numbers to get Lamina's.
+    """
+
+    axes: tuple[StatesAxis, ...]
     tensor: str | None = None
-    mask: str | None = None  # name of the tensor with the mask
-    shift: int = 0  # number to add to the program's layer numbers to get Lamina's
+    mask: str | None = None
+    shift: int = 0
 
 
 # The forms of vLLM and lmprobe are those of their source; vllm-lens returns tensors, which the caller saves.

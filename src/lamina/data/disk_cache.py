@@ -55,12 +55,18 @@ def cache_folder(asked: str | Path | None = None) -> Path:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A complete entry of the cache: a folder that is named by its key."""
+    """A complete entry of the cache: a folder that is named by its key.
+
+    Attributes:
+        facts: The contents of its index; empty if the index cannot be read.
+        size_bytes: Size of its files.
+        problem: Why it cannot be used; None if it can.
+    """
 
     key: str
-    facts: Facts  # contents of its index; empty if the index cannot be read
+    facts: Facts
     size_bytes: int
-    problem: str | None  # why it cannot be used; None if it can
+    problem: str | None
 
     @property
     def foreign(self) -> bool:
@@ -142,7 +148,6 @@ def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mappi
 
 
 def _hash(facts: Facts) -> int:
-    """Return a checksum of the contents of an index."""
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 

@@ -46,11 +46,17 @@ WindowColumns: TypeAlias = "dict[str, list[Any]]"
 
 
 class TokenRange(NamedTuple):
-    """The tokens of a text in one window, without special tokens."""
+    """The tokens of a text in one window, without special tokens.
 
-    start: int  # position of the first token in the window
-    stop: int  # position after the last token in the window
-    number: int  # index of the first token among all tokens of the text, from 0
+    Attributes:
+        start: Position of the first token in the window.
+        stop: Position after the last token in the window.
+        number: Index of the first token among all tokens of the text, from 0.
+    """
+
+    start: int
+    stop: int
+    number: int
 
 
 def window_table(columns: WindowColumns) -> pa.Table:
@@ -156,10 +162,15 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Windows:
-    """Tokenised texts as rows that a model reads, with their padding; base class of the inputs of tasks on texts."""
+    """Tokenised texts as rows that a model reads, with their padding; base class of the inputs of tasks on texts.
 
-    encoded: Encoded  # windows of texts, or blocks of joined texts
-    processor: Processor  # the tokenizer, or a processor that contains one; it determines the padding values
+    Attributes:
+        encoded: Windows of texts, or blocks of joined texts.
+        processor: The tokenizer, or a processor that contains one; it determines the padding values.
+    """
+
+    encoded: Encoded
+    processor: Processor
 
     @property
     def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has  # noqa: ANN401
@@ -473,13 +484,16 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 
 
 class _Window(NamedTuple):
-    """Where a window is: the index of its text, its index within the text, and its range of tokens.
+    """The place of a window, from which the text's next window is derived.
 
-    The text's next window is derived from these.
+    Attributes:
+        text: Index of the text.
+        number: Index of the window within its text.
+        tokens: Its range of tokens.
     """
 
-    text: int  # index of the text
-    number: int  # index of the window within its text
+    text: int
+    number: int
     tokens: TokenRange
 
 

@@ -97,7 +97,6 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
 
 
 def _too_large(path: Path, most: int) -> DataError:
-    """Return the DataError for a file whose cells take more than `most` bytes."""
     got = f"{path} has {path.stat().st_size:,} bytes, and its cells take more than {most:,}"
     holds = f"the cells of a file may take {MOST_BYTES:,} bytes, or {MOST_RATIO} times its size"
     return DataError(f"read: {got}; {holds}. Write it as several files.", path=str(path))

@@ -522,12 +522,10 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
 
 
 def _cells(text: str) -> list[str]:
-    """Return the cells of a line: divided at tabs if there are some, otherwise at blanks."""
     return text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
 
 
 def _is_header(cells: list[str]) -> bool:
-    """Return whether the first line of a file is a header: at least two cells, all of them usual column names."""
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
 

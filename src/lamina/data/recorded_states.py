@@ -53,10 +53,17 @@ class RowStates(Protocol):
 
 
 class Place(NamedTuple):
-    """The place of a tensor's numbers in a file: the first byte, the type and the shape."""
+    """The place of a tensor's numbers in a file.
+
+    Attributes:
+        path: The file.
+        start: Offset of the first byte.
+        dtype: Numpy's name of the type; `shape` is the tensor's shape.
+        bfloat16: Whether the numbers are the bits of bfloat16 numbers.
+    """
 
     path: Path
-    start: int  # its first byte
+    start: int
     dtype: str
     shape: tuple[int, ...]
     bfloat16: bool = False
@@ -328,7 +335,6 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the DataError for an array whose rows should have `said` tokens in total; `has` says what it has."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:

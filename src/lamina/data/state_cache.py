@@ -93,10 +93,16 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The inputs of a run that reads cached states and does not run the model: only the masks of the states."""
+    """The inputs of a run that reads cached states and does not run the model: only the masks of the states.
 
-    lengths: Sequence[int]  # number of tokens of each row
-    digest: str = ""  # the digest of the inputs
+    Attributes:
+        lengths: Number of tokens of each row.
+        digest: Digest of the inputs.
+        uncacheable: Why the states cannot be cached; None: they can.
+    """
+
+    lengths: Sequence[int]
+    digest: str = ""
     uncacheable: str | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -109,18 +115,26 @@ class StateMasks:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """The settings of the cache for a run."""
+    """The settings of the cache for a run.
 
-    # "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that saves
-    # time, in memory if the states take at most a quarter of the free memory, else on disk if they fit there
+    Attributes:
+        mode: "off": do not use the cache. "on": use it on disk, or raise an error. "auto": use it if that saves time,
+            in memory if the states take at most a quarter of the free memory, else on disk if they fit there.
+        dtype: Type of the numbers in the files. In memory they are float32.
+        folder: The cache folder; None: `cache_folder()`.
+        precision: Type in which the model computes, as in `FitOptions`.
+        batch_size: Rows per pass of the model while the cache is filled.
+        passes: Number of times that the rows will be read. "auto" fills the cache only for two or more.
+        progress: Show a progress bar while the cache is filled.
+    """
+
     mode: Literal["off", "auto", "on"] = "auto"
-    dtype: Literal["float16", "float32"] = "float16"  # type of the numbers in the files. In memory they are float32
-    folder: str | Path | None = None  # the cache folder; None: the result of `cache_folder()`
-    precision: str = "float32"  # type in which the model computes, as in `FitOptions`
-    batch_size: int = 64  # number of rows per pass of the model while the cache is filled
-    # number of times that the rows will be read. In mode "auto", the cache is filled only for two or more
+    dtype: Literal["float16", "float32"] = "float16"
+    folder: str | Path | None = None
+    precision: str = "float32"
+    batch_size: int = 64
     passes: int = 2
-    progress: bool = False  # show a progress bar while the cache is filled
+    progress: bool = False
 
 
 def open_states(
@@ -230,12 +244,18 @@ class Layout:
     """Where the states of each row and layer lie in the arrays in memory, or in the files of a cache entry.
 
     The rows follow each other in the order of `order`, without padding.
+
+    Attributes:
+        lengths: Number of tokens of each row.
+        layers: Stack name -> its layers in the files, ascending.
+        widths: Stack name -> size of a hidden state.
+        dtype: Type of the numbers, "float16" or "float32".
     """
 
-    lengths: Sequence[int]  # number of tokens of each row
-    layers: Mapping[str, Sequence[int]]  # name of each stack -> its layers in the files, in ascending order
-    widths: Mapping[str, int]  # name of each stack -> size of a hidden state
-    dtype: str = "float16"  # type of the numbers, "float16" or "float32"
+    lengths: Sequence[int]
+    layers: Mapping[str, Sequence[int]]
+    widths: Mapping[str, int]
+    dtype: str = "float16"
 
     @cached_property
     def order(self) -> list[int]:
@@ -400,7 +420,6 @@ class _Filler:
         return [order[at : at + size] for at in range(0, len(order), size)]
 
     def bar(self, what: str) -> Iterable[list[int]]:
-        """Return `batches`, shown in a progress bar with the text `what` if the settings ask for it."""
         return progress_bar(self.batches, show=self.settings.progress, desc=what, unit="batch")
 
     def compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:

@@ -47,16 +47,23 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
 
 
 class WordToken(NamedTuple):
-    """A token that belongs to a word: its place, the word, and whether it is the word's first token."""
+    """A token that belongs to a word.
 
-    window: int  # index of the window
-    position: int  # position of the token in the window
-    word: int  # index of the word among the words of all texts
-    first: bool  # whether the token is the first token of its word
+    Attributes:
+        window: Index of the window.
+        position: Position of the token in the window.
+        word: Index of the word among the words of all texts.
+        first: Whether it is the first token of its word.
+    """
+
+    window: int
+    position: int
+    word: int
+    first: bool
 
 
 class _Overlap(NamedTuple):
-    """A token and the words that it shares characters with: from word `first` to word `last`, both included."""
+    """A token, at `position` of `window`, and the words from `first` to `last` that it shares characters with."""
 
     window: int
     position: int

@@ -252,7 +252,6 @@ def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
 
 
 def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[Token]]:
-    """Return one sentence for each of `words`, with that word in the place of token `i`."""
     return [[*tokens[:i], replace(tokens[i], word=word), *tokens[i + 1 :]] for word in words]
 
 

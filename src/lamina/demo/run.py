@@ -40,7 +40,7 @@ ROWS, ROWS_FULL = 6_500, 20_000  # sentences of the short and of the full demo; 
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence that the demo predicts at its end, with the right answers."""
+    """A sentence (`text`) that the demo predicts at its end, with its right `sentiment` and `acceptability`."""
 
     text: str
     sentiment: str
@@ -57,28 +57,41 @@ EXAMPLES = (
 
 
 class Prediction(TypedDict):
-    """The answers of the three readers for one example, and what is wrong in them."""
+    """The answers of the three readers for one example.
+
+    Attributes:
+        text: The sentence; `sentiment` and `acceptability` are the labels that the readers gave it.
+        entities: Found names, such as "Lisbon (LOC)".
+        wrong: The right answers of the readers of whole sentences, where they are wrong.
+    """
 
     text: str
     sentiment: str
     acceptability: str
-    entities: list[str]  # such as "Lisbon (LOC)"
-    wrong: list[str]  # what the readers of whole sentences should have said, where they are wrong
+    entities: list[str]
+    wrong: list[str]
 
 
 class Score(TypedDict):
-    """The test scores of one task."""
+    """The test scores of one task.
+
+    Attributes:
+        metric: The metric of all scores.
+        last_layer: Score of a linear head on the last layer; `default_reader` is the default reader's.
+        best_layer: Layer whose single-layer reader is best on the validation split; None in the short demo.
+        best_single_layer: Test score of that reader; else None.
+    """
 
     task: str
     metric: str
-    last_layer: float  # a linear head on the last layer
+    last_layer: float
     default_reader: float
-    best_layer: int | None  # layer whose single-layer reader is best on the validation split; None in the short demo
-    best_single_layer: float | None  # test score of that reader
+    best_layer: int | None
+    best_single_layer: float | None
 
 
 class LayerScore(TypedDict):
-    """The test score of a reader of a single layer."""
+    """The test `score` of a reader of a single `layer` on a `task`, by its `metric`."""
 
     task: str
     metric: str
@@ -88,29 +101,44 @@ class LayerScore(TypedDict):
 
 @dataclass(frozen=True)
 class Demo:
-    """The results of the demo."""
+    """The results of the demo.
 
-    scores: list[Score]  # test scores, one row per task
-    layers: list[LayerScore]  # test scores of single layers, one row per task and layer. Empty in the short demo
-    # median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three; and
-    # "ratio", the second divided by the first
+    Attributes:
+        scores: Test scores, one row per task.
+        layers: The same for single layers, one row per task and layer. Empty in the short demo.
+        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
+            and "ratio", the second divided by the first.
+        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0, because
+            the demo raises an error otherwise.
+        predictions: Five sentences with the answers of the three readers.
+        seconds: Wall-clock time of the demo.
+        picture: Image file: importances of layers, or in the full demo the scores of single layers.
+        folder: Folder with the bank, the picture and the corpus.
+    """
+
+    scores: list[Score]
+    layers: list[LayerScore]
     timing: dict[str, float]
-    # largest difference between the logits before saving and after loading. Always 0.0, because the demo raises an
-    # error otherwise
     reload_difference: float
-    predictions: list[Prediction]  # five sentences with the answers of the three readers
-    seconds: float  # wall-clock time of the demo
-    picture: Path  # image file: importances of layers, or in the full demo the scores of single layers
-    folder: Path  # folder with the bank, the picture and the corpus
+    predictions: list[Prediction]
+    seconds: float
+    picture: Path
+    folder: Path
 
 
 @dataclass(frozen=True)
 class DemoReader:
-    """A reader that the demo trains."""
+    """A reader that the demo trains.
 
-    task: str  # name of its task
-    method: str  # "default", "last" (a linear head on the last layer) or "single" (one layer)
-    layer: int | None = None  # the layer, for the method "single"
+    Attributes:
+        task: Name of its task.
+        method: "default", "last" (a linear head on the last layer) or "single" (one layer).
+        layer: The layer, for the method "single".
+    """
+
+    task: str
+    method: str
+    layer: int | None = None
 
     @property
     def name(self) -> str:
@@ -332,7 +360,6 @@ def _reload_difference(bank: ReaderBank, folder: Path) -> float:
 
 
 def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tokenise texts into one batch on the bank's device; texts are cut at 128 tokens."""
     batch = bank.processor(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
     return dict(batch.to(bank.device))
 

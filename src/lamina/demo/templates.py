@@ -49,13 +49,20 @@ FORMS = {"base": (0, "f"), "s": (1, "f"), "past": (2, "p"), "part": (3, "v"), "i
 
 
 class Sentence(TypedDict):
-    """One row of the demo corpus."""
+    """One row of the demo corpus.
 
-    text: str  # the words joined by spaces
+    Attributes:
+        text: The words joined by spaces.
+        tags: IOB2 tag of each of the `words`, over PER, ORG, LOC and MISC.
+        sentiment: "negative", "neutral" or "positive".
+        acceptability: "acceptable" or "unacceptable".
+    """
+
+    text: str
     words: list[str]
-    tags: list[str]  # IOB2 over PER, ORG, LOC and MISC, one for each word
-    sentiment: str  # "negative", "neutral" or "positive"
-    acceptability: str  # "acceptable" or "unacceptable"
+    tags: list[str]
+    sentiment: str
+    acceptability: str
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,6 @@ def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
 
 
 def _takes_an(word: str) -> bool:
-    """Return whether the article before a word is "an", judged by its spelling."""
     word = word.lower()
     vowel = word[0] in "aeiou" and not word.startswith(("uni", "use", "eu", "ukr", "one"))
     return vowel or word.startswith(("hour", "honest"))

@@ -141,7 +141,6 @@ def _cache_depth(part: PretrainedConfig) -> int:
 
 
 def _inner(config: PretrainedConfig) -> list[str]:
-    """Return the names under which a config holds nested configs, such as "text_config"."""
     return [name for name, value in vars(config).items() if hasattr(value, "to_dict")]
 
 

@@ -37,12 +37,18 @@ _HAND = "It was changed by hand; load it anew."
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The result of `rearrange`: where the blocks are, which parameters are gone or new, and settings to record."""
+    """The result of `rearrange`.
 
-    path: str | None  # path of the module list that holds the blocks; None if one block serves as all layers
+    Attributes:
+        path: Path of the module list that holds the blocks; None if one block serves as all layers.
+        gone: Names of parameters that no longer exist; `added` names the new ones.
+        settings: For the record of the edit: how names of parameters change.
+    """
+
+    path: str | None
     gone: tuple[str, ...]
     added: tuple[str, ...]
-    settings: dict[str, JSON]  # for the record of the edit: how names of parameters change
+    settings: dict[str, JSON]
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
@@ -79,14 +85,22 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
 
 @dataclass
 class _Plan:
-    """A planned change of block order: models without weights before and after it, and what to set in each block."""
+    """A planned change of block order.
+
+    Attributes:
+        before: The model without weights before the change; `after` is the model after it.
+        order: The old number of each new block.
+        path: Path of the module list that holds the blocks; None if one block serves as all layers.
+        first: Paths, relative to a block, of parts that only the first block has.
+        attributes: For each new block: path of a module in it -> its new attributes, and its new submodules without
+            weights.
+    """
 
     before: PreTrainedModel
     after: PreTrainedModel
     order: Sequence[int]
     path: str | None
-    first: tuple[str, ...] = ()  # paths, relative to a block, of parts that only the first block has
-    # for each new block: path of a module in it -> its new attributes, and its new submodules without weights
+    first: tuple[str, ...] = ()
     attributes: list[dict[str, dict[str, object]]] = field(default_factory=list)
 
     def renamed(self, name: str) -> list[str]:

@@ -22,19 +22,32 @@ _LEGEND = {
 
 
 class BlockFacts(TypedDict):
-    """A block of an edited stack: the block it comes from, whether it is a copy, and the edits inside it."""
+    """A block of an edited stack.
 
-    block: int  # its number now
-    was: int  # its number before the edits; of a copy, the number of the original
+    Attributes:
+        block: Its number now.
+        was: Its number before the edits; of a copy, the number of the original.
+        copy: Whether it is a copy; `identity`: one that started as an identity.
+        edits: The edits inside it, in words.
+    """
+
+    block: int
+    was: int
     copy: bool
-    identity: bool  # a copy that started as an identity
+    identity: bool
     edits: list[str]
 
 
 class StackPicture(TypedDict):
-    """The blocks of a stack before and after its edits."""
+    """The blocks of a stack before and after its edits.
 
-    before: int  # number of blocks
+    Attributes:
+        before: Number of blocks before.
+        after: The blocks after.
+        gone: Old numbers of the removed blocks.
+    """
+
+    before: int
     after: list[BlockFacts]
     gone: list[int]
 

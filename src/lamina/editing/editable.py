@@ -171,7 +171,6 @@ def _has_packed(module: nn.Module) -> bool:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Return whether a tensor is quantised: a wrapper around other tensors, or a matrix of integers."""
     return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
 
 

@@ -113,7 +113,7 @@ def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
 @final
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `insert_` in JSON-ready form. They are checked when an instance is made.
+    """The arguments of `insert_` of the same names, in JSON-ready form. They are checked when an instance is made.
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
@@ -150,13 +150,20 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A place for an inserted layer: the projection, convolution or norm that the layer follows."""
+    """A place for an inserted layer: the projection, convolution or norm that the layer follows.
+
+    Attributes:
+        path: Its path in the model; `projection` is the module there.
+        shape: Shape of the new weight.
+        attention: The attention around it, if that also projects position embeddings with it.
+        axes: Number of axes that a convolution runs over; 0 for a linear map.
+    """
 
     path: str
     projection: nn.Module
-    shape: tuple[int, ...]  # shape of the new weight
-    attention: nn.Module | None = None  # the attention around it, if that also projects position embeddings with it
-    axes: int = 0  # number of axes that a convolution runs over; 0 for a linear map
+    shape: tuple[int, ...]
+    attention: nn.Module | None = None
+    axes: int = 0
 
 
 def _insert(

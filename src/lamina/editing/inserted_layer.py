@@ -74,7 +74,6 @@ class InsertedLayer(nn.Module):
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """Return `values` after the activation if it belongs at `place` ("weight" or "output"); else unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -204,6 +204,5 @@ def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterato
 
 
 def _names(model: PreTrainedModel, parameters: Collection[nn.Parameter]) -> tuple[str, ...]:
-    """Return the full names of some parameters, in the model's order."""
     wanted = set(parameters)
     return tuple(name for name, parameter in model.named_parameters() if parameter in wanted)

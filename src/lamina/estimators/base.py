@@ -99,7 +99,6 @@ def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTraine
 
 
 def _file_times(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return (name, modification time in ns) of each file in a folder, sorted; () if it is no folder but a hub id."""
     files = folder.glob("*") if is_dir(folder) else ()
     return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))
 
@@ -118,7 +117,10 @@ _SHARED = ("model", "processor")  # parameters that clones share instead of copy
 
 
 class LaminaEstimator(BaseEstimator):
-    """Base class of the four estimators: a reader on a frozen model. Each subclass documents its parameters."""
+    """Base class of the four estimators: a reader on a frozen model. Each subclass documents its parameters.
+
+    `fit` sets `bank_`, the bank with the reader.
+    """
 
     kind: ClassVar[str]  # name of the kind of task
     bank_: ReaderBank

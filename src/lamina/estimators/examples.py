@@ -155,14 +155,22 @@ def check_given(y: TargetsLike, op: str) -> None:
 @final
 @dataclass(frozen=True)
 class Targets:
-    """The targets of all texts in the form that a task needs; `class_targets` and `number_targets` make them."""
+    """The targets of all texts in the form that a task needs; `class_targets` and `number_targets` make them.
+
+    Attributes:
+        problem_type: One of the task's problem types.
+        labels: Class names.
+        values: Per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices.
+        classes: The classes of y, sorted, which the indices in `values` refer to.
+        mean: Subtracted from the numbers of y, which are then divided by `scale`.
+    """
 
     problem_type: str
     labels: tuple[str, ...]
-    values: Sequence[Label]  # per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices
-    classes: np.ndarray | None = None  # sorted; the indices in `values` point into it
-    mean: float = 0.0  # subtracted from the numbers of y
-    scale: float = 1.0  # the numbers of y are divided by it, after the subtraction
+    values: Sequence[Label]
+    classes: np.ndarray | None = None
+    mean: float = 0.0
+    scale: float = 1.0
 
     @property
     def stratify(self) -> list[int] | None:

@@ -406,5 +406,4 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "members 1"] | float:
-    """Return one setting of several fusions: a column in the dtype of `like`, or a number if all `values` are equal."""
     return values[0] if len(set(values)) == 1 else like.new_tensor(values).unsqueeze(1)

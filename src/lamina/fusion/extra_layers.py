@@ -171,12 +171,17 @@ class _TopStream(Stream):
 
 @dataclass(frozen=True)
 class _Call:
-    """The recorded arguments of one call of a transformer block, without key-value caches."""
+    """The recorded arguments `args` and `kwargs` of one call of a transformer block, without key-value caches.
+
+    Attributes:
+        place: Position or name of the argument that is the hidden state.
+        past: Number of earlier tokens that were in a cache.
+    """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    place: int | str = 0  # position or name of the argument that is the hidden state
-    past: int = 0  # number of earlier tokens that were in a cache
+    place: int | str = 0
+    past: int = 0
 
     @classmethod
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
@@ -273,7 +278,6 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> ConfigError:
-    """Return the ConfigError for a model whose last block cannot be copied; `reason` is a phrase that says why."""
     problem = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
     return ConfigError(f"extra_layers: {problem}. Use another fusion, such as DWAtt or Concat.")
 

@@ -53,10 +53,15 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """A set of tokens of each sequence, whose states are pooled to one vector. Both fields None: all tokens."""
+    """A set of tokens of each sequence, whose states are pooled to one vector. Both fields None: all tokens.
 
-    excluded: Bool[Tensor, "batch 1 tokens"] | None = None  # True at tokens that are not in the set
-    has_any: Bool[Tensor, "batch 1 1"] | None = None  # whether the set has a token
+    Attributes:
+        excluded: True at tokens that are not in the set.
+        has_any: Whether the set has a token.
+    """
+
+    excluded: Bool[Tensor, "batch 1 tokens"] | None = None
+    has_any: Bool[Tensor, "batch 1 1"] | None = None
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:

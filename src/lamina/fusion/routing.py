@@ -229,10 +229,8 @@ class Route(nn.Module):
         return F.logsigmoid(match).softmax(-1)
 
     def _normalised(self, outputs: Tensor) -> Tensor:
-        """Return the LayerNorm of `outputs` over their last axis; vectors of size 1 are returned unchanged."""
         return outputs if outputs.shape[-1] == 1 else F.layer_norm(outputs, outputs.shape[-1:])
 
 
 def _normal(*shape: int, std: float = 1.0) -> nn.Parameter:
-    """Return a parameter of the given shape, drawn from a normal distribution with mean 0 and deviation `std`."""
     return nn.Parameter(torch.empty(shape).normal_(std=std))

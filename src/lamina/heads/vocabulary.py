@@ -44,7 +44,10 @@ class VocabularyConfig(HeadConfig, ABC):
 
 
 class Transform(NamedTuple):
-    """The trainable parts of a vocabulary head: what precedes the vocabulary projection, and the bias after it."""
+    """The trainable parts of a vocabulary head: `dense`, `activation` and `norm` precede the projection.
+
+    `bias` follows it.
+    """
 
     dense: nn.Linear
     activation: Activation

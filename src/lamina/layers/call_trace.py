@@ -23,30 +23,50 @@ Key = tuple[object, ...]
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module in a traced run. Calls and events share one clock, which counts 0, 1, 2, ..."""
+    """One call of a module in a traced run. Calls and events share one clock, which counts 0, 1, 2, ...
+
+    Attributes:
+        path: Path of the `module`.
+        number: Which of the module's calls in this run, from 0.
+        started: Time at which the call began.
+        ended: Time at which it returned; -1 until then.
+        mask: Its argument `attention_mask`, if that is [batch, tokens].
+        tokens: Number of tokens that it receives; None if it reads no tokens.
+    """
 
     module: nn.Module
     path: str
-    number: int  # which of the module's calls in this run, from 0
-    started: int  # time at which the call began
-    ended: int = -1  # time at which it returned; -1 until then
-    mask: Tensor | None = None  # its argument `attention_mask`, if that is [batch, tokens]
-    tokens: int | None = None  # number of tokens that it receives; None if it reads no tokens
+    number: int
+    started: int
+    ended: int = -1
+    mask: Tensor | None = None
+    tokens: int | None = None
 
 
 @dataclass(eq=False)
 class Event:
-    """A floating-point tensor that was an argument or a result of a module's call in a traced run."""
+    """A floating-point tensor that was an argument or a result of a module's call in a traced run.
+
+    Attributes:
+        call: The call; `side` is "input" for an argument, "output" for a result.
+        index: Position or key among the arguments or results; None if it is the result itself.
+        time: When it was seen, on the clock of the calls.
+        key: What equal values have in common; see `key_of`.
+        tensor: Returns the tensor, or None once it was freed.
+        version: The tensor's in-place version when it was seen.
+        swap: Axes of the tensor that were exchanged before `key` was computed.
+        form: How the tensor was cut before `key` was computed.
+    """
 
     call: Call
     side: Side
-    index: int | str | None  # position or key among the arguments or results; None if it is the result itself
+    index: int | str | None
     time: int
-    key: Key  # see `key_of`
-    tensor: Callable[[], Tensor | None]  # returns the tensor, or None once it was freed
-    version: int  # the tensor's in-place version when it was seen
-    swap: Swap | None = None  # axes of the tensor that were exchanged before `key` was computed
-    form: Form | None = None  # how the tensor was cut before `key` was computed
+    key: Key
+    tensor: Callable[[], Tensor | None]
+    version: int
+    swap: Swap | None = None
+    form: Form | None = None
 
 
 Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was the same tensor or only an equal one
@@ -54,12 +74,17 @@ Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was
 
 @dataclass(eq=False)
 class Trace:
-    """A record of one forward pass of a model: all module calls, and all events (see `Event`), in the order of time."""
+    """A record of one forward pass of a model: all module calls and events, in the order of time.
+
+    Attributes:
+        counts: Path -> how often the module was called.
+        copies: Copies of the values, if they are kept.
+    """
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
-    counts: Counter[str] = field(default_factory=Counter[str])  # path -> how often the module was called
-    copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
+    counts: Counter[str] = field(default_factory=Counter[str])
+    copies: list[Tensor] = field(default_factory=list[Tensor])
 
     def seen_as(self, state: Tensor) -> Seen:
         """Find a state in the run: return event -> True if the event's tensor is this very object, unchanged.
@@ -124,7 +149,6 @@ def trace_calls(
 
 
 def _mask(named: Mapping[str, object]) -> Tensor | None:
-    """Return the `attention_mask` among a module's arguments by name (`named`); None if it is not `[batch, tokens]`."""
     mask = named.get("attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 

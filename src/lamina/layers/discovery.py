@@ -285,12 +285,19 @@ def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
 
 
 class _Places(NamedTuple):
-    """The places in the model where the states of one stack's layers may be read, as found in the first traced run."""
+    """The places in the model where the states of one stack's layers may be read, as found in the first traced run.
 
-    state: Tensor  # the state of layer 0
+    Attributes:
+        state: The state of layer 0.
+        blocks: The blocks, bottom first.
+        by_layer: For each layer the events at which its state was seen, best first.
+        forms: For each layer the form in which the model returns its state.
+    """
+
+    state: Tensor
     blocks: tuple[nn.Module, ...]
-    by_layer: list[list[Event]]  # for each layer the events at which its state was seen, best first
-    forms: list[Form | None]  # for each layer the form in which the model returns its state
+    by_layer: list[list[Event]]
+    forms: list[Form | None]
 
 
 def _first_run(
@@ -384,7 +391,6 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
 
 
 def _tokens_of(name: str, probe: Probe) -> int | None:
-    """Return the number of tokens that stack `name` gets in the input `probe`; None if the stack reads no text."""
     ids = probe.inputs.get("decoder_input_ids" if name == "decoder" else "input_ids")
     return None if ids is None else ids.shape[1]
 
@@ -421,7 +427,6 @@ def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
 
 
 def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
-    """Return the _UnreadableError for a layer of stack `name` whose module was not found, with reason and hint."""
     return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
 
 

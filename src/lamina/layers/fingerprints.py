@@ -57,7 +57,6 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Yield the parameters that the given modules hold themselves, without those of their submodules."""
     return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
@@ -77,7 +76,6 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for the weights and settings of a module's active adapters, if it has any."""
     if has_adapters(module):
         yield from adapter_state(module)
 

@@ -163,14 +163,17 @@ def watch_selected(
 
 @dataclass
 class _Watch:
-    """A hook on the input or output of one module; it calls `on_state` for each layer whose state can be read there."""
+    """A hook on the input or output of one module; it calls `on_state` for each layer whose state can be read there.
+
+    Attributes:
+        counts: Thread id -> calls of the module since its pass over the stack began.
+        tokens: Thread id -> number of tokens in the input of its pass, if some state has to be cut to it.
+        wanted: Number of a call -> layers that are seen there, with their points.
+    """
 
     on_state: OnState
-    # thread id -> calls of the module since its pass over the stack began
     counts: dict[int, int] = field(default_factory=dict[int, int])
-    # thread id -> number of tokens in the input of its pass, if some state has to be cut to it
     tokens: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
-    # number of a call -> layers that are seen there
     wanted: dict[int, list[tuple[int, TapPoint]]] = field(default_factory=dict[int, list[tuple[int, TapPoint]]])
 
     def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:

@@ -43,7 +43,6 @@ def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
 
 
 def _blocks(stack: LayerStack) -> set[nn.Module]:
-    """Return the modules of all blocks of a stack, with the modules inside them."""
     return {module for block in stack.blocks for module in block.modules()}
 
 

@@ -141,7 +141,6 @@ def _calls(seen: Seen, side: str, since: int) -> list[Call]:
 
 
 def _in_list(model: nn.Module, call: Call) -> bool:
-    """Return whether the called module is an entry of a ModuleList, ModuleDict or Sequential."""
     return isinstance(model.get_submodule(_parent(call.path)), (nn.ModuleList, nn.ModuleDict, nn.Sequential))
 
 

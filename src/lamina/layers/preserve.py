@@ -205,7 +205,6 @@ def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _is_other(before: object, now: object) -> bool:
-    """Return whether an attribute has changed from `before` to `now`: to another object, or another number or flag."""
     return now is not before and not (type(now) in _VALUES and now == before)
 
 

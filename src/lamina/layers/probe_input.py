@@ -115,7 +115,6 @@ def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
 
 
 def _configs(model: nn.Module) -> list[object]:
-    """Return a model's config and the configs inside it (`text_config`, `vision_config`, `encoder`, ...)."""
     config: object = model.config
     return [config, *(value for key, value in vars(config).items() if hasattr(value, "to_dict") and key[0] != "_")]
 
@@ -127,7 +126,6 @@ def _counts(model: nn.Module, name: str) -> list[int]:
 
 
 def _ints(value: object) -> list[int]:
-    """Return the ints in a list or tuple, or a single int as a list."""
     items = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else (value,)
     return [item for item in items if isinstance(item, int)]
 

@@ -86,40 +86,62 @@ class Attention:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Roles:
-    """A family's row in the table of roles: where in a block its attention and its feed-forward network are."""
+    """A family's row in the table of roles: where in a block its attention and its feed-forward network are.
+
+    Attributes:
+        attention: The projections of the block's attention.
+        ffn_in: First projections of the feed-forward network; two if one of them is a gate.
+        ffn_out: Its last projection.
+        cross: The attention over the encoder, in decoders that have one.
+        ffn_norm: The norm before the network, if nothing else reads its output.
+    """
 
     attention: Attention
-    ffn_in: tuple[str, ...]  # first projections of the feed-forward network; two if one of them is a gate
-    ffn_out: str  # its last projection
-    cross: Attention | None = None  # the attention over the encoder, in decoders that have one
-    ffn_norm: str | None = None  # the norm before the network, if nothing else reads its output
+    ffn_in: tuple[str, ...]
+    ffn_out: str
+    cross: Attention | None = None
+    ffn_norm: str | None = None
 
 
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Convolutions:
-    """A family's row in the table of convolutions: where they are, and how its layers are numbered."""
+    """A family's row in the table of convolutions: where they are, and how its layers are numbered.
 
-    blocks: str  # path of the blocks, from the backbone; the first module found there is layer 1
-    convolution: str  # path of the convolutions, from a block; `*` names several
-    stack: str = "main"  # "main" if the layers are entries of `hidden_states`; another name if they come before entry 0
+    Attributes:
+        blocks: Path of the blocks, from the backbone; the first module found there is layer 1.
+        convolution: Path of the convolutions, from a block; `*` names several.
+        stack: "main" if the layers are entries of `hidden_states`; another name if they come before entry 0.
+    """
+
+    blocks: str
+    convolution: str
+    stack: str = "main"
 
 
 @final
 @dataclass(frozen=True, config=_STRICT)
 class BlockSettings:
-    """Names of config settings that describe single blocks; see roles.yaml."""
+    """Names of config settings that describe single blocks; see roles.yaml.
 
-    entries: tuple[str, ...]  # settings that are lists with an entry per block
-    numbers: tuple[str, ...]  # settings that are lists of block numbers, from 0
-    leading: tuple[str, ...]  # settings with the number of lowest blocks of one kind
-    trailing: tuple[str, ...]  # settings with the number of highest blocks of one kind
-    last: tuple[str, ...]  # settings with the number of the last block, from 0
-    types: tuple[str, ...]  # those of `entries` that name the kinds of the blocks
+    Attributes:
+        entries: Settings that are lists with an entry per block.
+        numbers: Settings that are lists of block numbers, from 0.
+        leading: Settings with the number of lowest blocks of one kind.
+        trailing: Settings with the number of highest blocks of one kind.
+        last: Settings with the number of the last block, from 0.
+        types: Those of `entries` that name the kinds of the blocks.
+    """
+
+    entries: tuple[str, ...]
+    numbers: tuple[str, ...]
+    leading: tuple[str, ...]
+    trailing: tuple[str, ...]
+    last: tuple[str, ...]
+    types: tuple[str, ...]
 
 
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
-    """Return family name -> row, from one table of roles.yaml. `row_class` is the class of the table's rows."""
     return {family: row_class(**row) for row in _TABLES[table] for family in row.pop("families")}
 
 

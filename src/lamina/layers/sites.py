@@ -92,13 +92,11 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
 
 
 def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError for a model without attention and feed-forward outputs that can be found."""
     hint = "Use site='output'."
     return UnsupportedModelError(op="tap", model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _point(event: Event) -> TapPoint:
-    """Return the tap point of an event: the module call and the argument or result to read in later runs."""
     return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number)
 
 
@@ -120,13 +118,11 @@ def _run(model: nn.Module, length: int) -> Trace:
 
 
 def _additions_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
-    """Run a model on a tiny input of `length` tokens, and return the additions in each block, in order."""
     trace = _run(model, length)
     return [list(_additions(trace, call)) for call in _block_calls(trace, stack)]
 
 
 def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
-    """Return the call of each block of a stack in a trace, bottom first."""
     return [call for call in trace.calls if call.module in set(stack.blocks)][: stack.depth]
 
 

@@ -21,36 +21,55 @@ Swap = tuple[int, int]  # axes to exchange if a module keeps a state as [batch, 
 
 @dataclass(frozen=True, eq=False)
 class TapPoint:
-    """The place where one layer's state can be read: an argument or a result of one call of one module."""
+    """The place where one layer's state can be read.
+
+    Attributes:
+        module: The module; `path` is its dotted name in the model ("" is the model itself).
+        side: "output" or "input": a result or an argument of the module.
+        index: Position or key among the arguments or results; None if the result is the state itself.
+        call: Which of the module's calls within a pass, from 0.
+        swap: Axes to exchange to get the state; None: none.
+        form: How the value becomes the state; None: it is the state.
+    """
 
     module: nn.Module
-    path: str  # the module's dotted name in the model; "" is the model itself
+    path: str
     side: Side
-    index: int | str | None  # position or key among the arguments or results; None if the result is the state itself
-    call: int  # which of the module's calls within a pass, from 0
+    index: int | str | None
+    call: int
     swap: Swap | None = None
-    form: Form | None = None  # how the value becomes the state; None: it is the state
+    form: Form | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A sequence of blocks of a model, and the places where its layers' states can be read. `stacks` returns it."""
+    """A sequence of blocks of a model, and the places where its layers' states can be read. `stacks` returns it.
 
-    name: str  # "main", "encoder", "decoder", or the name of a tower: "text", "vision"
-    width: int  # size of the last axis of every state
-    # Bottom first. A block that serves as several layers comes several times. Empty if no module is a block.
+    Attributes:
+        name: "main", "encoder", "decoder", or the name of a tower: "text", "vision".
+        width: Size of the last axis of every state.
+        blocks: The blocks, bottom first. A block that serves as several layers comes several times. Empty if no module
+            is a block.
+        points: Entry i is where layer i can be read.
+        scope: The innermost module around all points that is called once per pass, preferably one that gets the
+            attention mask. Its call begins a pass over the stack.
+        scope_path: Dotted name of `scope` in the model.
+        run: All modules with weights that the last layer depends on, in order of registration. They are the same for a
+            backbone alone and inside a model with a head.
+        tower: The part of the model that runs this stack alone, in models like CLIP; else None.
+        needs_tokens: Whether reading states needs the number of tokens; see `Form`.
+    """
+
+    name: str
+    width: int
     blocks: tuple[nn.Module, ...]
-    points: tuple[TapPoint, ...]  # entry i is where layer i can be read
-    # The innermost module around all points that is called once per pass, preferably one that gets the attention mask.
-    # Its call begins a pass over the stack.
+    points: tuple[TapPoint, ...]
     scope: nn.Module
-    scope_path: str  # dotted name of `scope` in the model
-    # All modules with weights that the last layer depends on, in order of registration. They are the same for a
-    # backbone alone and inside a model with a head.
+    scope_path: str
     run: tuple[nn.Module, ...]
-    tower: nn.Module | None = None  # the part of the model that runs this stack alone, in models like CLIP
+    tower: nn.Module | None = None
 
-    needs_tokens: bool = field(init=False)  # whether reading states needs the number of tokens; see `Form`
+    needs_tokens: bool = field(init=False)
 
     def __post_init__(self) -> None:
         needs_tokens = any(point.form is not None and point.form.needs_tokens for point in self.points)

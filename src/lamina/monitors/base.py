@@ -118,6 +118,5 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Return the state of each text: its entries of `then` where `condition` is True, of `other` where it is False."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

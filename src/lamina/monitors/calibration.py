@@ -18,7 +18,7 @@ Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted
 
 
 class Facts(TypedDict, total=False):
-    """Optional fields of a `Calibration` that describe the data on which its rates were measured."""
+    """Optional fields of a `Calibration`, explained there: `task`, `split`, `asked`, `data` and `date`."""
 
     task: str
     split: str

@@ -285,7 +285,6 @@ class DriftWatcher:
 
 
 def _listed(values: float | Sequence[float] | np.ndarray | Tensor) -> list[Any]:
-    """Return values as a list: those of a sequence, array or tensor, or a single number in a list of one."""
     plain: Any = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
     return list(plain) if isinstance(plain, Sequence) else [plain]
 

@@ -138,7 +138,6 @@ def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
 
 
 def _written(bank: ReaderBank) -> float:
-    """Return when the export in the bank's folder was written, in seconds since 1970; 0 if there is none."""
     folder = export_folder(bank, "onnx")
     return (folder / MARK).stat().st_mtime if folder is not None and is_file(folder / MARK) else 0.0
 

@@ -225,9 +225,7 @@ def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     """Return the text column of a file for which the user names no column.
 
     It is the only column; else the only one in `learnt`, which readers learnt from; else the first of `USUAL_COLUMNS`.
-
-    Raises:
-        DataError: If there are several columns and none of them fits, or the file cannot be read.
+    Raises DataError if there are several columns and none of them fits, or the file cannot be read.
     """
     first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
@@ -281,16 +279,21 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """The unfinished output of `predict_file`: a hidden file of rows, and a JSON note: how far the source was read."""
+    """The unfinished output of `predict_file`: a hidden file of rows, and a JSON note of how much is done.
 
-    lines: Path  # file with the rows, as JSON lines
-    note: Path  # JSON file with `same` and the numbers below
-    same: JSONObject  # arguments of the run, which must be equal to resume
-    size: int = 0  # bytes of `lines` that are complete
-    rows: int = 0  # complete rows in `lines`
-    read: int = 0  # rows of the source that were parsed for them
-    skipped: int = 0  # rows of the source that could not be read
-    bad: int = -1  # number of the last row that could not be read; -1: none
+    `lines` is the file of rows (JSON lines), `note` the note, and `same` the arguments that a resumed run must share.
+    The first `size` bytes of `lines` are complete: `rows` rows, from `read` rows of the source. Further `skipped` rows
+    of the source could not be read, the last of them number `bad` (-1: none).
+    """
+
+    lines: Path
+    note: Path
+    same: JSONObject
+    size: int = 0
+    rows: int = 0
+    read: int = 0
+    skipped: int = 0
+    bad: int = -1
 
     @classmethod
     @contextmanager
@@ -298,11 +301,8 @@ class Partial:
         """Yield the unfinished output for the file `output`, locked inside the `with` block.
 
         With `resume`, rows of an earlier run whose arguments equal `same` stay; otherwise they are removed. At the end,
-        hidden files without a complete row are deleted.
-
-        Raises:
-            ConfigError: If the earlier run had other arguments.
-            StoreError: If the folder cannot be written, the hidden file was cut off, or another run holds the lock.
+        hidden files without a complete row are deleted. Raises ConfigError if the earlier run had other arguments;
+        StoreError if the folder cannot be written, the hidden file was cut off, or another run holds the lock.
         """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
@@ -427,22 +427,22 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of the source that are read, predicted and written together."""
+    """Rows `lines` of the source, parsed as `examples` from `read` rows; `problems`: errors of rows left out."""
 
-    lines: Sequence[int]  # their numbers in the source
+    lines: Sequence[int]
     examples: Sequence[object]
-    read: int  # rows of the source that were parsed for them
-    problems: Sequence[DataError] = ()  # errors of rows that could not be parsed and are left out
+    read: int
+    problems: Sequence[DataError] = ()
 
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output rows, errors of bad rows, and the error that ends the run, if any."""
+    """The outcome of a `Chunk`: output `rows`, source rows `read`, `problems` of bad rows, an error `failed`."""
 
     rows: list[JSONObject] = field(default_factory=list)
-    read: int = 0  # rows of the source that were parsed for them
+    read: int = 0
     problems: list[DataError] = field(default_factory=list)
-    failed: LaminaError | None = None  # the error that ends the run after these rows
+    failed: LaminaError | None = None
 
 
 @final

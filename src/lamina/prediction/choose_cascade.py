@@ -200,7 +200,6 @@ def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[i
 
 
 def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:
-    """Return the scores and labels of the texts whose numbers are in `rows`."""
     return TextScores([scored.running[row] for row in rows]), [bool(labels[row]) for row in rows]
 
 

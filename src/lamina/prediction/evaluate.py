@@ -308,7 +308,6 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
 
 
 def _labelled(split: Split) -> tuple[list[str], Sequence[Label]]:
-    """Return the texts and labels of a split's rows that have a label. The texts of a pair are joined."""
     rows = [(text, label) for text, label in zip(split.texts, split.labels, strict=True) if not is_missing(label)]
     return [text if isinstance(text, str) else " ".join(text) for text, _ in rows], [label for _, label in rows]
 

@@ -150,9 +150,14 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of one run: the rows of each file, and the facts that a run must share to continue an earlier one.
+    """The plan of one run.
 
-    `inputs` are the encoded texts, `pooling` says how the tokens of a row become one state (None: all are written).
+    Attributes:
+        bank: The bank; `stack` and `layers` are what is read of its model.
+        inputs: The encoded texts.
+        pooling: How the tokens of a row become one state; None: all are written.
+        dtype: Type of the written numbers.
+        max_length: Maximum tokens per text.
     """
 
     bank: ReaderBank
@@ -315,7 +320,6 @@ class _Plan:
 
 
 def _lines(table: Table) -> Iterator[str]:
-    """Yield the rows of a table as lines of JSON."""
     columns: Mapping[str, list[object]] = {str(name): list(cells) for name, cells in table.columns.items()}
     for cells in zip(*columns.values(), strict=True):
         yield json.dumps(dict(zip(columns, cells, strict=True)), default=str, ensure_ascii=False) + "\n"

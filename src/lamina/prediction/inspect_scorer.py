@@ -100,22 +100,27 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 
 
 def _sentence(row: MessageScore) -> str:
-    """Return a monitor's score of a reply as a sentence, for the view of a log."""
     at = row["flagged_at"]
     flagged = "" if at is None else f", flagged after {pluralize(at + 1, 'token')}"
     return f"Message {row['message']}: {row['monitor']} {row['score']:.3g}{flagged}."
 
 
 class _Reading(NamedTuple):
-    """One pass of the model that scores tokens of a reply: its inputs, and where the reply's tokens are in them."""
+    """One pass of the model that scores tokens of a reply: its inputs, and where the reply's tokens are in them.
 
-    batch: dict[str, Tensor]  # arguments of the model, for one text
-    own: Tensor  # True at the reply's tokens, `[1, tokens]`
-    first: int  # index of the first of them among all tokens of the reply
+    Attributes:
+        batch: Arguments of the model, for one text.
+        own: True at the reply's tokens, `[1, tokens]`.
+        first: Index of the first of them among all tokens of the reply.
+    """
+
+    batch: dict[str, Tensor]
+    own: Tensor
+    first: int
 
 
 class _Trained(NamedTuple):
-    """The options with which texts were encoded when a reader was trained. None: the default."""
+    """The options `max_length`, `stride` and `add_prefix_space` of a reader's training. None: the default."""
 
     max_length: int | None
     stride: int | None

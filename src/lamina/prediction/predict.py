@@ -145,13 +145,21 @@ def predict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples that `Predictor.prepare` has encoded for the model, with the number of tokens and of cut examples."""
+    """Examples that `Predictor.prepare` has encoded for the model.
+
+    Attributes:
+        count: Number of examples.
+        splits: Kind of task -> the examples as that kind reads them.
+        groups: The same examples as inputs; each group is run by itself.
+        tokens: Number of tokens of all examples, without padding.
+        cut: Number of examples that are too long to be read whole.
+    """
 
     count: int
-    splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
-    groups: Sequence[Group]  # the same examples as inputs; each group is run by itself
-    tokens: int = 0  # number of tokens of all examples, without padding
-    cut: int = 0  # number of examples that are too long to be read whole
+    splits: Mapping[str, Split]
+    groups: Sequence[Group]
+    tokens: int = 0
+    cut: int = 0
 
     def warn(self, op: str) -> None:
         """Log a warning if an example is too long to be read whole; `op` begins the message."""
@@ -162,21 +170,35 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to encode examples for readers with equal inputs, or for a whole model. Computed once, then reused."""
+    """How to encode examples for readers with equal inputs, or for a whole model. Computed once, then reused.
 
-    tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
-    kind: Kind  # encodes the examples
+    Attributes:
+        tasks: Reader name -> its head's config, a `TaskLike`.
+        kind: Encodes the examples.
+        options: How it encodes them.
+        apart: One per part of a long text that readers read; empty: all read the same part.
+        apart_pairs: The same for a long pair of texts.
+    """
+
+    tasks: dict[str, KindedTask]
+    kind: Kind
     options: EncodeOptions
-    apart: tuple[Reading, ...] = ()  # one per part of a long text that readers read; empty: all read the same part
-    apart_pairs: tuple[Reading, ...] = ()  # the same for a long pair of texts
+    apart: tuple[Reading, ...] = ()
+    apart_pairs: tuple[Reading, ...] = ()
 
 
 class _Plan(NamedTuple):
-    """How to run the readers (or a whole model); it depends on their training, the processor and the options."""
+    """How to run the readers (or a whole model); it depends on their training, the processor and the options.
 
-    tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
+    Attributes:
+        tasks: Reader name -> its head's config, a `TaskLike`.
+        readings: How to encode the examples for each group of readers.
+        paired: Readers that know whether they were trained on pairs of texts.
+    """
+
+    tasks: dict[str, KindedTask]
     readings: tuple[Reading, ...]
-    paired: tuple[str, ...]  # readers that know whether they were trained on pairs of texts
+    paired: tuple[str, ...]
 
 
 # Bank or model -> what its plan depends on, and the plan. Plans hold no module, so the weak keys can be collected.

@@ -59,7 +59,7 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A prompt, its reply, whether the reply is bad, and the character ranges of the reply's bad words."""
+    """A `prompt`, its `reply`, whether that is bad (`positive`), and the character ranges of bad words (`spans`)."""
 
     prompt: str
     reply: str
@@ -112,11 +112,16 @@ def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) 
 
 
 class Labelled(NamedTuple):
-    """The table of a file of replies, with the label of each row; made by `read_labels`."""
+    """The `table` of a file of replies, with the label of each row; made by `read_labels`.
+
+    Attributes:
+        labels: The label of each row.
+        positive: The label that marks bad replies.
+    """
 
     table: Table
-    labels: list[str]  # the label of each row
-    positive: str  # the label that marks bad replies
+    labels: list[str]
+    positive: str
 
 
 def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
@@ -133,7 +138,6 @@ def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | N
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return up to ten names as text, for a message."""
     return ", ".join(f"'{name}'" for name in names[:10]) + (" and others" if len(names) > 10 else "")
 
 
@@ -166,7 +170,6 @@ def _column(table: Table, what: str, named: str | None) -> str:
 
 
 def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
-    """Return an error about the cell in `row` and `column`; `problem` says what is wrong."""
     message = f"monitor: {table.path}, row {row}, column '{column}': {problem}"
     return DataError(message, path=table.path, row=row, column=column)
 

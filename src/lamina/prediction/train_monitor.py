@@ -418,7 +418,6 @@ def _scores(
 
 
 def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
-    """Return for each of `replies` its highest score, and whether it is bad."""
     return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
 
 

@@ -36,20 +36,34 @@ class Estimate:
 
     A forward pass counts as 2 x parameters x tokens operations, and a pass with gradients as three times as many.
     Not counted are embeddings and, in attention, the products of queries with keys and of the weights with values.
+
+    Attributes:
+        model: "name", "parameters", whether it is "trained", and where its "config" came from.
+        runs: One row per task, method and setting; "count" is the number of runs that share them.
+        tasks: One row per task, with its rows, tokens and steps; tasks that share passes share steps.
+        steps: Optimizer steps of all tasks, each shared one counted once.
+        flops: Operations of the "base" model that readers share, of the "runs", and in "total".
+        memory_bytes: Weights, gradients and the optimizer's moments, in single precision.
+        kept_bytes: What readers store for the gradients of a batch of rows of `max_length`, or of average length.
+        kept_rows: Number of rows of that batch; 0 if whole models are trained, for which this is not estimated.
+        parts: What each task and method costs, in operations and in hours of one GPU; see `gpu_hours`.
+        batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
+        cache_bytes: All hidden states that readers need, in half precision; 0 if there is no cache.
+        notes: Assumptions that were made.
     """
 
-    model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
-    runs: list[TableRow]  # one row per task, method and setting; "count" is the number of runs that share them
-    tasks: list[TableRow]  # one row per task, with its rows, tokens and steps; tasks that share passes share steps
-    steps: int  # optimizer steps of all tasks, each shared one counted once
-    flops: dict[str, int]  # operations of the "base" model that readers share, of the "runs", and in "total"
-    memory_bytes: int  # weights, gradients and the optimizer's moments, in single precision
-    kept_bytes: int  # what readers store for the gradients of a batch of rows of `max_length`, or of average length
-    kept_rows: int  # number of rows of that batch; 0 if whole models are trained, for which this is not estimated
-    parts: list[TableRow]  # what each task and method costs, in operations and in hours of one GPU; see `gpu_hours`
-    batches: list[TableRow]  # the fields of `FittedBatch`, for a given GPU memory; empty if none is given
-    cache_bytes: int  # all hidden states that readers need, in half precision; 0 if there is no cache
-    notes: list[str]  # assumptions that were made
+    model: TableRow
+    runs: list[TableRow]
+    tasks: list[TableRow]
+    steps: int
+    flops: dict[str, int]
+    memory_bytes: int
+    kept_bytes: int
+    kept_rows: int
+    parts: list[TableRow]
+    batches: list[TableRow]
+    cache_bytes: int
+    notes: list[str]
 
 
 def estimate(

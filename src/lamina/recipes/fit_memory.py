@@ -39,16 +39,26 @@ LONGEST = 4  # the longest text of a task is taken to be so many times as long a
 
 @dataclass(frozen=True)
 class FittedBatch:
-    """The batch size of the runs of a task and method, before and after `fit_batches` fitted it to a GPU's memory."""
+    """The batch size of the runs of a task and method, before and after `fit_batches` fitted it to a GPU's memory.
+
+    Attributes:
+        task: The task; `method` names the method, or several whose readers share passes, joined by ", ".
+        tokens: Tokens of a row.
+        weight_bytes: Weights, gradients and moments.
+        row_bytes: What a row keeps for the gradients, in float32.
+        asked: The batches in the recipe.
+        fitted: Batches that fit.
+        runs: Names of the runs.
+    """
 
     task: str
-    method: str  # several methods whose readers share passes are joined by ", "
-    tokens: int  # tokens of a row
-    weight_bytes: int  # weights, gradients and moments
-    row_bytes: int  # what a row keeps for the gradients, in float32
-    asked: Batches  # the batches in the recipe
-    fitted: Batches  # batches that fit
-    runs: tuple[str, ...]  # names of the runs
+    method: str
+    tokens: int
+    weight_bytes: int
+    row_bytes: int
+    asked: Batches
+    fitted: Batches
+    runs: tuple[str, ...]
 
 
 def fit_batches(
@@ -64,7 +74,14 @@ def fit_batches(
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that get the same batch, and the memory that they need."""
+    """Runs that get the same batch, and the memory that they need.
+
+    Attributes:
+        runs: The runs.
+        tokens: Tokens of a row.
+        weight_bytes: Weights, gradients and moments.
+        batch: What a batch needs.
+    """
 
     runs: Sequence[SizedRun]
     tokens: int

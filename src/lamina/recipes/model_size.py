@@ -54,21 +54,35 @@ REACHED = 0.4  # share of the peak that training reaches with long texts and ful
 
 
 class EditSize(NamedTuple):
-    """How the edits of a run change the size of a model. `ModelSize.edited` returns it."""
+    """How the edits of a run change the size of a model. `ModelSize.edited` returns it.
 
-    added: int  # number of parameters by which the model grows; negative if it shrinks
-    frozen: int  # number of parameters that are not trained
-    deep: bool  # whether a parameter inside a layer is trained, so that gradients flow through the layers
+    Attributes:
+        added: Number of parameters by which the model grows; negative if it shrinks.
+        frozen: Number of parameters that are not trained.
+        deep: Whether a parameter inside a layer is trained, so that gradients flow through the layers.
+    """
+
+    added: int
+    frozen: int
+    deep: bool
 
 
 class ReaderSize(NamedTuple):
-    """A reader's size, and the layers that it reads. `ModelSize.reader` returns it."""
+    """A reader's size. `ModelSize.reader` returns it.
 
-    parameters: int  # number of parameters; all are trained
-    stack: str  # name of the stack that it reads
+    Attributes:
+        parameters: Number of parameters; all are trained.
+        stack: Name of the stack that it reads.
+        layers: The layers that it reads.
+        width: Size of a hidden state.
+        module: The reader, on the meta device.
+    """
+
+    parameters: int
+    stack: str
     layers: tuple[int, ...]
-    width: int  # size of a hidden state
-    module: ReaderModule  # on the meta device
+    width: int
+    module: ReaderModule
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,14 +344,23 @@ def sized_runs(
 
 
 class SharedPass(NamedTuple):
-    """The forward passes of the base model over one split, in all epochs; several readers share their states."""
+    """The forward passes of the base model over one split, in all epochs; several readers share their states.
 
-    part: str  # the split: "train", "validation" or "test"
-    task: str  # name of the first reader's task; the others have the same data
-    steps: int  # optimizer steps
-    flops: int  # operations of the base model
-    cache_bytes: int  # size of the hidden states in a cache
-    runs: Sequence[SizedRun]  # the runs of the readers
+    Attributes:
+        part: The split: "train", "validation" or "test".
+        task: Name of the first reader's task; the others have the same data.
+        steps: Optimizer steps.
+        flops: Operations of the base model.
+        cache_bytes: Size of the hidden states in a cache.
+        runs: The runs of the readers.
+    """
+
+    part: str
+    task: str
+    steps: int
+    flops: int
+    cache_bytes: int
+    runs: Sequence[SizedRun]
 
 
 class ReaderMemory(NamedTuple):

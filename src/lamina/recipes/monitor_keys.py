@@ -30,19 +30,31 @@ _NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str)
 
 
 class MonitorRecipe(Strict):
-    """A monitor in a recipe. Its reader is trained, its threshold is calibrated, and both are saved with the bank."""
+    """A monitor in a recipe. Its reader is trained, its threshold is calibrated, and both are saved with the bank.
 
-    task: str  # name of a task of the recipe
-    reader: str | None = None  # name of a reader of the task; None: its only one
-    flag: str | list[str]  # label or labels to watch for
+    Attributes:
+        task: Name of a task of the recipe.
+        reader: Name of a reader of the task; None: its only one.
+        flag: Label or labels to watch for.
+        aggregate: The aggregation of token scores: its name, or settings with "name".
+        scale: The scale of token scores.
+        rate: Rate of false positives.
+        per: Unit of the rate; below 1 if it is a fraction of the replies.
+        guarantee: Keep the rate on other texts too, with 95 % confidence.
+        split: Whose texts choose the threshold.
+    """
+
+    task: str
+    reader: str | None = None
+    flag: str | list[str]
     aggregate: Annotated[Fields, _NAMED, checked(AGGREGATIONS.from_dict)] = Field(
         default_factory=lambda: {"name": "mean_score"}
     )
     scale: Literal["probability", "log_odds"] = "log_odds"
-    rate: Annotated[float, Field(gt=0, lt=1000)] = 0.01  # of false positives
-    per: Literal["reply", "1000 tokens"] = "reply"  # unit of the rate; below 1 if it is a fraction of the replies
-    guarantee: bool = False  # keep the rate on other texts too, with 95 % confidence
-    split: Literal["train", "validation", "test"] = "validation"  # whose texts choose the threshold
+    rate: Annotated[float, Field(gt=0, lt=1000)] = 0.01
+    per: Literal["reply", "1000 tokens"] = "reply"
+    guarantee: bool = False
+    split: Literal["train", "validation", "test"] = "validation"
 
     @model_validator(mode="after")
     def _is_fraction(self) -> Self:

@@ -54,7 +54,7 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
 
 
 class _ScoreSummary(TypedDict):
-    """A summary of scores: their mean, standard deviation, interval and count, under the field names of `Cell`."""
+    """A summary of scores: `mean`, `spread`, `interval` and `runs`, explained at `Cell`."""
 
     mean: float
     spread: float
@@ -75,7 +75,6 @@ def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRo
 
 
 def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
-    """Return the coordinates (task, method and settings) of the runs that one row of results, `row`, summarises."""
     return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
@@ -202,7 +201,6 @@ def _epoch_summaries(
 
 
 def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
-    """Return the summary of the scores of the `best` rows' runs in a metric, on the split `part`, times `scale`."""
     return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 

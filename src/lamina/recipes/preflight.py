@@ -86,7 +86,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
 
 class _EncodingRunner(NamedTuple):
-    """A stand-in for a runner that can only encode examples: it has the model and its processor, and trains nothing."""
+    """A stand-in for a runner: it has the model (`base`) and its `processor` to encode examples, and trains nothing."""
 
     base: PreTrainedModel
     processor: Processor

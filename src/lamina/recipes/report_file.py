@@ -30,24 +30,36 @@ TableRow: TypeAlias = JSONObject
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a `PivotTable`: the mean score of the runs with the best setting, times the table's scale."""
+    """A cell of a `PivotTable`: the best setting's scores, times the table's scale.
+
+    Attributes:
+        row: Its row; `column` is its column.
+        metric: Name of the metric.
+        mean: Mean score of the setting's runs.
+        spread: Sample standard deviation.
+        interval: Half the width of the 95 % t interval; None for a single run.
+        runs: Number of runs.
+        settings: The searched settings and their chosen values; may be empty.
+    """
 
     row: str
     column: str
     metric: str
     mean: FiniteFloat
-    spread: FiniteFloat  # sample standard deviation
-    interval: FiniteFloat | None  # half the width of the 95 % t interval; None for a single run
+    spread: FiniteFloat
+    interval: FiniteFloat | None
     runs: int
-    settings: dict[str, object]  # the searched settings and the values that won by validation score; may be empty
+    settings: dict[str, object]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve in `Curves`, with the score fields of `Cell`.
+    """A point of a curve in `Curves`; the score fields are those of `Cell`.
 
-    `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method lacks the
-    setting on the x axis, and is drawn as a horizontal line.
+    Attributes:
+        facet: Name of the panel; "": the figure has only one.
+        series: Name of the curve; "": the figure has only one.
+        x: Place on the x axis. None: the method lacks the setting there, and is drawn as a horizontal line.
     """
 
     facet: str
@@ -63,44 +75,69 @@ class Point:
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table with the rows and columns of a paper. A cell without a finished run is not in `cells`."""
+    """A table with the rows and columns of a paper. A cell without a finished run is not in `cells`.
+
+    Attributes:
+        part: The split that the scores come from: "validation" or "test".
+        rows: Names of the rows; `columns` those of the columns.
+        digits: Digits after the decimal point.
+        scale: The factor that scores were multiplied by.
+        source: The paper, and the number of its table.
+        published: The paper's own numbers for the same cells.
+        others: Rows that the paper quotes from other papers.
+        notes: Remarks on the paper's numbers.
+    """
 
     title: str
-    part: str  # the split that the scores come from: "validation" or "test"
+    part: str
     rows: list[str]
     columns: list[str]
     cells: list[Cell]
-    digits: int = 3  # after the decimal point
-    scale: FiniteFloat = 1.0  # the factor that scores were multiplied by
-    source: str = ""  # the paper, and the number of its table
-    published: _Printed = field(default_factory=dict)  # the paper's own numbers for the same cells
-    others: _Printed = field(default_factory=dict)  # rows that the paper quotes from other papers
-    notes: list[str] = field(default_factory=list)  # remarks on the paper's numbers
+    digits: int = 3
+    scale: FiniteFloat = 1.0
+    source: str = ""
+    published: _Printed = field(default_factory=dict)
+    others: _Printed = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure: the points of one or several curves, in one or several panels."""
+    """A figure: the points of one or several curves, in one or several panels.
+
+    Attributes:
+        part: The split that the scores come from: "validation" or "test".
+        x_title: Title of the x axis, which is logarithmic if `log_x`.
+        scale: The factor that scores were multiplied by.
+        source: The paper, and the number of its figure.
+        notes: Remarks on the paper's numbers.
+    """
 
     title: str
-    part: str  # the split that the scores come from: "validation" or "test"
+    part: str
     x_title: str
     points: list[Point]
     log_x: bool = False
-    scale: FiniteFloat = 1.0  # the factor that scores were multiplied by
-    source: str = ""  # the paper, and the number of its figure
-    notes: list[str] = field(default_factory=list)  # remarks on the paper's numbers
+    scale: FiniteFloat = 1.0
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Report:
-    """All tables and figures of a recipe, filled with the scores of its runs: the contents of `report.json`."""
+    """All tables and figures of a recipe, filled with the scores of its runs: the contents of `report.json`.
+
+    Attributes:
+        files: Names of the files that `lamina report` wrote beside it.
+        format: Version of the file's format.
+        monitors: A row of rates for each monitor of the recipe.
+    """
 
     tables: list[PivotTable]
     figures: list[Curves]
-    files: list[_Drawn] = field(default_factory=list)  # names of the files that `lamina report` wrote beside it
-    format: int = FORMAT  # version of the file's format
-    monitors: list[TableRow] = field(default_factory=list)  # a row of rates for each monitor of the recipe
+    files: list[_Drawn] = field(default_factory=list)
+    format: int = FORMAT
+    monitors: list[TableRow] = field(default_factory=list)
 
 
 def write_report_file(path: Path, report: Report) -> None:

@@ -77,20 +77,34 @@ class RecipeResult:
 
     Each row in `rows` has the settings of one run and every validation score at its best epoch. With `evaluate: test`
     it also has the test scores: column "test" for the task's own metric, "test_f1" for F1, and so on.
+
+    Attributes:
+        table: One row per task, method and setting; see `summaries`.
+        rows: One row per reader or fine-tuned model.
+        importances: One row per reader, epoch (or step) and layer.
+        history: One row per reader or model, and epoch.
+        report: The recipe's tables and figures.
+        steps: Optimizer steps.
+        seconds: Wall-clock time.
+        truncated: Task -> number of training texts that were truncated.
+        baselines: Task -> as in `FitResult.baselines`.
+        unlabelled: Task -> number of training rows without a label.
+        failures: Separate runs that ended with an error.
+        bank: Every reader, at its best epoch; None if each was trained separately.
     """
 
-    table: list[SummaryRow] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
-    rows: list[TableRow] = field(default_factory=list)  # one row per reader or fine-tuned model
-    importances: list[TableRow] = field(default_factory=list)  # one row per reader, epoch (or step) and layer
-    history: list[TableRow] = field(default_factory=list)  # one row per reader or model, and epoch
-    report: Report = field(default_factory=lambda: Report([], []))  # the recipe's tables and figures
-    steps: int = 0  # optimizer steps
+    table: list[SummaryRow] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
+    importances: list[TableRow] = field(default_factory=list)
+    history: list[TableRow] = field(default_factory=list)
+    report: Report = field(default_factory=lambda: Report([], []))
+    steps: int = 0
     seconds: float = 0.0
-    truncated: dict[str, int] = field(default_factory=dict)  # task -> number of training texts that were truncated
-    baselines: Scores = field(default_factory=dict)  # task -> as in `FitResult.baselines`
-    unlabelled: dict[str, int] = field(default_factory=dict)  # task -> number of training rows without a label
-    failures: list[Failure] = field(default_factory=list)  # separate runs that ended with an error
-    bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately
+    truncated: dict[str, int] = field(default_factory=dict)
+    baselines: Scores = field(default_factory=dict)
+    unlabelled: dict[str, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    bank: ReaderBank | None = None
 
 
 def run_recipe(
@@ -190,7 +204,6 @@ def _run(
 
 
 def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
-    """Return whether to show progress bars: yes, unless `options`, or else the recipe, set `progress` to False."""
     return bool({"progress": True, **recipe.fit, **options}["progress"])
 
 
@@ -216,7 +229,7 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
 
 
 class _Places(TypedDict, total=False):
-    """The folders that a training writes to, in the form of keyword arguments of `lamina.train.training_run.train`."""
+    """Folders for the `output`, `checkpoints` and `events` of a training: keyword arguments of `training_run.train`."""
 
     output: Path | None
     checkpoints: Path | None
@@ -344,7 +357,6 @@ class _Session:
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:
-        """Return the object that manages the files of the runs; None if there is no output folder."""
         return None if self.folder is None else SeparateRuns(self.recipe, self.folder, specs, self.tasks)
 
     def train_separately(

@@ -92,13 +92,18 @@ _NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str)
 
 
 class ReaderRecipe(Strict):
-    """A reader of a task in a recipe. With a `grid`, it stands for one reader per combination of the grid's values."""
+    """A reader of a task in a recipe. With a `grid`, it stands for one reader per combination of the grid's values.
 
-    fusion: Annotated[Fields, _NAMED]  # a name, or settings with "name"; "default" chooses by task: `Reader.default`
-    head: Fields = Field(default_factory=dict)  # settings of the head; its labels come from the task
-    stack: str | None = None  # None: the model's only stack, or its encoder
-    learning_rate: PositiveFloat | None = None  # None: the task's
-    grid: Grid = Field(default_factory=dict)  # "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values
+    `fusion`: A name, or settings with "name"; "default" chooses by task: `Reader.default`. `head`: settings of the
+    head; its labels come from the task. `stack`: None: the model's only stack, or its encoder. `learning_rate`: None:
+    the task's. `grid`: "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values.
+    """
+
+    fusion: Annotated[Fields, _NAMED]
+    head: Fields = Field(default_factory=dict)
+    stack: str | None = None
+    learning_rate: PositiveFloat | None = None
+    grid: Grid = Field(default_factory=dict)
 
     def template(self, task: KindedTask) -> Reader:
         """Return the reader's config for a task, without the values of its grid.
@@ -163,14 +168,16 @@ def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
 class SubsampleRecipe(Strict):
     """A random subsample of a task's training rows, drawn without replacement.
 
-    Exactly one of `per_class`, `fraction` and `rows` must be set; it is the size.
+    Exactly one of `per_class` (rows of each class), `fraction` (of the training rows) and `rows` must be set.
+
+    `stratified`: draw the rows of each class separately. `repeats`: number of subsamples, drawn with the seeds 0, 1,
+    ...; each has its own runs.
     """
 
-    per_class: int | None = None  # number of rows for each class
-    fraction: float | None = None  # share of the training rows
-    rows: int | None = None  # number of rows
-    stratified: bool = False  # draw the rows of each class separately
-    # number of subsamples, drawn with the seeds 0, 1, ...; each has its own runs
+    per_class: int | None = None
+    fraction: float | None = None
+    rows: int | None = None
+    stratified: bool = False
     repeats: Annotated[int, Field(gt=0, le=MOST_RUNS)] = 1
 
     @model_validator(mode="after")
@@ -220,9 +227,9 @@ class MethodRecipe(Strict):
 
 
 class MaskedLMRecipe(Strict):
-    """Options of masked language modelling."""
+    """Options of masked language modelling. With `rows`, each row (a pair as one text) is masked by itself."""
 
-    rows: bool = False  # mask each row by itself (a pair as one text), not blocks of text that join many rows
+    rows: bool = False
 
 
 def _masked_lm(value: object) -> object:
@@ -240,7 +247,7 @@ def _masked_lm(value: object) -> object:
 class TaskRecipe(Strict):
     """A task, from a preset or from files with named columns, and the readers that learn it.
 
-    There are no readers if the recipe has methods, or is for a study.
+    There are no readers if the recipe has methods, or is for a study. docs/recipes.md explains the keys.
     """
 
     preset: Annotated[str, checked(find_preset)] | None = None
@@ -357,7 +364,7 @@ class Recipe(Strict):
 
     All readers share each pass of the model and are trained together. With `separately`, each reader is trained on its
     own fresh model, which is needed to compare readers that train the model too. Each method is trained on every task,
-    always on a fresh model.
+    always on a fresh model. docs/recipes.md explains the keys.
     """
 
     model: str  # hub id, local folder, or "minilm" for the packaged model

@@ -46,13 +46,19 @@ class SeparateRuns:
 
     The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
     for a short time after training, the model. Models to keep are moved to the subfolder "models".
+
+    Attributes:
+        folder: The recipe's output folder.
+        specs: All runs by name.
+        tasks: Every task, with a copy for each repeat of its subsample.
+        scores: Run that ended -> its row of results.
     """
 
     recipe: Recipe
-    folder: Path  # the recipe's output folder
-    specs: Mapping[str, RunSpec]  # all runs by name
-    tasks: Mapping[str, Sequence[Task]]  # every task, with a copy for each repeat of its subsample
-    scores: dict[str, TableRow] = field(default_factory=dict)  # run that ended -> its row of results
+    folder: Path
+    specs: Mapping[str, RunSpec]
+    tasks: Mapping[str, Sequence[Task]]
+    scores: dict[str, TableRow] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:
@@ -130,7 +136,6 @@ class SeparateRuns:
             discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
-        """Record the row of results of the run `name`, which `state` holds, in `scores`."""
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:

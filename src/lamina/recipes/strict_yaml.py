@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 20  # size of a recipe
 
 
 class YamlFile(NamedTuple):
-    """The contents of a YAML file, and its tree of nodes, which knows the line of each key. `read_yaml` returns it."""
+    """The contents of a YAML file (`fields`), and its tree of nodes (`root`), which has the line of each key."""
 
     fields: Fields
     root: yaml.Node
@@ -119,7 +119,6 @@ class _Loader(yaml.SafeLoader):
             raise self.error(node.start_mark.line + 1, reason) from error
 
     def error(self, line: int, reason: str) -> DataError:
-        """Return the DataError for a fault in line `line` (from 1) of the file; `reason` says what is wrong."""
         return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
 
 

@@ -17,31 +17,49 @@ if TYPE_CHECKING:
 
 
 class MeanScore(TypedDict):
-    """The mean of several runs' scores, with its standard deviation and interval. `_mean_score` returns it."""
+    """The mean of several runs' scores. `_mean_score` returns it.
+
+    Attributes:
+        mean: The mean.
+        spread: Sample standard deviation; 0 for a single run.
+        interval: Half the width of the 95 % t interval; None for a single run.
+    """
 
     mean: float
-    spread: float  # sample standard deviation; 0 for a single run
-    interval: float | None  # half the width of the 95 % t interval; None for a single run
+    spread: float
+    interval: float | None
 
 
 class SummaryRow(MeanScore):
     """One row of `table.json`: all runs of one task, method and setting.
 
-    "mean", "spread" and "interval" describe the best validation scores of the runs in the task's metric. "method" names
-    a reader, or a way to fine-tune the whole model; "trains" says which, and tables for people use that word.
+    The fields of `MeanScore` describe the best validation scores.
+
+    Attributes:
+        task: Name of the task.
+        method: Name of a reader, or of a way to fine-tune the whole model.
+        trains: Which of these: "reader" or "method"; files of earlier versions lack it.
+        settings: Values of the grid, by full key.
+        metric: The metric that chose the best epoch.
+        parameters: Number of trained parameters.
+        scores: Every other metric -> validation scores at the best epoch.
+        runs: Each with "reader" (its name), "seed", "score", "best_epoch" and the other scores.
+        best_epoch: Mean over the runs.
+        test: Scores on the test split by the task's metric, with `evaluate: test`.
+        test_scores: The same for every other metric.
     """
 
     task: str
     method: str
-    trains: NotRequired[str]  # "reader" or "method"; files of earlier versions lack it
-    settings: dict[str, object]  # values of the grid, by full key
-    metric: str  # the metric that chose the best epoch
-    parameters: int  # number of trained parameters
-    scores: dict[str, MeanScore]  # every other metric -> validation scores at the best epoch
-    runs: list[TableRow]  # each with "reader" (its name), "seed", "score", "best_epoch" and the other scores
-    best_epoch: float  # mean over the runs
-    test: NotRequired[MeanScore]  # scores on the test split by the task's metric, with `evaluate: test`
-    test_scores: NotRequired[dict[str, MeanScore]]  # the same for every other metric
+    trains: NotRequired[str]
+    settings: dict[str, object]
+    metric: str
+    parameters: int
+    scores: dict[str, MeanScore]
+    runs: list[TableRow]
+    best_epoch: float
+    test: NotRequired[MeanScore]
+    test_scores: NotRequired[dict[str, MeanScore]]
 
 
 def summaries(
@@ -102,7 +120,6 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
 
 
 def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
-    """Return the mean, standard deviation and interval of a column's numbers over all rows."""
     summary = summarise([row[column] for row in rows])
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 

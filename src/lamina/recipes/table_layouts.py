@@ -56,11 +56,17 @@ def _to_list(value: object) -> list[object]:
 
 
 class AxisLayout(Strict):
-    """A property of runs by which rows, columns, points or curves are formed, and how its values are displayed."""
+    """A property of runs by which rows, columns, points or curves are formed, and how its values are displayed.
 
-    key: str  # "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch"
-    count: bool = False  # show the number of layers that a selector names; 0 where no edit is made
-    names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> shown instead; null: left out
+    Attributes:
+        key: "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch".
+        count: Show the number of layers that a selector names; 0 where no edit is made.
+        names: Value -> shown instead; null: left out.
+    """
+
+    key: str
+    count: bool = False
+    names: dict[str, str | int | float | None] = Field(default_factory=dict)
 
     def shown_value(self, coordinates: Coordinates) -> object:
         """Return what this axis displays for a run with the given coordinates (its task, method and settings).
@@ -100,12 +106,19 @@ def to_text(value: object) -> str:
 
 
 class Published(Strict):
-    """The numbers that a paper prints for a table or figure: one entry of a file in `PAPERS` or of `published.yaml`."""
+    """The numbers that a paper prints for a table or figure: one entry of a file in `PAPERS` or of `published.yaml`.
 
-    source: str  # the paper, and the number of its table or figure
+    Attributes:
+        source: The paper, and the number of its table or figure.
+        values: Its own numbers.
+        others: Rows that the paper quotes from other papers.
+        notes: Remarks, for example on misprints.
+    """
+
+    source: str
     values: Numbers = Field(default_factory=dict)
-    others: Numbers = Field(default_factory=dict)  # rows that the paper quotes from other papers
-    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)  # remarks, for example on misprints
+    others: Numbers = Field(default_factory=dict)
+    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)
 
 
 def with_published(file: YamlFile, path: Path) -> Fields:
@@ -147,15 +160,24 @@ class TableRecipe(Strict):
     """The layout of a table, under `table` in a recipe.
 
     If several settings belong to one cell, the cell shows the setting with the best validation score.
+
+    Attributes:
+        rows: The properties that form rows.
+        columns: The properties that form columns.
+        metrics: One column for each; empty: the metric of each task.
+        part: Split; None: the test split if it is scored, else validation.
+        scale: Scores are multiplied by this; 100 shows per cent.
+        digits: Digits after the decimal point.
+        published: The paper's numbers.
     """
 
     title: str | None = None
     rows: Axes = Field(default_factory=lambda: [AxisLayout(key="method")], min_length=1)
     columns: Axes = Field(default_factory=lambda: [AxisLayout(key="task")], min_length=1)
-    metrics: list[str] = Field(default_factory=list)  # one column for each; empty: the metric of each task
-    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
-    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
-    digits: Annotated[int, Field(ge=0, le=6)] = 3  # after the decimal point
+    metrics: list[str] = Field(default_factory=list)
+    part: Literal["validation", "test"] | None = None
+    scale: PositiveFloat = 1.0
+    digits: Annotated[int, Field(ge=0, le=6)] = 3
     published: Published | None = None
 
 
@@ -164,18 +186,27 @@ class FigureRecipe(Strict):
 
     If several settings belong to one point, the point shows the setting with the best validation score. A method
     without the setting on the x axis is drawn as a horizontal line.
+
+    Attributes:
+        x: The property on the x axis; `x_title` is its title, and `log_x` makes it logarithmic.
+        series: One curve for each value.
+        facet: One panel for each value.
+        metric: None: the metric of each task.
+        part: Split; None: the test split if it is scored, else validation.
+        scale: Scores are multiplied by this; 100 shows per cent.
+        published: Its source and notes are printed below the figure.
     """
 
     title: str | None = None
     x: Axis
-    series: Axis = Field(default_factory=lambda: AxisLayout(key="method"))  # one curve for each value
-    facet: Axis | None = None  # one panel for each value
+    series: Axis = Field(default_factory=lambda: AxisLayout(key="method"))
+    facet: Axis | None = None
     x_title: str | None = None
     log_x: bool = False
-    metric: str | None = None  # None: the metric of each task
-    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
-    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
-    published: Published | None = None  # its source and notes are printed below the figure
+    metric: str | None = None
+    part: Literal["validation", "test"] | None = None
+    scale: PositiveFloat = 1.0
+    published: Published | None = None
 
     @property
     def axes(self) -> list[AxisLayout]:

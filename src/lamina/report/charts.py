@@ -42,22 +42,33 @@ _TEXT, _NUMBER, _CELL = 62, 30, 12  # least width in pixels of a heat map's cell
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """The contents of a chart, before it becomes a Vega-Lite specification by `spec_of`."""
+    """The contents of a chart, before it becomes a Vega-Lite specification by `spec_of`.
+
+    Attributes:
+        kind: The form of the chart.
+        rows: The data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a
+            heat map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point),
+            "x_label" (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for
+            every x), and "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference
+            value).
+        title: Title of the chart.
+        titles: "x", "y", "value", "colour" or "facet" -> its title, with the unit.
+        note: How to read the chart, shown below the title.
+        remark: What a point averages (seeds, rows) and which interval it has; shown below the chart.
+        log_x: Whether the x axis is logarithmic.
+        apart: Whether each panel has its own value scale, as panels of different metrics need.
+        from_zero: Whether the colours of a heat map begin at 0, as those of shares do.
+    """
 
     kind: Literal["line", "heat", "bar", "scatter"]
-    # the data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a heat
-    # map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point), "x_label"
-    # (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for every x), and
-    # "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference value)
     rows: list[Mark]
-    title: str  # title of the chart
-    # "x", "y", "value", "colour" or "facet" -> its title, with the unit
+    title: str
     titles: dict[str, str] = field(default_factory=dict)
-    note: str = ""  # how to read the chart, shown below the title
-    remark: str = ""  # what a point averages (seeds, rows) and which interval it has; shown below the chart
-    log_x: bool = False  # whether the x axis is logarithmic
-    apart: bool = False  # whether each panel has its own value scale, as panels of different metrics need
-    from_zero: bool = False  # whether the colours of a heat map begin at 0, as those of shares do
+    note: str = ""
+    remark: str = ""
+    log_x: bool = False
+    apart: bool = False
+    from_zero: bool = False
 
     @property
     def panels(self) -> list[str]:
@@ -186,7 +197,6 @@ def _height(drawing: Drawing) -> int:
 
 
 def _numeric(rows: Sequence[Mark], key: str) -> bool:
-    """Return whether `key` has a number in every row that has this key; True if no row has it."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 
@@ -205,7 +215,6 @@ def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
 
 
 def _is_sideways(drawing: Drawing) -> bool:
-    """Return whether the chart has horizontal bars: names down the left edge, and values along the bottom."""
     return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
 
 
@@ -283,13 +292,11 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return `base`, a chart, with only the rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return `base`, a chart, with only the rows that have no "mark": not single seeds or reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 

@@ -153,13 +153,21 @@ def _section(folder: Path, label: str) -> Section:
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page, with the section (one study or training run) that it belongs to. `_charts` makes it."""
+    """A chart on the page. `_charts` makes it.
 
-    section: Section  # the section that the chart belongs to
-    name: str  # name of the chart. Charts with equal names, from several runs, are comparable
-    drawing: Drawing  # the contents of the chart
-    spec: Spec  # the chart as a Vega-Lite specification with its data
-    number: int  # number of the chart on the page, from 1
+    Attributes:
+        section: The section (one study or training run) that it belongs to.
+        name: Its name. Charts with equal names, from several runs, are comparable.
+        drawing: Its contents.
+        spec: The same as a Vega-Lite specification with its data.
+        number: Its number on the page, from 1.
+    """
+
+    section: Section
+    name: str
+    drawing: Drawing
+    spec: Spec
+    number: int
 
     @property
     def layout(self) -> dict[str, int]:

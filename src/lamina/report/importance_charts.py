@@ -22,7 +22,7 @@ SHARE = "share of the layer"  # title of the axis of importances
 
 
 class DrawnRun(TypedDict):
-    """A run whose importances are drawn: the title of its panel, and its best epoch (None: unknown)."""
+    """A run whose importances are drawn: the title of its panel (`reader`), its best epoch (`kept`) or None."""
 
     reader: str
     kept: int | None
@@ -70,13 +70,11 @@ def _shares(rows: Rows, title: str) -> Drawing:
 
 
 def _mark(row: Mapping[str, object], **keys: str) -> Mark:
-    """Return a row of importances as a row of a chart, with Python's numbers; each of `keys` is new key = old key."""
     keys = {**keys, "value": "importance", **{key: key for key in ("low", "high") if key in row}}
     return {new: plain(row[old]) for new, old in keys.items()}
 
 
 def _remark(rows: Rows) -> str:
-    """Return the remark below a chart of importances that are averaged over seeds."""
     has_intervals = any("low" in row for row in rows)
     return "Mean of all seeds, with its 95 % confidence interval" if has_intervals else "Mean of all seeds"
 

@@ -38,11 +38,17 @@ class InsertedWeight:
 
     If the layer follows a convolution, the weight is the matrix in the middle of the kernel. Layers after feed-forward
     projections have a single head.
+
+    Attributes:
+        stack: Name of the stack.
+        layer: Number of the block that the layer is in, from 1.
+        projection: The projection that the layer follows, as its path within the block: "attention.self.query".
+        start: The weights before training; `trained` are those after it. `[heads, width, width]`.
     """
 
     stack: str
-    layer: int  # number of the block that the layer is in, from 1
-    projection: str  # the projection that the layer follows, as its path within the block: "attention.self.query"
+    layer: int
+    projection: str
     start: Float[Tensor, "heads width width"]
     trained: Float[Tensor, "heads width width"]
 
@@ -158,7 +164,6 @@ def chosen_weight(
 
 
 def _fits(value: object, wanted: object) -> bool:
-    """Return whether `value`, a field of an `InsertedWeight`, is `wanted`, or a dotted path that ends with it."""
     return value == wanted or str(value).endswith(f".{wanted}")
 
 

@@ -95,7 +95,6 @@ def _sentences(notes: Sequence[str]) -> list[str]:
 
 
 def _image(figure: Curves, name: str) -> str:
-    """Return a figure as Markdown: the image in the file `name`, with the figure's source and notes below."""
     about = [*([f"{figure.source}."] if figure.source else []), *_sentences(figure.notes)]
     below = [markdown_text(" ".join(about)), ""] if about else []
     return "\n".join([f"![{markdown_text(figure.title)}]({name})", "", *below])

@@ -157,7 +157,6 @@ def _bars(table: PivotTable, word: str) -> Drawing:
 
 
 def _paper_table(table: PivotTable) -> DataTable:
-    """Return a recipe's table as a table of the page, with a paper's numbers beside the measured ones."""
     columns = [f"{name} ({PAPER})" if paper else name for name, paper in heads(table)]
     note = " ".join([*remarks(table), *(f"{line}." for line in chosen(table))])
     return DataTable(table.title, ["method", *columns], grid(table), note)
@@ -176,12 +175,10 @@ def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
 
 
 def _monitors_table(rows: Sequence[TableRow]) -> DataTable:
-    """Return a table of the page with one row per monitor: its reader, threshold and rates."""
     columns = ["monitor", "reader", "flag", "threshold", "target", "per"]
     columns += ["false_positive_rate", "recall", "alarms_per_thousand", "tokens_to_flag", "negatives", "positives"]
     return DataTable("Monitors", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(value: object) -> str | float | None:
-    """Return a value as a cell of a table on the page: numbers, strings and None unchanged, all others as strings."""
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -24,10 +24,14 @@ class Example:
 
     If labels are spans of the text, `text` is empty, and `true` and `predicted` each hold the whole text with their
     spans marked. Otherwise `text` holds the text, and `true` and `predicted` one label each.
+
+    Attributes:
+        where: Task, layer and row.
+        sure: How confident the probe was; for a number, how large its error is.
     """
 
-    where: str  # task, layer and row
-    sure: str  # how confident the probe was; for a number, how large its error is
+    where: str
+    sure: str
     text: Spans
     true: Spans
     predicted: Spans
@@ -36,21 +40,33 @@ class Example:
 @final
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: one study or training run. `study_section` and `run_section` make it."""
+    """A section of the page: one study or training run. `study_section` and `run_section` make it.
 
-    label: str  # name of the section, unique on the page
-    kind: str  # "training run", or the name of the study
-    # sentences, most important first. The first sentence about each task is shown as its verdict
+    Attributes:
+        label: Name of the section, unique on the page.
+        kind: "training run", or the name of the study.
+        conclusions: Sentences, most important first. The first sentence about each task is shown as its verdict.
+        drawings: Name -> chart. Charts of equal name from sections of the same kind stand side by side.
+        tables: The tables in the order in which they are shown.
+        settings: The settings that were used.
+        seeds: All seeds of the study or training run.
+        examples: Examples of wrong predictions, a few for each task and layer.
+        errors: Number of wrong predictions, including those without an example.
+        model: Name of the model; "" if it is not known.
+        tasks: Names of the tasks; empty if there are none.
+    """
+
+    label: str
+    kind: str
     conclusions: Sequence[str] = ()
-    # name -> chart. Charts of equal name from sections of the same kind stand side by side
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
-    tables: Sequence[DataTable] = ()  # the tables in the order in which they are shown
-    settings: Mapping[str, JSON] = field(default_factory=dict)  # the settings that were used
-    seeds: Sequence[int] = ()  # all seeds of the study or training run
-    examples: Sequence[Example] = ()  # examples of wrong predictions, a few for each task and layer
-    errors: int = 0  # number of wrong predictions, including those without an example
-    model: str = ""  # name of the model; "" if it is not known
-    tasks: Sequence[str] = ()  # names of the tasks; empty if there are none
+    tables: Sequence[DataTable] = ()
+    settings: Mapping[str, JSON] = field(default_factory=dict)
+    seeds: Sequence[int] = ()
+    examples: Sequence[Example] = ()
+    errors: int = 0
+    model: str = ""
+    tasks: Sequence[str] = ()
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
@@ -75,12 +91,19 @@ class Section:
 @final
 @dataclass(frozen=True)
 class DataTable:
-    """A table of the page."""
+    """A table of the page.
 
-    title: str  # title of the table
-    columns: list[str]  # names of the columns
-    rows: Sequence[Sequence[Cell]]  # the cells, row by row; None is an empty cell
-    note: str = ""  # a remark below the table
+    Attributes:
+        title: Title of the table.
+        columns: Names of the columns.
+        rows: The cells, row by row; None is an empty cell.
+        note: A remark below the table.
+    """
+
+    title: str
+    columns: list[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
 
     def compact(self) -> dict[str, object]:
         """Return the table as JSON for the page's script, column by column; repeated strings are stored once."""
@@ -104,7 +127,6 @@ class DataTable:
         return "\n".join([*begin, *body, r"\bottomrule", r"\end{longtable}", ""])
 
     def _lines(self) -> Iterable[list[str]]:
-        """Return the header and the rows, with every cell as text."""
         return [self.columns, *([_cell_text(cell) for cell in row] for row in self.rows)]
 
     def _is_numeric(self, at: int) -> bool:
@@ -126,5 +148,4 @@ def _packed(cells: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
 
 
 def _cell_text(cell: Cell) -> str:
-    """Return a cell as text: floats with four significant digits, an empty cell as ""."""
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else " ".join(str(cell).split())

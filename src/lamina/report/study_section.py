@@ -32,12 +32,17 @@ _SIGNIFICANT = 0.05  # largest p value of a difference that counts as significan
 
 
 class Span(TypedDict):
-    """A labelled span of a text in a study's table of errors; `start` and `end` count characters."""
+    """A labelled span of a text in a study's table of errors; `start` and `end` count characters.
+
+    Attributes:
+        label: Its label; absent where spans have none.
+        error: "wrong" if it is missing.
+    """
 
     start: int
     end: int
     label: NotRequired[str]
-    error: NotRequired[str]  # "wrong" if it is missing
+    error: NotRequired[str]
 
 
 def study_section(study: Study, label: str) -> Section:
@@ -71,7 +76,6 @@ def study_section(study: Study, label: str) -> Section:
 
 
 def _model_name(study: Study) -> str:
-    """Return the model's name from a study's settings; "" if there is none, or several."""
     models = study.settings.get("models") or {}
     names = {str(facts["name"]) for facts in models.values() if isinstance(facts, Mapping) and facts.get("name")}
     return names.pop() if len(names) == 1 else ""
@@ -119,7 +123,6 @@ def _seeds(study: Study) -> list[int]:
 
 
 def _wrong_answers(study: Study) -> Frame:
-    """Return the rows of a study's table that list wrong predictions; an empty table if there are none."""
     return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
 
 
@@ -163,7 +166,6 @@ def _parsed(cell: object) -> JSON:
 
 
 def _plain_python(cell: object) -> object:
-    """Return a numpy array or number as a Python list or number; any other value unchanged."""
     return cast("np.ndarray", cell).tolist() if hasattr(cell, "tolist") else cell
 
 
@@ -383,7 +385,6 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
 
 
 def _records(rows: Frame) -> list[Mark]:
-    """Return the rows of a table as dicts that JSON can represent; missing cells are left out."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return [{str(key): plain(cell) for key, cell in row.items() if cell is not None} for row in records]
 
@@ -460,6 +461,5 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
 
 
 def _data_table(frame: Frame, title: str, note: str = "") -> DataTable:
-    """Return a pandas table as a table of the page, with a title and a note below it."""
     rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
     return DataTable(title, list(map(str, frame.columns)), [[plain(cell) for cell in row] for row in rows], note)

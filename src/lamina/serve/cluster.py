@@ -36,13 +36,18 @@ class Replicas:
     """The number of replicas of the application, and the CPUs and GPUs of each; see `deployed`.
 
     Raises ConfigError if `least` is below 1, or `most` is below `least`.
+
+    Attributes:
+        least: Minimum number of replicas, which always run.
+        most: Maximum number of replicas while requests wait; None: `least`, so that the number is fixed.
+        cpus: CPU cores per replica; may be a fraction.
+        gpus: GPUs per replica; may be a fraction.
     """
 
-    least: int = 1  # minimum number of replicas, which always run
-    # maximum number of replicas while requests wait; None: `least`, so that the number is fixed
+    least: int = 1
     most: int | None = None
-    cpus: float = 1.0  # CPU cores per replica; may be a fraction
-    gpus: float = 0.0  # GPUs per replica; may be a fraction
+    cpus: float = 1.0
+    gpus: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("serve", "replicas", self.least, 1)

@@ -31,7 +31,10 @@ _DIGITS = 6  # digits of a share after the point
 
 
 class PassSeconds(TypedDict):
-    """Seconds of a pass over one text, without and with the readers; it ends at the highest layer that they need."""
+    """Seconds of a pass over one text, as `without_readers` and `with_readers`.
+
+    It ends at the highest layer that they need.
+    """
 
     without_readers: float
     with_readers: float
@@ -55,7 +58,7 @@ class TaskExplanation(TypedDict):
 
 
 class Explanation(TypedDict):
-    """The response of `/explain`: the time of a pass, and the explanation of each task's answer."""
+    """The response of `/explain`: in `seconds` the time of a pass, in `tasks` the explanation of each answer."""
 
     seconds: PassSeconds
     tasks: dict[str, TaskExplanation]

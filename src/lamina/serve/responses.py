@@ -24,7 +24,7 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 
 
 class LabelScore(TypedDict):
-    """A label with its probability (or logit, if raw scores were requested); None if it is not finite."""
+    """A `label` with its `score`: the probability, or the logit if raw scores are requested; None: not finite."""
 
     label: str
     score: float | None
@@ -45,7 +45,7 @@ class ModerationResult(TypedDict):
 
 
 class Moderation(TypedDict):
-    """The response of OpenAI's moderation endpoint."""
+    """OpenAI's moderation response: `id` and `model` of the request, and in `results` a result per text."""
 
     id: str
     model: str

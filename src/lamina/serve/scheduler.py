@@ -76,26 +76,34 @@ class ServedBank:
 
 @dataclass
 class _Run:
-    """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run."""
+    """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run.
 
-    jobs: Sequence[AnyJob]  # the requests of the batch
-    # a generator. Each step runs the next pass; at the end it returns the answers of all texts
+    `jobs` are its requests, with `tokens` tokens in all. Each step of the generator `passes` runs the next pass; it
+    returns the answers of all texts. The first pass began at `begin` (`time.perf_counter`), tokenising took `read`
+    seconds, and the passes `seconds` so far.
+    """
+
+    jobs: Sequence[AnyJob]
     passes: Generator[None, None, Sequence[object]]
-    begin: float  # when the first pass began, in seconds of `time.perf_counter`
-    read: float  # seconds that tokenising took
-    tokens: int  # number of tokens of all texts
-    seconds: float = 0.0  # seconds that its passes have taken so far
+    begin: float
+    read: float
+    tokens: int
+    seconds: float = 0.0
 
 
 @dataclass
 class _Turn:
-    """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun."""
+    """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
-    jobs: Sequence[AnyJob]  # the requests of the batch
-    begun: bool  # whether the scheduler already counts this pass as running
-    run: _Run | None = None  # the batch that has begun; None: the batch is new
-    keeps_pass: bool = False  # whether further passes of this turn follow its first one
-    ended: bool = False  # whether `Scheduler._end` no longer counts its pass as running
+    `jobs` are the requests, and `run` the batch if it has begun. `begun`: the scheduler already counts this pass as
+    running. `keeps_pass`: further passes of this turn follow. `ended`: `Scheduler._end` no longer counts it.
+    """
+
+    jobs: Sequence[AnyJob]
+    begun: bool
+    run: _Run | None = None
+    keeps_pass: bool = False
+    ended: bool = False
 
 
 def default_passes(bank: ReaderBank) -> int:
@@ -435,10 +443,7 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Count the pass of `turn` as running. If its batch was tokenised ahead, first wait until a pass is free.
-
-        Raises ClosedError if the time of a shutdown is up before that.
-        """
+        """Count the pass of `turn` as running, once one is free; ClosedError if the time of a shutdown is up first."""
         with self._changed:
             if not turn.begun:
                 self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)

@@ -94,7 +94,6 @@ class FileInput(RequestBody):
 
     @model_validator(mode="after")
     def _check_one_medium(self) -> Self:
-        """Raise ValueError unless exactly one of the two fields is set."""
         if (self.image is None) == (self.audio is None):
             raise ValueError('one of "image" and "audio" is needed')
         return self
@@ -141,7 +140,6 @@ class PredictRequest(RequestBody, Truncation):
 
     @model_validator(mode="after")
     def _join_options(self) -> Self:
-        """Let `truncation` of the parameters count as `truncate`."""
         self.truncate = self.truncate or self.parameters.truncation
         return self
 
@@ -379,7 +377,6 @@ class Message(RequestBody):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        """Raise ValueError if the message has neither content nor a refusal."""
         if self.content is None and self.refusal is None:
             raise PydanticCustomError("missing", "a message needs a content")
         return self

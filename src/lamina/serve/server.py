@@ -99,7 +99,6 @@ class TimedProtocol(_Protocol):
         super()._start_asgi_task(cycle, app)
 
     def _is_under_way(self) -> bool:
-        """Return whether a request is under way: its headers are complete, and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _start_timer(self) -> None:
@@ -107,7 +106,6 @@ class TimedProtocol(_Protocol):
             self._timer = self.loop.call_later(self._header_timeout_s, self._give_up)
 
     def _stop_timer(self) -> None:
-        """Stop the timer, if it is running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

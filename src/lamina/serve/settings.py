@@ -17,28 +17,48 @@ class Settings(BaseModel):
     """Limits, keys and page texts of a server, for `create_app`; build it with `Settings.of`.
 
     Limits that text-embeddings-inference has too have the same names as there.
+
+    Attributes:
+        backend: What computes the readers' answers; see `lamina.predict`.
+        max_batch_tokens: Tokens per pass, padding included; a single longer text still has a pass.
+        max_concurrent_passes: Passes at a time; None: see `scheduler.default_passes`.
+        max_concurrent_requests: Requests accepted and not answered; a further request gets status 429.
+        max_concurrent_generations: Texts generated at a time; a further request gets status 429.
+        max_total_tokens: Tokens of a prompt and its generated text.
+        max_client_batch_size: Texts per request.
+        max_request_tokens: Tokens of a request's texts, as far as they are read; above it, status 413.
+        payload_limit: Bytes of a request's body.
+        max_depth: Levels of nested lists and objects in a body.
+        request_timeout: Seconds until a request ends with an error.
+        header_timeout: Seconds in which the headers of a request must come.
+        shutdown_timeout: Seconds in which accepted requests are answered at the end.
+        api_key: Key that requests must send as "Authorization: Bearer KEY"; None: no key.
+        admin_key: The same for /readers, which is off without it.
+        cors_allow_origin: Origins whose web pages may send requests.
+        title: The page's title; None: the names of the bank and its model.
+        examples: The page's example texts; None: three that fit the bank.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    backend: Backend = "auto"  # what computes the readers' answers; see `lamina.predict`
-    max_batch_tokens: int = Field(16384, ge=1)  # per pass, padding included; a single longer text still has a pass
-    max_concurrent_passes: int | None = Field(None, ge=1)  # None: see `scheduler.default_passes`
-    max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; a further request gets status 429
-    max_concurrent_generations: int = Field(4, ge=1)  # texts generated at a time; a further request gets status 429
-    max_total_tokens: int = Field(4096, ge=2)  # prompt and generated text together
-    max_client_batch_size: int = Field(32, ge=1)  # texts per request
-    max_request_tokens: int = Field(65536, ge=1)  # of a request's texts, as far as they are read; above it, status 413
-    payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
-    max_depth: int = Field(8, ge=2, le=100)  # levels of nested lists and objects in a body
-    request_timeout: float = Field(60.0, gt=0)  # seconds
-    header_timeout: float = Field(10.0, gt=0)  # seconds in which the headers of a request must come
-    shutdown_timeout: float = Field(30.0, gt=0)  # seconds in which accepted requests are answered at the end
-    api_key: str | None = Field(None, min_length=1, repr=False)  # sent as "Authorization: Bearer KEY"; None: no key
-    admin_key: str | None = Field(None, min_length=1, repr=False)  # the same for /readers, which is off without it
-    cors_allow_origin: tuple[str, ...] = ()  # origins whose web pages may send requests
-    title: str | None = Field(None, min_length=1)  # the page's title; None: the names of the bank and its model
-    examples: tuple[Example, ...] | None = None  # the page's example texts; None: three that fit the bank
+    backend: Backend = "auto"
+    max_batch_tokens: int = Field(16384, ge=1)
+    max_concurrent_passes: int | None = Field(None, ge=1)
+    max_concurrent_requests: int = Field(512, ge=1)
+    max_concurrent_generations: int = Field(4, ge=1)
+    max_total_tokens: int = Field(4096, ge=2)
+    max_client_batch_size: int = Field(32, ge=1)
+    max_request_tokens: int = Field(65536, ge=1)
+    payload_limit: int = Field(2_000_000, ge=1)
+    max_depth: int = Field(8, ge=2, le=100)
+    request_timeout: float = Field(60.0, gt=0)
+    header_timeout: float = Field(10.0, gt=0)
+    shutdown_timeout: float = Field(30.0, gt=0)
+    api_key: str | None = Field(None, min_length=1, repr=False)
+    admin_key: str | None = Field(None, min_length=1, repr=False)
+    cors_allow_origin: tuple[str, ...] = ()
+    title: str | None = Field(None, min_length=1)
+    examples: tuple[Example, ...] | None = None
 
     @classmethod
     def of(cls, **values: object) -> Settings:

@@ -26,15 +26,23 @@ _TOKENS = tuple(2**power for power in range(4, 17))
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """How long each step of a batch took, and its size. All times are in seconds."""
+    """How long each step of a batch took, and its size. All times are in seconds.
 
-    # for each request, the time from its arrival to the start of the pass, less the time of tokenising
+    Attributes:
+        queue: For each request, the time from its arrival to the start of the pass, less the time of tokenising.
+        read: Time of tokenising.
+        run: Time of the passes of the model, and of turning their outputs into answers.
+        requests: Number of requests.
+        texts: Number of texts of all requests.
+        tokens: Number of tokens of all texts, without padding.
+    """
+
     queue: Sequence[float]
-    read: float  # time of tokenising
-    run: float  # time of the passes of the model, and of turning their outputs into answers
-    requests: int  # number of requests
-    texts: int  # number of texts of all requests
-    tokens: int  # number of tokens of all texts, without padding
+    read: float
+    run: float
+    requests: int
+    texts: int
+    tokens: int
 
 
 READERS = "lamina.readers"

@@ -26,11 +26,17 @@ class TooLargeError(LaminaError):
 @final
 @dataclass(frozen=True)
 class Upload:
-    """An image or audio file that a client sent. It stays in memory and is never written to disk."""
+    """An image or audio file that a client sent. It stays in memory and is never written to disk.
 
-    medium: str  # "image" or "audio"
-    data: bytes  # the file's bytes, still encoded as the client sent them (PNG, WAV, ...)
-    size: int = 0  # number of pixels or audio samples after decoding; 0 as long as the file's header has not been read
+    Attributes:
+        medium: "image" or "audio".
+        data: The file's bytes, still encoded as the client sent them (PNG, WAV, ...).
+        size: Number of pixels or audio samples after decoding; 0 as long as the file's header has not been read.
+    """
+
+    medium: str
+    data: bytes
+    size: int = 0
 
     @classmethod
     def of(cls, medium: str, encoded: str) -> Upload:

@@ -164,10 +164,14 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     """Answers one kind of question about texts (such as predictions or embeddings) with one bank.
 
     The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
+
+    Attributes:
+        tasks: Names of the readers that answer; empty if no reader takes part.
+        bank: The bank that answers.
     """
 
-    tasks: tuple[str, ...] = ()  # names of the readers that answer; empty if no reader takes part
-    bank: ReaderBank  # the bank that answers
+    tasks: tuple[str, ...] = ()
+    bank: ReaderBank
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
@@ -434,7 +438,6 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the model's inputs for the texts of `encoded` numbered in `rows`, padded to the longest of them."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:

@@ -118,7 +118,6 @@ def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
 
 
 def _task_type(reader: ReaderModule) -> str:
-    """Return the hub's name for the reader's kind of task, such as "text-classification"."""
     kind = reader.config.head.kind
     return _TAGS.get(kind, kind.replace("_", "-"))
 
@@ -134,7 +133,6 @@ MONITOR_COLUMNS = ("monitor", "reader", "flags", "threshold", "false positives",
 
 
 def _monitors(bank: ReaderBank) -> str:
-    """Return the card's section about the monitors stored with the bank; "" if there are none."""
     rows = [_table_row(monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
     head = [_table_row(list(MONITOR_COLUMNS)), "|" + "---|" * len(MONITOR_COLUMNS)]
     return _MONITORS + "\n".join(head + rows) + "\n" if rows else ""

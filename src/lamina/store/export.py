@@ -43,11 +43,17 @@ Export = Callable[[Any], Part]  # function that exports a fusion of one class
 
 
 class Point(TypedDict):
-    """The place in a model where a layer's state is read, in the form of `reader.json`."""
+    """The place in a model where a layer's state is read, in the form of `reader.json`.
 
-    module: str  # name of the module
-    side: str  # "input" or "output" of the module
-    block: bool  # whether the module is a block of the stack
+    Attributes:
+        module: Name of the module.
+        side: "input" or "output" of the module.
+        block: Whether the module is a block of the stack.
+    """
+
+    module: str
+    side: str
+    block: bool
 
 
 def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
@@ -156,13 +162,11 @@ def _projected(fusion: ProjectedFusion) -> Part:
 
 
 def _concat(fusion: ConcatFusion) -> Part:
-    """Return the settings of Concat and its weights: the projection, and the bias if there is one."""
     bias = {} if fusion.bias is None else {"bias": fusion.bias}
     return {"fusion": "concat"}, {"projection": fusion.projection, **bias}
 
 
 def _pooled(fusion: PooledLayersFusion) -> Part:
-    """Return the settings of PooledLayers and its weights: queries, projections and weights of the layers."""
     weights = {"queries": fusion.queries, "projection": fusion.projection, "weights": fusion.scores.softmax(0)}
     return {"fusion": "pooled"}, weights
 

@@ -132,7 +132,6 @@ def _not_found(name: str, reason: str) -> ModelNotFoundError:
 
 
 def _full(name: str) -> str:
-    """Return the hub id for a short name, and any other name unchanged."""
     return SHORT_NAMES.get(name, name)
 
 

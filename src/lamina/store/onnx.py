@@ -266,7 +266,6 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | 
 
 
 def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError for a model of this family that cannot be exported, with the reason."""
     return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
 
 
@@ -362,7 +361,6 @@ class _Plan:
         return facts
 
     def _passes(self) -> list[StackPass]:
-        """Return new objects that run the readers, one for each stack (encoder, decoder) that is read."""
         return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
 
     def _options(self) -> dict[str, bool]:

@@ -130,7 +130,6 @@ class OnnxEngine:
                     raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is right.")
 
     def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-        """Run the session on a batch, and return reader name -> logits in float32."""
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
         found = self._session.run(list(names), given, self._options)
         return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
@@ -203,7 +202,6 @@ def _version(tensor: Tensor) -> int:
 
 
 def _holders(module: nn.Module) -> list[dict[str, object]]:
-    """Return the dicts in which a module and its submodules store their parameters, buffers and submodules."""
     return [vars(part)[kind] for part in module.modules() for kind in ("_parameters", "_buffers", "_modules")]
 
 

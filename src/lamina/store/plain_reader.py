@@ -143,7 +143,6 @@ class PlainReader(nn.Module):
         return cast("Tensor", getattr(self, f"_{self.settings['fusion']}")(states))
 
     def _sum(self, states: Sequence[Tensor]) -> Tensor:
-        """Fuse by a sum of the layers, each multiplied by a vector."""
         scales = zip(states, self._rows("scales"), strict=True)
         return torch.stack([state.to(scale.dtype) * scale for state, scale in scales]).sum(0)
 
@@ -190,11 +189,9 @@ class PlainReader(nn.Module):
         return F.linear(features, self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _output(self, features: Tensor) -> Tensor:
-        """Turn features into logits; if the head has no linear map, the features are the logits."""
         return self._map(features, "output") if self.settings["linear"] else features
 
     def _rows(self, name: str) -> tuple[Tensor, ...]:
-        """Return the rows of the weight tensor `name`, one for each layer."""
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
@@ -205,11 +202,17 @@ class PlainReader(nn.Module):
 
 
 class Answer(NamedTuple):
-    """The output of a reader for one forward pass of a server."""
+    """The output of a reader for one forward pass of a server.
 
-    logits: Tensor  # [tokens, classes], on the CPU
-    positions: Tensor | None  # [tokens], position of each token in its own text, if a hooked block gets it; else None
-    requests: list[str] | None = None  # [tokens], id of each token's request, if a hooked block gets it; else None
+    Attributes:
+        logits: [tokens, classes], on the CPU.
+        positions: [tokens], position of each token in its own text, if a hooked block gets it; else None.
+        requests: [tokens], id of each token's request, if a hooked block gets it; else None.
+    """
+
+    logits: Tensor
+    positions: Tensor | None
+    requests: list[str] | None = None
 
 
 class Listener:

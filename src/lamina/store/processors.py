@@ -67,18 +67,15 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
 
 
 def _settings_of(part: object) -> JSONObject | None:
-    """Return the settings of a processor, or of a part of one; None if the object has no settings (`to_dict`)."""
     to_dict: Callable[[], JSONObject] | None = getattr(part, "to_dict", None)
     return None if to_dict is None else _settings(to_dict())
 
 
 def _settings(fields: JSONObject) -> JSONObject:
-    """Return the settings of a processor without those, such as a path, that do not change what it computes."""
     return {name: value for name, value in fields.items() if name not in _NOISE}
 
 
 def _digest(value: object) -> str:
-    """Return 16 hexadecimal digits of a value's SHA-256. A value that is not JSON-ready is converted by `str`."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -199,5 +196,4 @@ def _differences(
 
 
 def _kind(facts: Mapping[str, JSON]) -> str:
-    """Return "tokenizer" or "processor", the word that messages use for a processor with these facts."""
     return "tokenizer" if "vocabulary" in facts else "processor"

@@ -32,11 +32,17 @@ if TYPE_CHECKING:
 
 
 class LoadingInfo(TypedDict):
-    """The report of transformers' `from_pretrained` about the weights that it loaded and those that did not fit."""
+    """What transformers' `from_pretrained` reports about weights that did not fit.
+
+    Attributes:
+        missing_keys: Names of the model's weights that the file lacks; `unexpected_keys` are those that the model
+            lacks.
+        mismatched_keys: Weights of another shape: name, shape in the file, shape in the model.
+    """
 
     missing_keys: set[str]
     unexpected_keys: set[str]
-    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name, shape in the file, shape in the model
+    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]
 
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")
@@ -234,7 +240,6 @@ def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    """Return the StoreError for weights at `name` that are not those of the saved model; `what` says why."""
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 

@@ -231,26 +231,31 @@ class TextsRecipe(Strict):
     """The texts of a study recipe, at most `limit`: a list, a column of a file, or the texts of a task.
 
     Exactly one of them.
+
+    Attributes:
+        lines: The texts themselves. In YAML, `texts: [...]` is short for it.
+        file: A .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder.
+        column: Column of the file.
+        task: Name of one of the recipe's tasks.
+        part: Split of the task.
+        limit: Maximum number of texts; None: all of them.
     """
 
-    lines: list[str] | None = None  # the texts themselves. In YAML, `texts: [...]` is short for it
-    # a .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder
+    lines: list[str] | None = None
     file: str | None = None
-    column: str = "text"  # column of the file
-    task: str | None = None  # name of one of the recipe's tasks
-    part: str = "validation"  # split of the task
-    limit: PositiveInt | None = None  # maximum number of texts; None: all of them
+    column: str = "text"
+    task: str | None = None
+    part: str = "validation"
+    limit: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
-        """Raise ValueError unless the texts come from exactly one place: a list, a file or a task."""
         if sum(source is not None for source in (self.lines, self.file, self.task)) != 1:
             raise ValueError("texts are a list, or have one of 'file' and 'task'")
         return self
 
 
 def _lines(texts: object) -> object:
-    """Return the value of a recipe's key `texts` in long form: a list becomes `{"lines": texts}`, others stay."""
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
@@ -269,13 +274,20 @@ class StudyTask(TaskRecipe):
 
 
 class StudyRecipe(Strict):
-    """A recipe for studies: a model, tasks and texts, and the options of each study."""
+    """A recipe for studies: a model, tasks and texts, and the options of each study.
 
-    model: str  # hub id, local folder (possibly inside the data folder), or "minilm" for the packaged model
-    head: str | None = None  # kind of task or auto class to load the model with; None: the class that was saved
-    tasks: dict[str, StudyTask] = Field(default_factory=dict)  # task name -> task
-    texts: Annotated[TextsRecipe | None, BeforeValidator(_lines)] = None  # texts to read; None: no texts
-    # study name -> its options. None as options: the defaults
+    Attributes:
+        model: Hub id, local folder (possibly inside the data folder), or "minilm" for the packaged model.
+        head: Kind of task or auto class to load the model with; None: the class that was saved.
+        tasks: Task name -> task.
+        texts: Texts to read; None: no texts.
+        studies: Study name -> its options. None as options: the defaults.
+    """
+
+    model: str
+    head: str | None = None
+    tasks: dict[str, StudyTask] = Field(default_factory=dict)
+    texts: Annotated[TextsRecipe | None, BeforeValidator(_lines)] = None
     studies: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -44,12 +44,19 @@ CELLS = "cells"  # the folder with the files of finished cells, inside a study's
 
 
 class Training(TypedDict):
-    """The training options that studies share; the keys are parameters of `lamina.fit` and `lamina.finetune`."""
+    """The training options that studies share; the keys are parameters of `lamina.fit` and `lamina.finetune`.
 
-    epochs: int  # number of passes over the training rows
-    batch_size: int  # rows per step
-    learning_rate: float  # peak learning rate; it falls to 0 linearly
-    max_length: int | None  # maximum tokens per text; None: what the model allows
+    Attributes:
+        epochs: Number of passes over the training rows.
+        batch_size: Rows per step.
+        learning_rate: Peak learning rate; it falls to 0 linearly.
+        max_length: Maximum tokens per text; None: what the model allows.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    max_length: int | None
 
 
 def fresh_model(
@@ -206,10 +213,15 @@ def study_of_cells(
 
 
 class CellResult(TypedDict):
-    """The content of the file of a finished cell (a piece of a study's work that runs on its own)."""
+    """The content of the file of a finished cell (a piece of a study's work that runs on its own).
 
-    key: Row  # the cell's key, such as `{"task": "cola", "seed": 0}`
-    rows: list[Row]  # the table rows of the cell; the entries of the key are their first columns
+    Attributes:
+        key: The cell's key, such as `{"task": "cola", "seed": 0}`.
+        rows: The table rows of the cell; the entries of the key are their first columns.
+    """
+
+    key: Row
+    rows: list[Row]
 
 
 def run_cells(

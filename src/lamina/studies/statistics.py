@@ -26,19 +26,30 @@ class Difference:
     """The difference between the scores of two methods on the same rows. `paired_bootstrap` returns it.
 
     `str()` of it is a sentence that says what may be concluded.
+
+    Attributes:
+        first: Name of the first method.
+        second: Name of the second method.
+        value: Score of the first method minus the score of the second, both averaged over seeds.
+        low: Lower end of the confidence interval of `value`.
+        high: Upper end of the confidence interval of `value`.
+        p: Two-sided p value of the hypothesis that both methods score the same.
+        rows: Number of rows that both methods were scored on.
+        seeds: Number of seeds. With one seed there is no interval over seeds, and nothing is concluded.
+        holm: `p` after Holm's correction for all comparisons that were made together; None: this was the only one.
+        confidence: Coverage of the interval, such as 0.95.
     """
 
-    first: str  # name of the first method
-    second: str  # name of the second method
-    value: float  # score of the first method minus the score of the second, both averaged over seeds
-    low: float  # lower end of the confidence interval of `value`
-    high: float  # upper end of the confidence interval of `value`
-    p: float  # two-sided p value of the hypothesis that both methods score the same
-    rows: int  # number of rows that both methods were scored on
-    seeds: int  # number of seeds. With one seed there is no interval over seeds, and nothing is concluded
-    # `p` after Holm's correction for all comparisons that were made together; None: this was the only one
+    first: str
+    second: str
+    value: float
+    low: float
+    high: float
+    p: float
+    rows: int
+    seeds: int
     holm: float | None = None
-    confidence: float = 0.95  # coverage of the interval, such as 0.95
+    confidence: float = 0.95
 
     @property
     def conclusive(self) -> bool:
@@ -139,7 +150,6 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
-    """Return the sizes of the chunks into which `total` resamples are divided, at most `most` in each."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 

@@ -167,7 +167,6 @@ class LazyAudio(LazyFile):
             raise self._undecodable(error) from error
 
     def _undecodable(self, error: Exception) -> DataError:
-        """Return a DataError that says that the clip cannot be decoded, with the message of `error`."""
         reason = first_line(getattr(error, "error_string", None) or error)
         return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
 

@@ -68,18 +68,26 @@ class TaskOutline:
     """The facts about a task without its examples.
 
     A predictor makes an outline for each reader; the estimate of a recipe's run time makes one for each task.
+
+    Attributes:
+        kind: The kind of task. If its name is passed, the kind is looked up.
+        problem_type: One of the kind's problem types, such as "classification".
+        labels: Class names in the order of their ids.
+        rows: Split name -> number of examples, for estimates. "train" counts the examples of one repeat.
+        tokens: Mean tokens of an example, for estimates.
+        by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
+        image_size: Width and height of images in pixels; None: the size that the image processor has.
+        pairs: Whether each example is a pair of texts.
     """
 
-    kind: Kind  # the kind of task. If its name is passed, the kind is looked up
-    problem_type: str  # one of the kind's problem types, such as "classification"
-    labels: tuple[str, ...]  # class names in the order of their ids
-    # split name -> number of examples, for estimates. "train" counts the examples of one repeat
+    kind: Kind
+    problem_type: str
+    labels: tuple[str, ...]
     rows: Mapping[str, int] = field(default_factory=dict)
-    tokens: float = 0.0  # mean tokens of an example, for estimates
-    # for language modelling, whether each row is read alone. False: rows are joined and cut into blocks
+    tokens: float = 0.0
     by_row: bool = False
-    image_size: int | None = None  # width and height of images in pixels; None: the size that the image processor has
-    pairs: bool = False  # whether each example is a pair of texts
+    image_size: int | None = None
+    pairs: bool = False
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
@@ -145,32 +153,49 @@ class ColumnSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """Options for encoding the examples of a split for a model. Each kind uses the options that concern it."""
+    """Options for encoding the examples of a split for a model. Each kind uses the options that concern it.
 
-    # name of the split: one of `PARTS`, or "predict". Masking and augmentation differ from epoch to epoch only in
-    # "train"
+    Attributes:
+        part: Name of the split: one of `PARTS`, or "predict". Masking and augmentation differ from epoch to epoch only
+            in "train".
+        max_length: Maximum tokens of a text or window, special tokens included; for audio, maximum samples of a clip.
+        stride: Number of tokens that two neighbouring windows of a long text share; None: a quarter of the window.
+        windows: Whether to cut long texts into windows. Set if any task over these texts labels tokens.
+        seed: Seed of the masking and of the augmentation.
+        prefix: Text that is put in front of every text.
+        max_target_length: Maximum tokens of a text to generate.
+        augment: Whether to crop and flip training images at random.
+        add_prefix_space: Whether byte-level tokenizers get a space before the first word of a text.
+        by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
+        image_size: Width and height of images in pixels; None: the size that the processor has.
+    """
+
     part: str
-    max_length: int  # maximum tokens of a text or window, special tokens included; for audio, maximum samples of a clip
-    # number of tokens that two neighbouring windows of a long text share; None: a quarter of the window
+    max_length: int
     stride: int | None = None
-    windows: bool = False  # whether to cut long texts into windows. Set if any task over these texts labels tokens
-    seed: int = 0  # seed of the masking and of the augmentation
-    prefix: str = ""  # text that is put in front of every text
-    max_target_length: int = 128  # maximum tokens of a text to generate
-    augment: bool = False  # whether to crop and flip training images at random
-    add_prefix_space: bool = False  # whether byte-level tokenizers get a space before the first word of a text
-    # for language modelling, whether each row is read alone. False: rows are joined and cut into blocks
+    windows: bool = False
+    seed: int = 0
+    prefix: str = ""
+    max_target_length: int = 128
+    augment: bool = False
+    add_prefix_space: bool = False
     by_row: bool = False
-    image_size: int | None = None  # width and height of images in pixels; None: the size that the processor has
+    image_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """Options for the generation of texts by a model: length, beams and length penalty."""
+    """Options for the generation of texts by a model: length, beams and length penalty.
 
-    max_target_length: int = 128  # maximum tokens of a generated text
-    num_beams: int = 1  # number of beams. 1: greedy decoding
-    length_penalty: float = 1.0  # exponent of the length in beam search; above 0 favours longer texts
+    Attributes:
+        max_target_length: Maximum tokens of a generated text.
+        num_beams: Number of beams. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 favours longer texts.
+    """
+
+    max_target_length: int = 128
+    num_beams: int = 1
+    length_penalty: float = 1.0
 
 
 @runtime_checkable

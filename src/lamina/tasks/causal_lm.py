@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class CandidatesAnswer(TypedDict):
-    """A reader's prediction for a text: the most probable next tokens, in descending order."""
+    """A reader's prediction for a text: `candidates`, the most probable next tokens in descending order."""
 
     candidates: list[Candidate]
 

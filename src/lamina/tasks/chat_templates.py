@@ -67,7 +67,6 @@ def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
 
 
 def _to_chat(text: str, _row: int) -> Chat:
-    """Return the chat from the JSON `text` that `chat_split` stored; the row number is not used."""
     return Chat(json.loads(text))
 
 
@@ -129,7 +128,6 @@ def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False
 
 
 def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Return the text of messages, and the character spans that the tokenizer's template marks as replies."""
     (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
     return text, [(start, stop) for start, stop in spans]
 

@@ -36,14 +36,14 @@ class ClassAnswer(TypedDict):
 
 
 class MultiLabelAnswer(TypedDict):
-    """The prediction for an example with any number of labels: the labels whose probability is above one half."""
+    """Prediction for an example with any number of labels: `labels` above one half, and the `probabilities` of all."""
 
     labels: list[str]
     probabilities: dict[str, float]
 
 
 class ValueAnswer(TypedDict):
-    """The prediction of a regression."""
+    """The prediction of a regression: `value`."""
 
     value: float
 
@@ -91,7 +91,6 @@ class ClassResults(Results[Tensor, Answer]):
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:
-        """Return the logits and the labels of those examples that have a label."""
         targets = torch.from_numpy(label_array(self._split))
         present = _has_label(targets)
         return self._logits[present], targets[present]
@@ -230,12 +229,10 @@ def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[object], count: int
 
 
 def _confidence(answer: WrongAnswer) -> float:
-    """Return the confidence of a wrong prediction, the record `answer`; for a regression, its absolute error."""
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 
 def _with_text(answer: WrongAnswer, example: object) -> WrongAnswer:
-    """Return the record `answer` with its example under "text": the text, a pair as a list, or the name of a file."""
     text = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
     return {**answer, "text": cast("JSON", text)}
 
@@ -329,7 +326,6 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the 95 % percentile interval of `values`, the scores of bootstrap resamples."""
     low, high = np.percentile(values, _ENDS).tolist()
     return low, high
 

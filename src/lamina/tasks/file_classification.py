@@ -88,7 +88,6 @@ def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile
 
 
 def _has_files(feature: object) -> bool:
-    """Return whether a column's `feature` is a mapping with bytes, a path, or an array of samples."""
     return isinstance(feature, dict) and bool(feature.keys() & {"bytes", "path", "array"})
 
 
@@ -125,12 +124,10 @@ def file_split(files: Column, labels: Iterable[int] | None) -> Split:
 
 
 def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int) -> LazyFile:
-    """Return the `file_class` that a cell of `file_column` describes; the row number is not used."""
     return file_class(**{name: value for name, value in cell.items() if name in file_class.__dataclass_fields__})  # pyright: ignore[reportArgumentType]
 
 
 def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int) -> LazyFile:
-    """Return the `file_class` in a cell of a dataset's column. A file without a path is named by column and row."""
     return file_class.of(f"row {row} of column '{column}'", cell)
 
 

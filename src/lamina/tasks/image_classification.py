@@ -113,7 +113,6 @@ class LazyImage(LazyFile):
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether an array of this shape is an image: `[height, width]` or `[height, width, 3 or 4]`."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
 
 
@@ -126,7 +125,6 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _too_large(name: str, what: str) -> DataError:
-    """Return the DataError for the image named `name` that says that it is too large; `what` says how large."""
     return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
 
 

@@ -144,7 +144,6 @@ def _what_to_do(cell: Cell) -> str:
 
 
 def _type_name(cell: Cell) -> str:
-    """Return the type of a cell as a phrase for a message, such as "a list" or "of type datetime"."""
     if isinstance(cell, Mapping):
         return "an object with keys"
     return "a list" if isinstance(cell, list) else f"of type {type(cell).__name__}"

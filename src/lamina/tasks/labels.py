@@ -211,7 +211,6 @@ def _form(cell: object, labels: Sequence[str]) -> str:
 
 
 def _number(cell: object) -> float:
-    """Return a cell as a float: NaN if it is not a number, infinity if it is too large, such as 10**400."""
     return float(str(plain(cell))) if cell_forms.is_number(cell) else math.nan
 
 

@@ -35,7 +35,7 @@ _MOST_EXPONENT = 700.0  # the largest exponent whose exponential is a finite num
 
 
 class Candidate(TypedDict):
-    """A candidate token for one position: its text and its probability."""
+    """A candidate `token` for one position, as text; `score` is its probability."""
 
     token: str
     score: float

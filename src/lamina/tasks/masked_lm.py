@@ -37,7 +37,7 @@ REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and a
 
 
 class MaskAnswer(TypedDict):
-    """The prediction for one mask token: its character range in the text, and the most probable tokens there."""
+    """The prediction for a mask token, the characters `start` to `end`: the most probable tokens (`candidates`)."""
 
     start: int
     end: int
@@ -60,13 +60,18 @@ class Masking:
     80 % of the chosen tokens become the mask token, 10 % a random token of the vocabulary, and 10 % stay as they are.
     The choice depends only on the row and the seed, never on the batch.
 
+    Attributes:
+        token: Id of the mask token.
+        special: Ids of special tokens, which are never chosen.
+        vocabulary: Number of tokens in the vocabulary.
+
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.1.
     """
 
-    token: int  # id of the mask token
-    special: frozenset[int]  # ids of special tokens, which are never chosen
-    vocabulary: int  # number of tokens in the vocabulary
+    token: int
+    special: frozenset[int]
+    vocabulary: int
 
     @classmethod
     def of(cls, processor: Processor) -> Masking:
@@ -190,5 +195,4 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        """Return the prediction for a mask token at the characters `mask`; `best` is a list from `best_tokens`."""
         return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

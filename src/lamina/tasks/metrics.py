@@ -381,7 +381,6 @@ _AS_IOBES = {"L": "E", "U": "S"}  # marks of BILOU tags -> those of IOBES, which
 
 
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
-    """Return `rows`, the tag ids of each text, as tag names in the form that seqeval reads; `labels` are all names."""
     named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
     return [[named[int(tag)] for tag in row] for row in rows]
 
@@ -403,7 +402,6 @@ def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> C
 
 @lru_cache(maxsize=1)
 def _porter() -> Callable[[str], str]:
-    """Return a function that stems a word by Porter's algorithm."""
     from snowballstemmer import stemmer
 
     return stemmer("porter").stemWord
@@ -411,12 +409,10 @@ def _porter() -> Callable[[str], str]:
 
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    """Return the stem of `word`, which is in lower case. A word of fewer than four letters is returned unchanged."""
     return _porter()(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text, in lower case and stemmed, as ROUGE compares them."""
     return [_stem(word) for word in _SIGNS.sub(" ", text.lower()).split()]
 
 

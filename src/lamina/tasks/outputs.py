@@ -20,25 +20,43 @@ AnswerT = TypeVar("AnswerT")  # the predictions that it returns, one per example
 
 
 class WrongAnswer(TypedDict):
-    """A record of an example with a wrong prediction."""
+    """A record of an example with a wrong prediction.
 
-    row: int  # index of the example in its split
-    text: JSON  # the example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up
-    true: JSON  # the correct answer
-    predicted: JSON  # the predicted answer
-    confidence: NotRequired[float]  # probability of the predicted answer; absent for regressions
-    error: NotRequired[float]  # predicted minus correct number; only for regressions
+    Attributes:
+        row: Index of the example in its split.
+        text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
+        true: The correct answer.
+        predicted: The predicted answer.
+        confidence: Probability of the predicted answer; absent for regressions.
+        error: Predicted minus correct number; only for regressions.
+    """
+
+    row: int
+    text: JSON
+    true: JSON
+    predicted: JSON
+    confidence: NotRequired[float]
+    error: NotRequired[float]
 
 
 class ClassRow(TypedDict):
-    """The scores of one class, or an average over classes, as `metrics.class_table` returns them."""
+    """The scores of one class, or an average over classes, as `metrics.class_table` returns them.
 
-    label: str  # name of the class, or "micro avg", "macro avg" or "weighted avg"
-    precision: float  # fraction of the predictions of this class that are correct
-    recall: float  # fraction of the examples of this class that were predicted as this class
-    f1: float  # harmonic mean of precision and recall
-    count: int  # number of examples of this class
-    guessed: int  # number of predictions of this class
+    Attributes:
+        label: Name of the class, or "micro avg", "macro avg" or "weighted avg".
+        precision: Fraction of the predictions of this class that are correct.
+        recall: Fraction of the examples of this class that were predicted as this class.
+        f1: Harmonic mean of precision and recall.
+        count: Number of examples of this class.
+        guessed: Number of predictions of this class.
+    """
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    count: int
+    guessed: int
 
 
 @runtime_checkable

@@ -151,5 +151,4 @@ def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path
 
 
 def _names(source: str | Path | Sequence[str | Path]) -> str:
-    """Return the name of the file `source`, or the names of a pair of files joined by "and", for messages."""
     return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(file).name for file in source)

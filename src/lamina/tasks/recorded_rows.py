@@ -131,12 +131,19 @@ class StatesInputs:
 @final
 @dataclass(frozen=True)
 class RowsOfStates:
-    """The recorded states of chosen rows; implements `RowStates`."""
+    """The recorded states of chosen rows; implements `RowStates`.
 
-    recorded: RecordedStates  # the states of all rows
-    rows: np.ndarray  # the indices of the chosen rows, as an array
-    layers: tuple[int, ...] | None = None  # the layers that are read; None: all that were recorded
-    device: torch.device | str = "cpu"  # the device on which states are returned
+    Attributes:
+        recorded: The states of all rows.
+        rows: The indices of the chosen rows, as an array.
+        layers: The layers that are read; None: all that were recorded.
+        device: The device on which states are returned.
+    """
+
+    recorded: RecordedStates
+    rows: np.ndarray
+    layers: tuple[int, ...] | None = None
+    device: torch.device | str = "cpu"
 
     def longest(self) -> int:
         """Return the number of states of the longest row."""

@@ -43,14 +43,21 @@ class UnplacedSpanError(SpanError):
 @final
 @dataclass(frozen=True)
 class SpanMark:
-    """A span as it stands in a cell, before it is found in the text."""
+    """A span as it stands in a cell, before it is found in the text.
 
-    cell: str  # the span as messages quote it
-    label: str  # its label
-    # its start and end, in the unit that the annotation tool counts; None: it is found by its text
+    Attributes:
+        cell: The span as messages quote it.
+        label: Its label.
+        edges: Its start and end, in the unit that the annotation tool counts; None: it is found by its text.
+        text: The text that the span states; None if it states none.
+        by_tokens: Whether that text was put together from tokens, and so may lack capitals and accents.
+    """
+
+    cell: str
+    label: str
     edges: tuple[int, int] | None = None
-    text: str | None = None  # the text that the span states; None if it states none
-    by_tokens: bool = False  # whether that text was put together from tokens, and so may lack capitals and accents
+    text: str | None = None
+    by_tokens: bool = False
 
 
 def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
@@ -187,7 +194,6 @@ _ONE_LABEL = f"a word has one label. Make a task per label; {_IGNORE}."
 
 
 def _is_offset(value: object) -> bool:
-    """Return whether a value can be a character offset: an int, or a float that is whole."""
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
@@ -289,7 +295,6 @@ def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSp
 
 
 def _quoted(text: str, span: LabelledSpan) -> str:
-    """Return the characters of a span in `text` and its label, as messages quote them."""
     return f"{shown(text[slice(*span[0])])} ({span[1]})"
 
 

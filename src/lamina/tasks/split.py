@@ -215,12 +215,10 @@ def is_missing(label: object) -> bool:
 
 
 def _as_tuple(label: object) -> object:
-    """Return `label` as a tuple if it is a list, as Arrow stores tuples; return any other label unchanged."""
     return tuple(label) if isinstance(label, list) else label
 
 
 def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return pairs (start, end) of characters from `flat`, the list of numbers in which Arrow stores them."""
     return tuple(pairs_of(flat))
 
 
@@ -351,5 +349,4 @@ def _checked_pair(row: int, entry: object) -> tuple[str, str]:
 
 
 def _not_alike(row: int, entry: object) -> ConfigError:
-    """Return the ConfigError for the example `entry`, at index `row`, whose type differs from that of the first one."""
     return ConfigError(f"predict: entry {row} is {type(entry).__name__}; all must be texts, or all pairs of texts.")

@@ -198,7 +198,6 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
 
 
 def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
-    """Return whether each class of a row has other unchosen rows; `left` is class -> number of unchosen rows."""
     return all(left[label] > 1 for label in strata[row])
 
 
@@ -220,11 +219,16 @@ class SampleSize:
     """The size of a subsample; exactly one of the three fields is set.
 
     Raises ConfigError if none or several are set, or a value is out of range.
+
+    Attributes:
+        per_class: Number of rows per class.
+        fraction: Fraction of all rows, above 0 and at most 1.
+        rows: Number of rows.
     """
 
-    per_class: int | None = None  # number of rows per class
-    fraction: float | None = None  # fraction of all rows, above 0 and at most 1
-    rows: int | None = None  # number of rows
+    per_class: int | None = None
+    fraction: float | None = None
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         chosen = self.chosen()

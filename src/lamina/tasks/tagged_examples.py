@@ -221,7 +221,6 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
 
 def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
-    """Return the column of the texts whose spans are labelled: for pairs, the second text."""
     return lab.texts(table, spec.text if spec.text_pair is None else spec.text_pair)
 
 

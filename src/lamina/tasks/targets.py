@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 @final
 @dataclass(frozen=True)
 class RowTargets:
-    """Labels of rows: one per row, `[rows]`, or 0 and 1 per class, `[rows, classes]`. A `lamina.tasks.base.Targets`."""
+    """Labels (`values`): `[rows]`, or 0 and 1 per class, `[rows, classes]`. A `lamina.tasks.base.Targets`."""
 
     values: Array
 

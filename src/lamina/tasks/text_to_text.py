@@ -40,9 +40,13 @@ class TextAnswer(TypedDict):
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised source texts, with target texts where they are known. It is a `lamina.tasks.base.Inputs`."""
+    """Tokenised source texts, with target texts where they are known. It is a `lamina.tasks.base.Inputs`.
 
-    targets: Encoded | None = None  # the token ids of the texts to generate; None: they are not known, as in prediction
+    Attributes:
+        targets: The token ids of the texts to generate; None: they are not known, as in prediction.
+    """
+
+    targets: Encoded | None = None
 
     @property
     def uncacheable(self) -> str | None:

@@ -40,13 +40,21 @@ Key = tuple[int, int, int]  # a token, how many words it decides about, and its 
 
 
 class WordGroup(NamedTuple):
-    """Neighbouring words whose tags are predicted from one token, or a word that the tokenizer drops."""
+    """Neighbouring words whose tags are predicted from one token, or a word that the tokenizer drops.
 
-    first: int  # index of the first word among the words of all texts
-    size: int  # number of words
-    token: int  # id of the token; -1 for a dropped word
-    place: tuple[int, int] | None  # the token's window and its position there; None for a dropped word
-    text: int  # index of the text
+    Attributes:
+        first: Index of the first word among the words of all texts.
+        size: Number of words.
+        token: Id of the token; -1 for a dropped word.
+        place: The token's window and its position there; None for a dropped word.
+        text: Index of the text.
+    """
+
+    first: int
+    size: int
+    token: int
+    place: tuple[int, int] | None
+    text: int
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
@@ -167,14 +175,23 @@ logger = logging.getLogger(__name__)
 
 
 class SpanAnswer(TypedDict):
-    """A predicted span of a text."""
+    """A predicted span of a text.
 
-    start: int  # offset of its first character
-    end: int  # offset after its last character
-    label: str  # its label; if tags mark no spans, the tag of the word
-    text: NotRequired[str]  # its characters
-    score: float  # mean probability of the predicted tags of its words
-    error: NotRequired[str]  # in tables of wrong answers, why it is wrong; see `wrong_spans`
+    Attributes:
+        start: Offset of its first character.
+        end: Offset after its last character.
+        label: Its label; if tags mark no spans, the tag of the word.
+        text: Its characters.
+        score: Mean probability of the predicted tags of its words.
+        error: In tables of wrong answers, why it is wrong; see `wrong_spans`.
+    """
+
+    start: int
+    end: int
+    label: str
+    text: NotRequired[str]
+    score: float
+    error: NotRequired[str]
 
 
 @final
@@ -322,7 +339,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return [*self._tags()]
 
     def _tags(self) -> list[tuple[int, ...]]:
-        """Return the predicted tag ids of each text's words."""
         return [tags for _, tags in self._decided()]
 
     def _decided(self) -> Iterator[tuple[list[float], tuple[int, ...]]]:
@@ -410,7 +426,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
                     yield wrong
 
     def _texts(self) -> Iterator[tuple[str, Sequence[Span]]]:
-        """Yield for each example the text that is tagged, and the character ranges of its words."""
         return zip(map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[list[SpanAnswer]]:
@@ -432,7 +447,6 @@ def _parts(task: TaskLike, split: Split) -> list[Parts]:
 
 
 def _joined(parts: Sequence[Parts]) -> list[Sequence[Span]]:
-    """Return for each text one list with the parts of all its words."""
     return [[part for word in row for part in word] for row in parts]
 
 
@@ -464,7 +478,6 @@ def _check_columns(tables: Mapping[str, Table]) -> None:
 
 
 def _tagged(text: Text) -> str:
-    """Return the text whose words are tagged: a text itself, or the second text of a pair."""
     return text if isinstance(text, str) else text[1]
 
 
@@ -529,6 +542,5 @@ def _key(span: SpanAnswer) -> tuple[int, int, str]:
 
 
 def _with_error(span: SpanAnswer, others: Sequence[SpanAnswer], error: str) -> SpanAnswer:
-    """Return a copy of `span` with its "error": "wrong" if it overlaps one of the `others`, otherwise `error`."""
     overlaps = any(span["start"] < other["end"] and other["start"] < span["end"] for other in others)
     return {**span, "error": "wrong" if overlaps else error}

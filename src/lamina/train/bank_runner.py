@@ -234,7 +234,6 @@ class BankRunner(Runner):
         return max(by_layer[0].shape[1] for by_layer in states.values())
 
     def _readers(self, group: Group) -> Readers:
-        """Return reader name -> (the stack that it reads, its module), for the readers of a group."""
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:

@@ -141,7 +141,6 @@ class Checkpoints:
         return None
 
     def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
-        """Return the StoreError for damaged checkpoints (path -> error, newest first); it ends with `hint`."""
         path, error = next(iter(damaged.items()))
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 

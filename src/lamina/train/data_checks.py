@@ -58,10 +58,8 @@ def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
 
 
 def _are(count: int) -> str:
-    """Return the verb for a number of texts: "is" or "are"."""
     return "is" if count == 1 else "are"
 
 
 def _plain(text: str | Sequence[str]) -> str:
-    """Return an example as one text without blanks at its ends; the two texts of a pair are joined."""
     return text.strip() if isinstance(text, str) else "\0".join(part.strip() for part in text).strip("\0")

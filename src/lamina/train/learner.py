@@ -27,19 +27,33 @@ BASE = ".base"  # name of a base model that is trained with its readers; no read
 
 @dataclass
 class Progress:
-    """The state of a learner's training, except tensors. Checkpoints store it as JSON."""
+    """The state of a learner's training, except tensors. Checkpoints store it as JSON.
 
-    scores: dict[str, float] = field(default_factory=dict)  # all metrics at the best epoch
-    best_epoch: int = 0  # counted from 1; 0 before the first score
-    top: float | None = None  # the best score so far
-    mark: float | None = None  # the score that early stopping compares with
-    stalled: int = 0  # epochs since the score last rose by more than `early_stopping_min_delta` above `mark`
-    cooled: int = 0  # epochs since the score last rose or the plateau schedule last acted
-    scale: float = 1.0  # factor of the learning rate that the plateau schedule has reached
-    done: int = 0  # optimizer steps so far
-    began: int = 0  # `done` when the present stage of training began (see `Fusion.on_epoch_end`)
-    stopped: int | None = None  # epoch (from 0) after which the learner stopped early; None: it has not
-    step: int = 0  # training passes of a reader, by which its dropout is seeded
+    Attributes:
+        scores: All metrics at the best epoch.
+        best_epoch: Counted from 1; 0 before the first score.
+        top: The best score so far.
+        mark: The score that early stopping compares with.
+        stalled: Epochs since the score last rose by more than `early_stopping_min_delta` above `mark`.
+        cooled: Epochs since the score last rose or the plateau schedule last acted.
+        scale: Factor of the learning rate that the plateau schedule has reached.
+        done: Optimizer steps so far.
+        began: `done` when the present stage of training began (see `Fusion.on_epoch_end`).
+        stopped: Epoch (from 0) after which the learner stopped early; None: it has not.
+        step: Training passes of a reader, by which its dropout is seeded.
+    """
+
+    scores: dict[str, float] = field(default_factory=dict)
+    best_epoch: int = 0
+    top: float | None = None
+    mark: float | None = None
+    stalled: int = 0
+    cooled: int = 0
+    scale: float = 1.0
+    done: int = 0
+    began: int = 0
+    stopped: int | None = None
+    step: int = 0
 
 
 class Learner:

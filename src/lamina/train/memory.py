@@ -117,7 +117,6 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _count(self, storage: int, size: int) -> None:
-        """Add a new storage to the count; `storage` is its address and `size` its number of bytes."""
         self._known.add(storage)
         self.now += size
         self.peak = max(self.peak, self.now)

@@ -128,7 +128,6 @@ class PassOptions(BaseModel):
                 yield name, f"and has no effect without {other}"
 
     def _is_set(self, name: str) -> bool:
-        """Return whether an option exists and differs from its default."""
         field = type(self).model_fields.get(name)
         return field is not None and getattr(self, name) != field.get_default(call_default_factory=True)
 

@@ -193,5 +193,4 @@ def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
 
 
 def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:
-    """Return the names of the parameters that `modules` hold directly; `names` maps a parameter's id to its name."""
     return [names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)]

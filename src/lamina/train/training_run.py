@@ -448,7 +448,6 @@ def _baselines(engine: Engine) -> Scores:
 
 
 def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
-    """Return the names of the result files that a run writes beside the saved bank or model."""
     return ["history.json", "table.parquet", *(["importances.parquet"] if isinstance(target, ReaderBank) else [])]
 
 

@@ -89,7 +89,6 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**answers, "tokens": tokens}
 
     def _token_rows(self, reader: ReaderColumns, first: int, last: int) -> list[JSON]:
-        """Return a reader's probabilities for the tokens at positions `first` to `last - 1`, a list for each token."""
         logits = torch.from_numpy(self._scores[first:last, reader.first : reader.first + reader.logits])
         return probabilities(reader, logits).tolist()
 
@@ -123,11 +122,9 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**fields, **self._verdicts()}
 
     def _streamed(self) -> list[str]:
-        """Return the names of the chosen readers that score each token, and so can be streamed."""
         return [name for name in self if not self._layout.readers[name].whole]
 
     def _verdicts(self) -> dict[str, JSON]:
-        """Return `{"monitors": {name: verdict}}`, to be added to answers; {} if the bank has no monitors."""
         return (
             {"monitors": {name: verdict._asdict() for name, verdict in self.monitors.items()}} if self.monitors else {}
         )

@@ -70,7 +70,6 @@ def _check_choice(params: Params, layout: Layout) -> None:
 
 
 def _arguments(params: Params | None) -> Mapping[str, object] | None:
-    """Return a request's free-form arguments, from its `SamplingParams` or `PoolingParams`; None if it has none."""
     return getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
 
 

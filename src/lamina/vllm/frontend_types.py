@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Completion(Protocol):
-    """A `CompletionOutput`: one sequence of a request, so far."""
+    """A `CompletionOutput`: one sequence of a request, so far; `lamina` has the readers' answers."""
 
     index: int
     token_ids: Sequence[int]
@@ -25,14 +25,17 @@ class Completion(Protocol):
 
 
 class Output(Protocol):
-    """The output of a request as the user gets it: a `RequestOutput`, or the output of a pooling model."""
+    """What the user gets for a request: a `RequestOutput`, or a pooling model's output; `lamina` has the answers."""
 
     outputs: Sequence[Completion] | object
     lamina: Answers
 
 
 class RequestState(Protocol):
-    """What a frontend keeps for a request until it ends; its two methods make the outputs that the user gets."""
+    """What a frontend keeps of a request until it ends; `lamina` has the readers' answers.
+
+    Its two methods make the outputs that the user gets.
+    """
 
     prompt_len: int
     lamina: Answers
@@ -101,7 +104,7 @@ class Request(Protocol):
 
 
 class ResponseChoice(Protocol):
-    """A choice (one output sequence) of a response."""
+    """A choice (one output sequence) of a response; `lamina` has the readers' answers."""
 
     index: int
     lamina: dict[str, JSON]
@@ -178,7 +181,7 @@ class PoolingParams(Protocol):
 
 
 class PoolingResult(Protocol):
-    """The output of a pooling model for one text."""
+    """The output of a pooling model for one text; `lamina` has the readers' answers."""
 
     lamina: Answers
 

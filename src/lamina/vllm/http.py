@@ -38,10 +38,15 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """The latest state of one choice (one output sequence) of a response."""
+    """The latest state of one choice (one output sequence) of a response.
 
-    answers: Answers  # its answers. They change until the sequence ends
-    tokens: int  # number of output tokens in the results that the server has handled
+    Attributes:
+        answers: Its answers. They change until the sequence ends.
+        tokens: Number of output tokens in the results that the server has handled.
+    """
+
+    answers: Answers
+    tokens: int
 
 
 Latest = dict[int, Choice]  # index of a choice -> its latest state

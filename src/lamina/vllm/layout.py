@@ -33,14 +33,22 @@ TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 @final
 @dataclass(frozen=True)
 class ReaderColumns:
-    """One reader of the bank, and its columns in the matrix of scores: logits, then maybe the token's weight."""
+    """One reader of the bank, and its columns in the matrix of scores: logits, then maybe the token's weight.
 
-    name: str  # name of the reader
-    head: HeadConfig  # config of its head, which has the labels
-    whole: bool  # whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token
-    # its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted apart
+    Attributes:
+        name: Name of the reader.
+        head: Config of its head, which has the labels.
+        whole: Whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token.
+        first: Its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted
+            apart.
+        logits: Number of columns with logits, one per label.
+    """
+
+    name: str
+    head: HeadConfig
+    whole: bool
     first: int
-    logits: int  # number of columns with logits, one per label
+    logits: int
 
     @property
     def weighs_tokens(self) -> bool:

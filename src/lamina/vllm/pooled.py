@@ -28,13 +28,19 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """Tokens of a step in segments. Each segment has consecutive tokens that lie in one block of the engine's cache."""
+    """Tokens of a step in segments. Each segment has consecutive tokens that lie in one block of the engine's cache.
 
-    blocks: Int[Tensor, " segments"]  # number of the cache block of each segment, `[segments]`
-    opens: Tensor  # True at segments that begin at the first token of their block, `[segments]`
-    # indices of the segments' tokens, `[segments, longest]`, padded with any number
+    Attributes:
+        blocks: Number of the cache block of each segment, `[segments]`.
+        opens: True at segments that begin at the first token of their block, `[segments]`.
+        tokens: Indices of the segments' tokens, `[segments, longest]`, padded with any number.
+        real: True at the entries of `tokens` that are tokens of the segment, False at padding.
+    """
+
+    blocks: Int[Tensor, " segments"]
+    opens: Tensor
     tokens: Int[Tensor, "segments longest"]
-    real: Tensor  # True at the entries of `tokens` that are tokens of the segment, False at padding
+    real: Tensor
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:

@@ -273,7 +273,6 @@ def cache_group(config: CacheConfig) -> int:
 
 
 def _slots_of(table: BlockTable, row: int, first: int, last: int) -> Tensor:
-    """Return the cache slots of positions `first` to `last - 1` of the request in row `row` of the block table."""
     positions = np.arange(first, last)
     blocks = table.block_table.np[row, positions // table.block_size].astype(np.int64)
     return torch.from_numpy(blocks * table.block_size + positions % table.block_size)

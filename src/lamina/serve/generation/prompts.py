@@ -23,7 +23,7 @@ Messages: TypeAlias = Sequence[Message]  # a chat; each message has "role" and "
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling options for transformers' `generate`.
+    """The options `do_sample`, `temperature`, `top_p` and `top_k` for transformers' `generate`.
 
     If a key is missing, the model's generation config decides the option.
     """
@@ -36,17 +36,28 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one generated text, in a form that is the same for all routes."""
+    """A request for one generated text, in a form that is the same for all routes.
 
-    prompt: str | Messages  # the text that is continued, or the messages of a chat
-    sampling: Sampling = field(default_factory=Sampling)  # how tokens are sampled
-    max_new_tokens: int | None = None  # maximum number of generated tokens; None: as many as there is room for
-    seed: int | None = None  # seed of sampling; None: a random one
-    stop: Sequence[str] = ()  # strings that end the text
-    tasks: Sequence[str] | None = None  # names of the readers that take part; None: all that can
-    # which flags end the text. True: those of all monitors. False: none. Names: those of these monitors
+    Attributes:
+        prompt: The text that is continued, or the messages of a chat.
+        sampling: How tokens are sampled.
+        max_new_tokens: Maximum number of generated tokens; None: as many as there is room for.
+        seed: Seed of sampling; None: a random one.
+        stop: Strings that end the text.
+        tasks: Names of the readers that take part; None: all that can.
+        stop_on_flag: Which flags end the text. True: those of all monitors. False: none. Names: those of these
+            monitors.
+        stream: Whether tokens are sent one by one.
+    """
+
+    prompt: str | Messages
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int | None = None
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    tasks: Sequence[str] | None = None
     stop_on_flag: bool | Sequence[str] = False
-    stream: bool = False  # whether tokens are sent one by one
+    stream: bool = False
 
 
 def check_generates(bank: ReaderBank) -> None:
@@ -117,7 +128,6 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
 
 
 def _too_long(tokens: int | str, most: int) -> TooLongError:
-    """Return the TooLongError for a prompt of `tokens` tokens; prompt and generated text together may have `most`."""
     return TooLongError(
         f"serve: the prompt has {tokens} tokens; together with the generated text at most {most} are accepted."
     )

@@ -166,7 +166,6 @@ class Events(StreamingResponse):
 
 
 def _encoded(event: Event) -> bytes:
-    """Return a server-sent event as bytes, with `event` as its data."""
     text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
     return f"data: {text}\n\n".encode()
 
@@ -242,7 +241,6 @@ class ChatShape:
         self._stop = StopStrings(request.generation().stop)
 
     def _head(self, kind: str) -> dict[str, JSON]:
-        """Return the keys that every object of the response has; `kind` is OpenAI's name for the object."""
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
@@ -284,7 +282,6 @@ class ChatShape:
 
 
 def _usage(ending: GenerationEnd) -> dict[str, int]:
-    """Return the token counts of prompt and text, in OpenAI's shape."""
     prompt, generated = ending.prompt_tokens, ending.tokens
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 

@@ -24,37 +24,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A generated token, with the scores that readers and monitors give to the text up to it."""
+    """A generated token, with the scores that readers and monitors give to the text up to it.
 
-    index: int  # number of the token, from 1
-    id: int  # the token's id
-    text: str  # what the token adds to the text
-    special_text: str | None  # a special token as text, such as "</s>"; None for an ordinary token
-    # task -> label -> probability. None at the last token, which the model does not read
+    Attributes:
+        index: Number of the token, from 1.
+        id: Its id.
+        text: What it adds to the text.
+        special_text: A special token as text, such as "</s>"; None for an ordinary token.
+        scores: Task -> label -> probability. None at the last token, which the model does not read.
+        monitors: Monitor -> score of the text so far; None at the last token.
+        flagged: Names of the monitors that have flagged the text at this token or before.
+        last: Whether it is the last.
+    """
+
+    index: int
+    id: int
+    text: str
+    special_text: str | None
     scores: Mapping[str, Mapping[str, float | None]] | None
-    monitors: Mapping[str, float | None] | None  # monitor -> score of the text so far; None at the last token
-    flagged: Sequence[str]  # names of the monitors that have flagged the text at this token or before
-    last: bool = False  # whether the token is the last
+    monitors: Mapping[str, float | None] | None
+    flagged: Sequence[str]
+    last: bool = False
 
 
 @dataclass(frozen=True)
 class GenerationEnd:
-    """How a generated text ended: the reason, the whole text, counts, flags, and answers that came at the end."""
+    """How a generated text ended.
 
-    reason: str  # why the text ended: "eos_token", "stop_sequence", "flag" or "length"
-    text: str  # the whole text
-    tokens: int  # number of generated tokens
-    prompt_tokens: int  # number of tokens of the prompt
-    seed: int | None  # seed of sampling; None: tokens were not sampled
-    flagged_at: Mapping[str, int]  # monitor -> index (from 1) of the token at which it flagged the text
-    answers: Mapping[str, JSON]  # task -> answer, for the readers that answer only once, at the end
-    # monitor -> a warning sentence, for monitors whose replies have drifted away from their calibration texts
+    Attributes:
+        reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
+        text: The whole text.
+        tokens: Number of generated tokens.
+        prompt_tokens: Number of tokens of the prompt.
+        seed: Seed of sampling; None: tokens were not sampled.
+        flagged_at: Monitor -> index (from 1) of the token at which it flagged the text.
+        answers: Task -> answer, for the readers that answer only once, at the end.
+        drift: Monitor -> a warning sentence, for monitors whose replies have drifted away from their calibration texts.
+    """
+
+    reason: str
+    text: str
+    tokens: int
+    prompt_tokens: int
+    seed: int | None
+    flagged_at: Mapping[str, int]
+    answers: Mapping[str, JSON]
     drift: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class StopConditions:
-    """The conditions that end a text: a maximum number of tokens, ids of end tokens, and stop strings."""
+    """What ends a text: a number of tokens (`max_tokens`), a token (`end_ids`), or a string in the text (`stops`)."""
 
     max_tokens: int
     end_ids: Sequence[int]

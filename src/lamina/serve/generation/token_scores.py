@@ -32,7 +32,7 @@ class TokenLabel(TypedDict):
 
 
 class Value(TypedDict):
-    """The number that a regression predicts, or None if it is not finite."""
+    """A regression's prediction: `value` is the number, or None if it is not finite."""
 
     value: float | None
 

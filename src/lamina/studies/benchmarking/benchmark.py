@@ -365,7 +365,6 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
 
 
 def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[NDArray[np.floating], ...]:
-    """Return two score matrices `[seeds, sets]` with the same number of seeds; one with a single row is repeated."""
     seeds = max(len(first), len(second))
     return tuple(np.repeat(matrix, seeds, 0) if len(matrix) == 1 else matrix[:seeds] for matrix in (first, second))
 
@@ -457,14 +456,12 @@ def markdown_summary(study: Study) -> str:
 
 
 def _leader(study: Study) -> str:
-    """Return the name of the method that the others are compared with; "the leader" if it differs between points."""
     table: Frame = study.table
     leaders = table.loc[table["measure"] == "ahead", "method"].unique()
     return str(leaders[0]) if len(leaders) == 1 else "the leader"
 
 
 def _place(key: Mapping[str, Any]) -> str:
-    """Return the data set of a failed cell, and its point (see `_points`) if it has one, as text from its key."""
     return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 

@@ -83,18 +83,29 @@ USUAL = tuple(name for name in METHODS if name != "xgboost")
 @final
 @dataclass(frozen=True)
 class CellSettings:
-    """The settings that all cells of a benchmark share. A cell runs all methods on one portion of one data set."""
+    """The settings that all cells of a benchmark share. A cell runs all methods on one portion of one data set.
 
-    setting: Setting  # "normal", "scarce", "imbalance" or "shift"
-    methods: tuple[str, ...]  # names of the methods: keys of `METHODS` or of `readers`
-    seeds: tuple[int, ...]  # seeds of the readers: initial weights and dropout. The other methods have one result
-    scored: int | None = 500  # maximum number of scored rows; None: all
-    unique: bool = True  # whether each text counts once; see `ProbingSet.without_repeats`
-    max_length: int = 128  # maximum tokens per text
-    draw: int = 42  # seed of the choice of rows
-    # further methods: name -> reader. They are left out when a saved cell's settings are compared with these
+    Attributes:
+        setting: "normal", "scarce", "imbalance" or "shift".
+        methods: Names of the methods: keys of `METHODS` or of `readers`.
+        seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
+        scored: Maximum number of scored rows; None: all.
+        unique: Whether each text counts once; see `ProbingSet.without_repeats`.
+        max_length: Maximum tokens per text.
+        draw: Seed of the choice of rows.
+        readers: Further methods: name -> reader. They are left out when a saved cell's settings are compared with
+            these.
+        training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
+    """
+
+    setting: Setting
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    scored: int | None = 500
+    unique: bool = True
+    max_length: int = 128
+    draw: int = 42
     readers: Mapping[str, ReaderOf] = field(default_factory=dict)
-    # options of `lamina.fit` that replace those of `LaminaClassifier`
     training: Mapping[str, Any] = field(default_factory=dict)
 
 

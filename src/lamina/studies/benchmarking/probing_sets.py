@@ -36,11 +36,17 @@ _OP = "bench"
 @final
 @dataclass(frozen=True)
 class ProbingSet:
-    """One probing data set: its texts, and the class (0 or 1) of each."""
+    """One probing data set: its texts, and the class (0 or 1) of each.
 
-    name: str  # name of the set, with its number, such as "87_glue_cola"
-    texts: Sequence[str]  # the texts
-    labels: Rows  # the classes `[texts]`
+    Attributes:
+        name: Name of the set, with its number, such as "87_glue_cola".
+        texts: The texts.
+        labels: The classes `[texts]`.
+    """
+
+    name: str
+    texts: Sequence[str]
+    labels: Rows
 
     def without_repeats(self) -> ProbingSet:
         """Return the data set with each text once; texts that occur with both classes are left out.
@@ -57,10 +63,15 @@ class ProbingSet:
 @final
 @dataclass(frozen=True)
 class Portion:
-    """The rows drawn from a data set: rows to train on, and rows to score."""
+    """The rows drawn from a data set.
 
-    train: ProbingSet  # texts and classes to train on
-    test: ProbingSet  # texts and classes to score
+    Attributes:
+        train: Texts and classes to train on.
+        test: Texts and classes to score.
+    """
+
+    train: ProbingSet
+    test: ProbingSet
 
 
 def find_data(data: str | Path | None) -> Path:

@@ -30,11 +30,17 @@ _ITERATIONS = 1000
 
 
 class Fitted(NamedTuple):
-    """The result of `logistic` or another method of this module on one data set."""
+    """The result of `logistic` or another method of this module on one data set.
 
-    scores: Matrix  # scores of the test rows, higher for class 1
-    held_out: float  # mean AUC of the chosen setting on the held-out part of the training rows
-    size: int  # number of parameters of the final model
+    Attributes:
+        scores: Scores of the test rows, higher for class 1.
+        held_out: Mean AUC of the chosen setting on the held-out part of the training rows.
+        size: Number of parameters of the final model.
+    """
+
+    scores: Matrix
+    held_out: float
+    size: int
 
 
 def folds_of(classes: Classes, seed: int) -> Folds:
@@ -215,5 +221,4 @@ def _standardised(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _spaced(most: int) -> list[int]:
-    """Return up to ten whole numbers from 1 to `most`, spaced evenly on a logarithmic scale."""
     return np.unique(np.logspace(0, np.log2(most), num=10, base=2, dtype=int)).tolist()

@@ -61,11 +61,17 @@ _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """A proposal of the study `advise` for one task: how many blocks to keep, and which layers to read."""
+    """A proposal of the study `advise` for one task: how many blocks to keep, and which layers to read.
 
-    keep: int  # number of blocks to keep, counted from the bottom of the stack
-    read: tuple[int, ...]  # numbers of the layers that a reader should mix
-    stack: str  # name of the stack that `keep` and `read` refer to
+    Attributes:
+        keep: Number of blocks to keep, counted from the bottom of the stack.
+        read: Numbers of the layers that a reader should mix.
+        stack: Name of the stack that `keep` and `read` refer to.
+    """
+
+    keep: int
+    read: tuple[int, ...]
+    stack: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class _CellInputs:
 
 
 class _Folders(NamedTuple):
-    """The folders of one task's result: one for the cut model, one for a bank with the reader of the cut model."""
+    """The folders of one task's result: `model` for the cut model, `readers` for a bank with its reader."""
 
     model: Path
     readers: Path
@@ -198,7 +204,6 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _folders(output: Path | None, task: str) -> _Folders | None:
-    """Return the folders for one task's result inside `output`; None if `output` is None: nothing is saved."""
     return None if output is None else _Folders(output / "models" / slug(task), output / "readers" / slug(task))
 
 
@@ -367,7 +372,6 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
 
 
 def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
-    """Return seed -> score, from table rows with the columns "seed" and "score". Rows without a seed are left out."""
     rows = rows.dropna(subset=["seed"])
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
@@ -406,6 +410,5 @@ def _costs_text(rows: DataFrame) -> str:
 
 
 def _and(layers: Sequence[int]) -> str:
-    """Return layer numbers as a phrase, such as "2, 3 and 4"."""
     *most, last = map(str, layers)
     return f"{', '.join(most)} and {last}" if most else last

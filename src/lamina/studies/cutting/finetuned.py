@@ -31,11 +31,17 @@ Edits: TypeAlias = Sequence[tuple[str, Mapping[str, JSON]]]
 
 
 class FinetunedRow(TypedDict):
-    """A table row of a cell that fine-tunes a model."""
+    """A table row of a cell that fine-tunes a model.
 
-    stage: str  # when it was scored: at the "start", before training, or "trained", after the last epoch
-    measure: str  # name of the metric
-    score: float  # the metric on the validation split
+    Attributes:
+        stage: When it was scored: at the "start", before training, or "trained", after the last epoch.
+        measure: Name of the metric.
+        score: The metric on the validation split.
+    """
+
+    stage: str
+    measure: str
+    score: float
 
 
 def finetuned_rows(

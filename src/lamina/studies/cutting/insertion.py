@@ -35,11 +35,16 @@ class _Insertion(NamedTuple):
     """One setting of the study: which blocks get inserted layers, and how the layers are initialised.
 
     Its fields are table columns.
+
+    Attributes:
+        end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
+        start: Initial weights: "identity", "xavier", or "none".
+        inserted: Number of blocks that get inserted layers.
     """
 
-    end: str  # whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer
-    start: str  # initial weights: "identity", "xavier", or "none"
-    inserted: int  # number of blocks that get inserted layers
+    end: str
+    start: str
+    inserted: int
 
 
 @check_types("insertion")

@@ -205,7 +205,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
 @final
 @dataclass(frozen=True)
 class _Subject:
-    """The model that `drop_least_` cuts, and how it is measured. `own`: the score is that of the model's own head."""
+    """What `drop_least_` cuts: `stack` of `model`. The `task` measures it, by the model's own head if `own`."""
 
     model: PreTrainedModel
     task: Task
@@ -248,7 +248,6 @@ def _held_out(task: Task) -> Task:
 
 
 def _rows_of(task: Task, rows: Sequence[int]) -> Task:
-    """Return the task with its validation split reduced to the rows with these indices."""
     return replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(rows)})
 
 
@@ -275,7 +274,6 @@ def _scores(subject: _Subject, desc: str) -> list[float]:
 
 
 def _own_score(subject: _Subject, task: Task) -> float:
-    """Return the score of the model's own head on the validation split of a task."""
     return evaluate(subject.model, {task.name: task}, processor=subject.processor)[task.name][task.metric]
 
 
@@ -295,13 +293,11 @@ def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
 
 
 def _only_score(bank: ReaderBank, task: Task) -> float:
-    """Return the score of the only reader of a bank on the validation split of a task."""
     (name,) = bank
     return evaluate(bank, {name: task})[name][task.metric]
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:
-    """Return a model's number of parameters, and the size of its weights in bytes."""
     return model.num_parameters(), sum(part.numel() * part.element_size() for part in model.parameters())
 
 
@@ -372,7 +368,6 @@ def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int]
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:
-    """Return the numbers of the `count` blocks with the lowest costs, ascending; ties go to the higher block."""
     return sorted(sorted(costs, key=lambda layer: (costs[layer], -layer))[:count])
 
 
@@ -380,7 +375,7 @@ _CHOICES = {"influence": _by_influence, "loss": _by_loss, "readers": _by_readers
 
 
 class DropLeast(Strict):
-    """Arguments of `drop_least`, the edit of a plan that drops the blocks that matter least to the plan's task."""
+    """Arguments of the edit `drop_least` of a plan: those of `drop_least_`, with the plan's task."""
 
     count: PositiveInt
     by: Literal["influence", "loss", "readers"] = "influence"
@@ -422,11 +417,17 @@ class PlanTask(TaskRecipe):
 
 
 class EditPlan(Strict):
-    """A plan: a list of edits in order, and the task that its edit `drop_least` measures on. `read_plan` reads it."""
+    """A plan: a list of edits in order, and the task that its edit `drop_least` measures on. `read_plan` reads it.
+
+    Attributes:
+        edits: The edits.
+        seed: Seed of random weights and of healing.
+        task: The name of a preset, or the keys of a task in a recipe.
+    """
 
     edits: list[Annotated[Fields, checked(_check)]] = Field(min_length=1)
-    seed: Seed = 0  # of random weights, and of healing
-    task: Annotated[PlanTask | None, _NAMED] = None  # the name of a preset, or the keys of a task in a recipe
+    seed: Seed = 0
+    task: Annotated[PlanTask | None, _NAMED] = None
 
     @model_validator(mode="after")
     def _uses_task(self) -> EditPlan:

@@ -68,10 +68,15 @@ _PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured
 
 
 class BlockRange(NamedTuple):
-    """A range of consecutive blocks that are removed together."""
+    """A range of consecutive blocks that are removed together.
 
-    first: int  # number of the first block, from 1. 0 with length 0 stands for the whole model
-    length: int  # number of blocks
+    Attributes:
+        first: Number of the first block, from 1. 0 with length 0 stands for the whole model.
+        length: Number of blocks.
+    """
+
+    first: int
+    length: int
 
 
 @check_types("removal")
@@ -185,13 +190,21 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _CellInputs:
-    """What all cells of the study share: the model, its stack, and the ranges of blocks to remove."""
+    """What all cells of the study share: the model, its stack, and the ranges of blocks to remove.
 
-    source: PreTrainedModel | str | Path  # a model, which the cell copies, or the name or folder to load it from
-    processor: Processor | None  # the processor; None: the one saved with the model
-    stack: str | None  # name of the stack; None: the only one, or the encoder
-    block_ranges: Sequence[BlockRange]  # the ranges of blocks to remove, one at a time
-    max_length: int | None  # maximum tokens per text; None: what the model allows
+    Attributes:
+        source: A model, which the cell copies, or the name or folder to load it from.
+        processor: The processor; None: the one saved with the model.
+        stack: Name of the stack; None: the only one, or the encoder.
+        block_ranges: The ranges of blocks to remove, one at a time.
+        max_length: Maximum tokens per text; None: what the model allows.
+    """
+
+    source: PreTrainedModel | str | Path
+    processor: Processor | None
+    stack: str | None
+    block_ranges: Sequence[BlockRange]
+    max_length: int | None
 
 
 class _CellModel:
@@ -377,7 +390,7 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """How far a score falls without one range of blocks, for one seed. `seed` is None for measures without seeds."""
+    """How far a score falls (`value`) without `block_range`, for one `seed`; None for measures without seeds."""
 
     seed: int | None
     block_range: BlockRange
@@ -444,7 +457,6 @@ def _drops(rows: DataFrame) -> list[_Drop]:
 
 
 def _predicted(rows: DataFrame) -> dict[BlockRange, float]:
-    """Return range of blocks -> predicted drop, from the table rows of one proxy and one task."""
     columns = (rows[column] for column in ("layer", "blocks", "score"))
     return {BlockRange(int(first), int(length)): float(score) for first, length, score in zip(*columns, strict=True)}
 

@@ -72,7 +72,6 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
 
 
 def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, ...]]:
-    """Divide a flat list of predictions, one per word of all texts, into one tuple per text of `split`."""
     ends = accumulate((len(row) for row in split.labels), initial=0)
     return (tuple(predictions[start:end]) for start, end in pairwise(ends))
 
@@ -140,12 +139,10 @@ def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: boo
 
 
 def _whole_word(word: str) -> list[str]:
-    """Return a list with only `word`; as the analyzer of a vectorizer it keeps the word whole."""
     return [word]
 
 
 def _lengths(columns: TextColumns) -> NDArray[np.floating]:
-    """Return the number of characters and the number of words of each string, `[rows, 2 * columns]`."""
     return np.array(
         [[size for text in row for size in (len(text), len(text.split()))] for row in zip(*columns, strict=True)], float
     )

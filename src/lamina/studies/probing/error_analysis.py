@@ -269,7 +269,6 @@ class _ErrorAnalysis:
 
 
 def _as_text(value: JSON) -> str:
-    """Return a text or label as a string for the table; anything that is not a string becomes JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

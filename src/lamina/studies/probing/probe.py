@@ -359,13 +359,19 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 
 
 class ScoredRow(TypedDict):
-    """A row of measure "score", with the scored predictions as "guesses". Baselines have neither layer nor seed."""
+    """A row of measure "score". Baselines have neither layer, site nor seed.
+
+    Attributes:
+        site: Where in the block the state was read.
+        probe: Kind of probe, or the name of a baseline.
+        guesses: The scored predictions.
+    """
 
     task: str
     seed: NotRequired[int | None]
     layer: NotRequired[int | None]
     site: NotRequired[Site]
-    probe: str  # or the name of a baseline
+    probe: str
     measure: str
     score: float
     guesses: list[Label]
@@ -468,7 +474,6 @@ def title(place: Place) -> str:
 
 
 def _site_of(site: Site) -> str:
-    """Return the words that name a site before a layer: "attention of ", "ffn of ", or "" for the layer's output."""
     return "" if site == "output" else f"{site} of "
 
 

@@ -87,18 +87,31 @@ class ProbeSpec:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """The settings that all cells of a probing study share. A cell trains all probes of one task and seed."""
+    """The settings that all cells of a probing study share. A cell trains all probes of one task and seed.
 
-    layers: tuple[int, ...]  # layers to read
-    stack: str  # name of the stack that the layers belong to
-    probes: tuple[str, ...]  # kinds of probes to train on each layer
-    split: str  # name of the split to score
-    hidden: int  # size of the MLP's hidden layer
-    rates: Mapping[str, float]  # kind of probe -> its peak learning rate
-    controls: bool  # whether to train a control beside each probe
-    code_length: bool  # whether to measure online codes
-    training: Mapping[str, Any]  # further options of `lamina.fit`, except the seed
-    sites: tuple[Site, ...] = ("output",)  # sites to read in each block
+    Attributes:
+        layers: Layers to read.
+        stack: Name of the stack that the layers belong to.
+        probes: Kinds of probes to train on each layer.
+        split: Name of the split to score.
+        hidden: Size of the MLP's hidden layer.
+        rates: Kind of probe -> its peak learning rate.
+        controls: Whether to train a control beside each probe.
+        code_length: Whether to measure online codes.
+        training: Further options of `lamina.fit`, except the seed.
+        sites: Sites to read in each block.
+    """
+
+    layers: tuple[int, ...]
+    stack: str
+    probes: tuple[str, ...]
+    split: str
+    hidden: int
+    rates: Mapping[str, float]
+    controls: bool
+    code_length: bool
+    training: Mapping[str, Any]
+    sites: tuple[Site, ...] = ("output",)
 
     @property
     def places(self) -> list[Place]:
@@ -431,7 +444,6 @@ class _OnlineCode:
             self.sent_tasks.append(self._with_labels_of(sent))
 
     def _with_labels_of(self, rows: Sequence[int]) -> Task:
-        """Return the task with labels on the given training rows only."""
         splits = {**self._task.splits, "train": only_rows(self._task, rows)}
         return replace(self._task, splits=splits, label_all_tokens=False)
 

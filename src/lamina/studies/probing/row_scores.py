@@ -25,10 +25,15 @@ _Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]]
 @final
 @dataclass(frozen=True)
 class _RowMetric:
-    """A metric in two steps: counts per row, and a function of the sums of these counts over any set of rows."""
+    """A metric in two steps: counts per row, and a function of the sums of these counts over any set of rows.
 
-    count: _Counter  # returns `[rows, counts]` from predictions, true labels and class names
-    score: Metric  # returns the metric `[...]` from sums of such counts, `[..., counts]`
+    Attributes:
+        count: Returns `[rows, counts]` from predictions, true labels and class names.
+        score: Returns the metric `[...]` from sums of such counts, `[..., counts]`.
+    """
+
+    count: _Counter
+    score: Metric
 
 
 def row_counts(
@@ -149,7 +154,6 @@ def _f1(totals: Array) -> Array:
 
 
 def _matrix(totals: Array) -> Array:
-    """Return flattened confusion matrices `[..., classes * classes]` as `[..., classes, classes]`."""
     size = round(totals.shape[-1] ** 0.5)
     return totals.reshape(*totals.shape[:-1], size, size)
 

@@ -51,7 +51,10 @@ LINEAR = "linear"  # the role of all linear maps of a block, in families without
 
 
 class _DriftRow(TypedDict):
-    """A table row: how far the weights of one role, such as "query", in one block lie from the base, by one measure."""
+    """A table row: how far the weights of a `role`, such as "query", in a block lie from the base.
+
+    `run`, `stack` and `layer` say which block it is. `score` is the distance by `measure`.
+    """
 
     run: str
     stack: str
@@ -62,7 +65,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """How far the weights of one role in a block lie from the base's, by the three measures that `drift` defines."""
+    """Distance of the weights of one role in a block from the base's, by the measures `l2`, `relative`, `spectral`."""
 
     l2: float
     relative: float

@@ -30,14 +30,23 @@ _STANDS_OUT = 1.25  # a layer stands out if its share is this many times the mea
 
 @dataclass(frozen=True)
 class _ReaderShares:
-    """One reader's share of importance per layer: how much the reader uses each layer. `_reader_shares` makes it."""
+    """One reader's share of importance per layer: how much the reader uses each layer. `_reader_shares` makes it.
 
-    run: str  # name of the reader's bank
-    reader: str  # name of the reader
-    series: str  # name of the reader without its seed: readers that differ only in the seed have the same series
-    fusion: str  # class of the fusion's config
-    seed: int  # seed of the reader
-    shares: Mapping[int, float]  # layer -> its share; shares sum to 1
+    Attributes:
+        run: Name of the reader's bank.
+        reader: Name of the reader.
+        series: Name of the reader without its seed: readers that differ only in the seed have the same series.
+        fusion: Class of the fusion's config.
+        seed: Seed of the reader.
+        shares: Layer -> its share; shares sum to 1.
+    """
+
+    run: str
+    reader: str
+    series: str
+    fusion: str
+    seed: int
+    shares: Mapping[int, float]
 
     def rows(self) -> Iterator[dict[str, JSON]]:
         """Yield this reader's table rows, one per layer."""

@@ -137,7 +137,6 @@ class OutputHead:
             yield last
 
     def _run(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run the model, and return its logits `[batch, tokens, classes]`."""
         out = self.model(**inputs)  # pyright: ignore[reportCallIssue]
         logits = getattr(out, "logits", None)
         return out.prediction_logits if logits is None else logits
