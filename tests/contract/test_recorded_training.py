@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.support.training import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import BaseMismatchError, ConfigError, DataError
+from lamina.errors import BaseMismatchError, ConfigError, DataError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.concat import Concat
 from lamina.fusion.extra_layers import ExtraLayers
@@ -78,6 +79,70 @@ def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_
         torch.testing.assert_close(
             attached(**batch)["x"].logits, with_model.eval()(**batch)["x"].logits, atol=WITHIN, rtol=0
         )
+
+
+def written(folder: Path, texts: list[str], labels: list[str]) -> Path:
+    """The recorded states of texts, with their labels in the folder's own table."""
+    facts = {"fingerprint": fingerprint(tiny_model(), "main"), "table": "rows.jsonl"}
+    packed(folder, states_of(tiny_bank({}), texts, LAYERS), LAYERS, **facts)
+    lines = [json.dumps({"label": label}) for label in labels]
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def labelled_texts(count: int) -> tuple[list[str], list[str]]:
+    split = yes_no(train=count, validation=1).split("train")
+    return [str(text) for text in split.texts], [row["label"] for row in labelled(split)]
+
+
+def texts_task(**parts: tuple[list[str], list[str]]) -> Task:
+    rows = {
+        part: [{"text": text, "label": label} for text, label in zip(*columns, strict=True)]
+        for part, columns in parts.items()
+    }
+    return Task.from_dataset("sequence_classification", rows, text="text", label="label", labels=["no", "yes"])
+
+
+@pytest.mark.parametrize("by_split", [False, True])
+def test_states_given_to_fit_take_the_place_of_the_texts(tmp_path: Path, by_split: bool):
+    columns = labelled_texts(20)
+    parts = {"train": columns, "validation": labelled_texts(6)} if by_split else {"train": columns}
+    live = texts_task(**parts)  # without a validation split, two rows are held out
+    folders = {part: written(tmp_path / part, *cells) for part, cells in parts.items()}
+    reader = Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, attention_heads=2))
+    with_model, without = tiny_bank({"x": reader}), ReaderBank.from_states(folders["train"])
+    without.add("x", reader)
+    expected = train(with_model, {"x": live})
+    result = train(without, {"x": live}, states={"x": folders} if by_split else folders["train"])
+    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert result.best["x"]["accuracy"] == expected.best["x"]["accuracy"]
+
+
+def test_states_that_do_not_fit_the_rows_of_fit_are_refused(tmp_path: Path):
+    texts, labels = labelled_texts(8)
+    folder = written(tmp_path / "states", texts, labels)
+    held_out, two = texts_task(train=(texts, labels)), texts_task(train=(texts, labels), validation=(texts, labels))
+    bank = ReaderBank.from_states(folder)
+    bank.add("x", Reader(SingleLayer(layer=3, dim=8), SequenceClassification(held_out.labels, pooling="mean")))
+    with pytest.raises(DataError, match=r"states of 'x': 'train' is from 7 rows, and .* the states of 8"):
+        train(bank, {"x": texts_task(train=(texts[1:], labels[1:]))}, states=folder)
+    with pytest.raises(DataError, match=r"has the label '(yes|no)', and the task another; they must be the same rows"):
+        train(bank, {"x": texts_task(train=(texts[::-1], labels[1:] + labels[:1]))}, states=folder)
+    with pytest.raises(ConfigError, match="'validation' would get those of another split"):
+        train(bank, {"x": two}, states=folder)
+    with pytest.raises(ConfigError, match="those of 'train' are missing"):
+        train(bank, {"x": two}, states={"validation": folder})
+    with pytest.raises(UnknownNameError, match="unknown split 'tests'; known: train, validation"):
+        train(bank, {"x": two}, states={"tests": folder})
+    with pytest.raises(ConfigError, match="does not classify whole texts, or has states already"):
+        train(bank, {"x": Task.from_states("sequence_classification", train=folder)}, states=folder)
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        train(tiny_bank({"x": bank["x"].config}, model=tiny_model(seed=1)), {"x": held_out}, states=folder)
+    states = np.load(folder / "states.npy")
+    states[0, 1] = np.nan
+    np.save(folder / "states.npy", states)
+    with pytest.raises(DataError, match=r"row 0 \(from 0\) has a state of layer 3 that is NaN"):
+        train(bank, {"x": held_out}, states=folder)
 
 
 FUSIONS: dict[str, Any] = {

@@ -149,15 +149,16 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
             whose states depend on later tokens.
     """
     passes = bank.passes(bank.select(names, op), grad=False)
+    hint = "Use a causal language model with its head, loaded with head='causal_lm'"
     for stack_pass in passes:
         stack, (first, *_) = stack_pass.stack, stack_pass.readers
         what = f"reader '{first}' reads the stack '{stack.name}'"
         if not reads_generated_text(stack_pass, bank.model):
-            rule = "which does not read what is written. Use a reader of the stack that does"
-            raise ConfigError(f"{op}: {what}, {rule}.")
+            other = hint if stack.name == "main" else "Use a reader of the stack that does"
+            raise ConfigError(f"{op}: {what}, which does not read what is written. {other}.")
         if not is_causal(bank.model, stack):
             rule = "whose states of a token change with later tokens, which do not exist yet while a text is written"
-            raise ConfigError(f"{op}: {what}, {rule}. Use a causal language model.")
+            raise ConfigError(f"{op}: {what}, {rule}. {hint}.")
     return passes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, first_line
@@ -174,7 +175,8 @@ def _set_blocks(
         _list_periods(part, depth)
     mapped = set(getattr(part, "attribute_map", {}))
     for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
-        setattr(part, name, len(order))
+        with suppress(NotImplementedError):  # ProphetNet computes this one from another setting
+            setattr(part, name, len(order))
     for name in BLOCK_SETTINGS.entries:
         entries = getattr(part, name, None)
         if isinstance(entries, list | tuple) and len(entries) == depth and not _is_computed(part, name):

@@ -442,21 +442,23 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         _UnreadableError: If a layer has no such place, a state has another shape or NaN, or the stack returns a
             different number of states.
     """
-    points = [
-        _point(event, form)
-        for places in found.values()
+    candidates = [
+        (event, event.form or form, _tokens_of(name, probe))
+        for name, places in found.items()
         for events, form in zip(places.by_layer, places.forms, strict=True)
         for event in events
     ]
-    events = [event for places in found.values() for events in places.by_layer for event in events]
     seen: dict[Event, tuple[Tensor, Tensor]] = {}
 
     def on_state(number: int, value: Tensor) -> None:
         # Both must equal the state. A tensor that the model changes in place later is not a place to read the state.
-        seen[events[number]] = value, value.clone()
+        event, form, tokens = candidates[number]
+        state = state_of(value, form, tokens)
+        seen[event] = state, state.clone()
 
-    candidates = LayerStack("candidates", 0, (), tuple(points), target, "", ())
-    with watch(candidates, range(len(events)), on_state):
+    # converted here, not by the hooks: each stack has its own number of tokens, and `target` may hold several stacks
+    points = tuple(replace(_point(event, None), form=None) for event, _, _ in candidates)
+    with watch(LayerStack("candidates", 0, (), points, target, "", ()), range(len(points)), on_state):
         returned = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
     states: States = {}

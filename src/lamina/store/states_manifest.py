@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
@@ -139,13 +140,5 @@ class StatesManifest(SavedFacts):
     @property
     def facts(self) -> RecordedFacts:
         """The facts about the model that the manifest holds."""
-        return RecordedFacts(
-            stack=self.stack,
-            depth=self.depth,
-            width=self.width,
-            layers=tuple(self.layers),
-            pooling=self.pooling,
-            model=self.model,
-            model_type=self.model_type,
-            fingerprint=self.fingerprint,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(RecordedFacts)}
+        return RecordedFacts(**own | {"layers": tuple(self.layers)})

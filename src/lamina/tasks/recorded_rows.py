@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 import numpy as np
 import torch
 
-from lamina.data.arrow import derived
+from lamina.data.arrow import Cell
 from lamina.data.encode import Encoded, WindowColumns, window_table
 from lamina.data.read import Table, read_table
 from lamina.data.recorded_states import RecordedStates
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 StatesSource: TypeAlias = "str | Path | tuple[str | Path, object]"
 _OPTIONS = ("label", "labels", "metric", "positive", "problem_type", "missing_labels", "name")
 _OPTIONS += ("limit", "limit_validation", "seed", "stratify")
+# Split name -> folder with its states; or the folder of "train".
+StatesOfSplits: TypeAlias = "str | Path | Mapping[str, str | Path]"
 ROW = "\0row"  # column with the number of each row; no file has it
 
 
@@ -67,9 +69,12 @@ class RecordedRow:
         """A hash of the recorded states."""
         return self.recorded.digest
 
-    def __call__(self, text: str, row: int) -> str:
-        """Return the row's text, or if that is empty the number of the row and the folder of the states."""
-        return text or f"row {row} of {self.recorded.folder}"
+    def __call__(self, text: str, row: int | str) -> Cell:
+        """Return the row's text, or if that is empty the number of the row and the folder of the states.
+
+        For pairs, `row` is the second text, and both are returned.
+        """
+        return (text, row) if isinstance(row, str) else text or f"row {row} of {self.recorded.folder}"
 
 
 @final
@@ -171,15 +176,8 @@ def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
 def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options: Mapping[str, Any]) -> RecordedTables:
     """Read the labels that belong to recorded states, and open the states.
 
-    Raises ConfigError if readers of the kind cannot be trained on states alone, or the splits' states come from several
-    models; UnknownNameError if there is no such option; DataError if there are no states, the table has another number
-    of rows than the states, or a file does not fit; StoreError if a folder has no manifest.
-
-    Args:
-        kind: The kind of task.
-        sources: For each of "train", "validation" and "test": a folder of states, a pair of that folder and its table,
-            or None.
-        options: Further options of `Task.from_states`, by name.
+    `kind` is the kind of task. `sources` are those of "train", "validation" and "test": a folder of states, a pair of
+    this folder and its table, or None. `options` and the errors are those of `Task.from_states`.
     """
     check_known("task", options, _OPTIONS, "option")
     get = options.get
@@ -251,5 +249,62 @@ def _with_states(split: Split, recorded: RecordedStates) -> Split:
     """Return a split, built from a table of `recorded_tables`, with the rows of `recorded` as its examples."""
     numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
     rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
-    rows = rows.add_column("text", [""] * len(numbers))
-    return Split(derived(rows, split.rows), RecordedRow(recorded))
+    return split.with_examples(rows.add_column("text", [""] * len(numbers)), RecordedRow(recorded))
+
+
+def splits_on_states(
+    op: str, kind: Kind, splits: Mapping[str, Split], states: StatesOfSplits, label: str | int
+) -> dict[str, Split]:
+    """Return the splits of a task with recorded states in place of texts. "test" is left out unless `states` names it.
+
+    Args:
+        op: The operation and the task, for messages.
+        kind: The kind of the task.
+        splits: Its splits.
+        states: Split name -> folder with its states; or only the folder of "train". That one also has the states of
+            splits that are not named: their rows were held out from the same source.
+        label: The column of the labels. If the states' table has it too, it is used to check the order of the rows.
+
+    Raises:
+        ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
+            missing, two splits would have the same states, or states come from several models.
+        LaminaError: As in `Task.from_states`; also if the labels are in another order.
+    """
+    folders: Mapping[str, str | Path] = states if isinstance(states, Mapping) else {"train": states}
+    check_known(op, folders, splits, "split")
+    if not isinstance(kind, TextClassKind) or kind.per_token or any(map(recorded_of, splits.values())):
+        got = f"the task, of kind {kind}, does not classify whole texts, or has states already"
+        raise ConfigError(f"{op}: {got}. Task.from_states also reads the states of labelled tokens.")
+    if "train" not in folders:
+        raise ConfigError(f"{op}: those of 'train' are missing. Give states={{'train': FOLDER, ...}}.")
+    opened = {folder: RecordedStates.open(folder) for folder in folders.values()}
+    by_split: dict[str, Split] = {}
+    used: set[tuple[Path, int]] = set()
+    for part in (part for part in splits if part in folders or part != "test"):
+        recorded, (count, rows) = opened[folders.get(part, folders["train"])], splits[part].origin
+        if count != len(recorded):
+            got = f"'{part}' is from {count} rows, and {recorded.folder} has the states of {len(recorded)}"
+            raise DataError(f"{op}: {got}; they must be the same rows in the same order.", path=str(recorded.folder))
+        places = {(recorded.folder, row) for row in rows.tolist()}
+        if not used.isdisjoint(places):
+            raise ConfigError(f"{op}: '{part}' would get those of another split. Give {{'{part}': FOLDER}} too.")
+        used |= places
+        _check_order(op, splits[part], recorded, label)
+        numbered: Any = splits[part].rows.add_column("row", rows.tolist())  # pyright: ignore[reportArgumentType]
+        by_split[part] = splits[part].with_examples(numbered, RecordedRow(recorded))
+    _check_alike({part: opened[folders.get(part, folders["train"])] for part in by_split})
+    return by_split
+
+
+def _check_order(op: str, split: Split, recorded: RecordedStates, label: str | int) -> None:
+    """Raise DataError if rows of a split with different labels have equal cells in the column `label` of the states.
+
+    Nothing is checked if the states' table lacks this column. `op` begins the message.
+    """
+    path = recorded.folder / (recorded.manifest.table or "")
+    cells = read_table(path).columns.get(str(label), ()) if recorded.manifest.table else ()
+    seen: dict[str, str] = {}
+    for row, learnt in zip(split.origin[1].tolist(), map(repr, split.labels), strict=True) if cells else ():
+        if seen.setdefault(repr(cells[row]), learnt) != learnt:
+            got = f"row {row} (from 0) of {path} has the label {cells[row]!r}, and the task another"
+            raise DataError(f"{op}: {got}; they must be the same rows in the same order.", row=row)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, final
 
+import numpy as np
 import pyarrow as pa
 
 from lamina.data.arrow import Cell, Column, chunks, dataset_of, derived, encodable
@@ -85,6 +86,11 @@ class Split:
     def rows(self) -> datasets.Dataset:
         """The examples as a dataset: column "text", and perhaps "text_pair", "label", "words" and "row"."""
         return dataset_of(_tables({"text": self.texts}))
+
+    @cached_property
+    def origin(self) -> tuple[int, np.ndarray]:
+        """Number of rows of the source, and the indices of this split's rows in it; `select_rows` keeps track."""
+        return len(self), np.arange(len(self))
 
     @property
     def _labels(self) -> datasets.Dataset:
@@ -176,7 +182,13 @@ class Split:
         other = self._other_labels
         labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
-        return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
+        chosen = Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
+        chosen.origin = self.origin[0], self.origin[1][np.asarray(rows, np.int64)]
+        return chosen
+
+    def with_examples(self, rows: datasets.Dataset, open_text: Callable[[Cell, int], object]) -> Split:
+        """Return a split with the same labels and other examples, made from `rows` by `open_text`."""
+        return Split(derived(rows, self.rows), open_text, self._other_labels, self._strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
         """Return a split with the same examples and one of `labels` for each; -100 marks a missing class."""

@@ -359,7 +359,7 @@ class Engine:
         from tqdm.auto import tqdm
 
         hidden = not self.options.progress or rank() > 0
-        return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
+        return tqdm(desc=self.runner.op, total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
 
     @contextmanager
     def _tracked(self) -> Iterator[None]:

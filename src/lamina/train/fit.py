@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from inspect import signature
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from lamina.errors import check_known
 from lamina.layers.wrappers import checked_model
+from lamina.tasks.recorded_rows import splits_on_states
 from lamina.train.data_checks import warn_of_texts
 from lamina.train.groups import tasks_by_name, with_positive
 from lamina.train.options import OF_BANKS, FitOptions
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
+    from lamina.tasks.recorded_rows import StatesOfSplits
     from lamina.tasks.task import Task
     from lamina.train.results import FitResult
 
@@ -33,6 +36,7 @@ def fit(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
     *,
+    states: StatesOfSplits | Mapping[str, StatesOfSplits] | None = None,
     grid: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
     positive: Mapping[str, str] | str | None = None,
     processor: Processor | None = None,
@@ -97,6 +101,9 @@ def fit(  # noqa: PLR0913
             task. A head whose classes have no names gets the names of the task's labels.
         tasks: Reader name -> task with "train" and "validation" parts, or for a whole model its task. With
             `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
+        states: Folder of recorded hidden states (see `lamina extract`), one row for each row of the tasks' source, so
+            that the model is not run; a mapping has a folder for each split, or reader name -> such a folder or
+            mapping. Splits that were held out from "train" need no folder of their own. None: the model computes them.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
             Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
@@ -189,57 +196,15 @@ def fit(  # noqa: PLR0913
             or the checkpoint to resume from is damaged.
         NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
     """
-    options = FitOptions.checked(
-        "fit",
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        base_learning_rate=base_learning_rate,
-        layer_decay=layer_decay,
-        layer_rates=layer_rates,
-        optimizer=optimizer,
-        momentum=momentum,
-        adam_epsilon=adam_epsilon,
-        weight_decay=weight_decay,
-        weight_decay_on=weight_decay_on,
-        schedule=schedule,
-        warmup_ratio=warmup_ratio,
-        warmup_steps=warmup_steps,
-        plateau_factor=plateau_factor,
-        plateau_patience=plateau_patience,
-        min_learning_rate=min_learning_rate,
-        max_grad_norm=max_grad_norm,
-        early_stopping_patience=early_stopping_patience,
-        early_stopping_min_delta=early_stopping_min_delta,
-        keep=keep,
-        max_steps=max_steps,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        seed=seed,
-        max_length=max_length,
-        stride=stride,
-        add_prefix_space=add_prefix_space,
-        eval_batch_size=eval_batch_size,
-        precision=precision,
-        prefix=prefix,
-        max_target_length=max_target_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        augment=augment,
-        test=test,
-        cache=cache,
-        cache_dtype=cache_dtype,
-        cache_dir=cache_dir,
-        num_workers=num_workers,
-        importance_steps=importance_steps,
-        save_steps=save_steps,
-        resume=resume,
-        tensorboard=tensorboard,
-        trackers=trackers,
-        progress=progress,
-        **unknown,
-    )
+    options = FitOptions.among("fit", locals(), **unknown)
     by_name = with_positive("fit", tasks_by_name("fit", tasks), positive)
     warn_of_texts("fit", by_name.values())
+    for name, task in by_name.items() if states is not None else ():
+        own = cast("StatesOfSplits", states.get(name, states) if isinstance(states, Mapping) else states)
+        splits = splits_on_states(
+            f"fit: states of '{name}'", task.kind, task.splits, own, task.columns.get("label", "label")
+        )
+        by_name[name] = replace(task, splits=splits)
     result = train(bank_or_model, by_name, options, grid=grid, processor=processor, output=output)
     _mention_unused("fit", by_name, test=test)
     return result

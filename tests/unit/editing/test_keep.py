@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.portions import one_in
+from tests.support.small_configs import small_config
 from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
 from transformers import (
@@ -17,7 +18,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BertModel,
     PretrainedConfig,
+    ProphetNetModel,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import lamina
 from lamina.editing import duplicate
@@ -152,6 +155,17 @@ def test_a_name_for_the_depth_of_the_decoder_is_not_that_of_the_encoder():
     config = AutoConfig.for_model("moonshine", encoder_num_hidden_layers=3, decoder_num_hidden_layers=3)
     first = next(cut_configs(config, "encoder", 3, [1, 3], "keep_"))
     assert (first.encoder_num_hidden_layers, first.decoder_num_hidden_layers) == (2, 3)
+
+
+def test_a_setting_that_cannot_be_set_follows_from_another(tmp_path: Path):
+    config = small_config(CONFIG_MAPPING["prophetnet"])  # its `num_hidden_layers` is that of the encoder, and read only
+    model = ProphetNetModel(config).eval()
+    batch = {"input_ids": torch.arange(5, 11)[None], "decoder_input_ids": torch.arange(7, 11)[None]}
+    lamina.drop_(model, 2, stack="decoder")
+    model.save_pretrained(tmp_path)
+    again = ProphetNetModel.from_pretrained(tmp_path).eval()
+    assert (again.config.num_encoder_layers, again.config.num_decoder_layers) == (4, 3)
+    assert torch.equal(again(**batch).last_hidden_state, model(**batch).last_hidden_state)
 
 
 def test_the_decoder_of_a_bart_is_edited_by_itself():

@@ -58,6 +58,16 @@ def test_padding_that_the_model_adds_is_cut_without_a_mask_too():
     assert {state.shape for state in states.values()} == {(3, 6, 64)}
 
 
+@torch.no_grad()
+def test_each_stack_is_cut_to_its_own_number_of_tokens():
+    model = build("prophetnet")  # its decoder carries streams for the next tokens behind the stream of the states
+    inputs = {"input_ids": torch.randint(5, 99, (2, 6)), "decoder_input_ids": torch.randint(5, 99, (2, 4))}
+    with lamina.tap(model, stack="decoder") as states:
+        expected = model(**inputs, output_hidden_states=True).decoder_hidden_states
+    assert all(torch.equal(states[layer], state) for layer, state in enumerate(expected))
+    assert {state.shape[:2] for state in states.values()} == {(2, 4)}
+
+
 def test_what_needs_plain_states_inside_the_blocks_is_refused():
     model = build("deepseek_v4")
     with pytest.raises(UnsupportedModelError, match="another form than"), lamina.tap(model, site="ffn"):

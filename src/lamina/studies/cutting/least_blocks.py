@@ -31,10 +31,11 @@ from lamina.studies.passes import row_groups
 from lamina.studies.runner import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
 from lamina.tasks.metrics import LOWER
-from lamina.train.fit import finetune, fit
+from lamina.train.fit import fit
 from lamina.train.model_runner import ModelRunner, UnfitHeadError
-from lamina.train.options import PassOptions, Seed
+from lamina.train.options import FitOptions, PassOptions, Seed
 from lamina.train.results import Summary, summarise
+from lamina.train.training_run import train
 from lamina.utils import JSON, check_range, derive_seed, is_file, progress_bar
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ def drop_least_(  # noqa: PLR0913 options of the command
         del whole
         after = cut = _scores(subject, "scoring the cut model")
         if heal_epochs:
-            options = {"epochs": heal_epochs, "seed": seed, "progress": progress, "keep": "last"}
-            finetune(model, task.without_test(), processor=processor, **options)
+            options = FitOptions.checked(_OP, epochs=heal_epochs, seed=seed, progress=progress, keep="last")
+            train(model, task.without_test(), options, op="healing", processor=processor)
             after = _scores(subject, "scoring the healed model")
     change: Summary = summarise([now - then for now, then in zip(after, before, strict=True)])
     return LeastBlocks(
@@ -263,8 +264,8 @@ def _scores(subject: _Subject, desc: str) -> list[float]:
         scores: list[float] = []
         for number, reader_seed in enumerate(progress_bar(_SEEDS, **bar)):
             # the readers of all seeds would log the same warnings
-            with without_warnings() if number else nullcontext(), _reader(subject, task, reader_seed) as bank:
-                scores.append(_only_score(bank, task))
+            with without_warnings() if number else nullcontext(), _reader(subject, task, reader_seed) as score:
+                scores.append(score())
         return scores
     count = len(task.split("validation"))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(subject.seed)).tolist()
@@ -278,8 +279,8 @@ def _own_score(subject: _Subject, task: Task) -> float:
 
 
 @contextmanager
-def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
-    """Train a linear reader of the last layer with `seed`, and yield a bank with this reader alone.
+def _reader(subject: _Subject, task: Task, seed: int) -> Generator[Callable[[], float]]:
+    """Train a linear reader of the last layer with `seed`; yield a function that scores it on the validation split.
 
     At the end of the `with` block, the model's mode and `requires_grad` are restored. `subject` is what `drop_least_`
     cuts and measures.
@@ -289,12 +290,7 @@ def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
         bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
         # the last epoch: the rows that choose the best one are those that the reader is scored on
         fit(bank, {name: task.without_test()}, seed=seed, keep="last", progress=False)
-        yield bank
-
-
-def _only_score(bank: ReaderBank, task: Task) -> float:
-    (name,) = bank
-    return evaluate(bank, {name: task})[name][task.metric]
+        yield lambda: evaluate(bank, {name: task})[name][task.metric]
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:
@@ -347,8 +343,8 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
     Among equals, the highest block is chosen.
     """
     held_out = _held_out(subject.task)
-    with _reader(subject, held_out, _SEEDS[0]) as bank:
-        costs = _falls(subject, partial(_only_score, bank, held_out), (), "scoring without each block")
+    with _reader(subject, held_out, _SEEDS[0]) as score:
+        costs = _falls(subject, score, (), "scoring without each block")
     return costs, _least(costs, count)
 
 
@@ -378,7 +374,7 @@ class DropLeast(Strict):
     """Arguments of the edit `drop_least` of a plan: those of `drop_least_`, with the plan's task."""
 
     count: PositiveInt
-    by: Literal["influence", "loss", "readers"] = "influence"
+    by: By = "influence"
     heal_epochs: NonNegativeInt = 0
     stack: str | None = None
 

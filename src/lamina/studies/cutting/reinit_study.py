@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lamina.errors import ConfigError
 from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
 from lamina.studies.runner import Cell, Training, cell_settings, edited_stack, named_tasks, run_cells, study_of_cells
 from lamina.studies.study import Figure, rows_where
-from lamina.utils import JSON, check_range, check_types, pluralize
+from lamina.utils import JSON, check_types, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,8 +90,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     named = named_tasks(tasks)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth, seeds)
-    for fraction in fractions:
-        check_range(_OP, "fractions", fraction, 0, 1)
+    if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:
+        raise ConfigError(f"{_OP}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     cells = [
         Cell(
