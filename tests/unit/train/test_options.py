@@ -26,7 +26,18 @@ def test_options_from_keywords():
     assert (options.epochs, options.max_grad_norm, options.learning_rate) == ({"a": 2}, 0.0, 1)
 
 
-NOT_OPTIONS = {"bank_or_model", "model", "tasks", "task", "states", "grid", "positive", "processor", "output", "unknown"}
+NOT_OPTIONS = {
+    "bank_or_model",
+    "model",
+    "tasks",
+    "task",
+    "states",
+    "grid",
+    "positive",
+    "processor",
+    "output",
+    "unknown",
+}
 READERS_ONLY = {"cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps"}
 
 
