@@ -22,7 +22,7 @@ from common import report
 
 import lamina
 from lamina.studies.benchmarking import regressions
-from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion, portion_means
+from lamina.studies.benchmarking.benchmark_cell import CellSettings, States, cell_portion
 from lamina.studies.benchmarking.probing_sets import chosen_sets, find_data
 
 TEN = ["7", "26", "47", "50", "51", "52", "65", "74", "77", "83"]
@@ -45,7 +45,7 @@ def main() -> None:
     for name in chosen_sets(folder, "normal", arguments.sets):
         drawn = cell_portion(folder, name, None, settings)
         with TemporaryDirectory() as temporary:
-            means = portion_means(model, tokenizer, drawn, settings, str(arguments.cache or temporary))
+            means = States(model, tokenizer, drawn, settings, arguments.cache or temporary).means
         train, test = (means[part][:, -1] for part in ("train", "test"))
         start = time.perf_counter()
         theirs = package.find_best_reg(train, drawn.train.labels, test, drawn.test.labels, seed=SEED).metrics

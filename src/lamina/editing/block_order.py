@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.utils import JSON
 
-_COPIED = (int, list, tuple, set)
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
 _HAND = "It was changed by hand; load it anew."
 

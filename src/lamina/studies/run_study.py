@@ -28,9 +28,6 @@ from lamina.studies.study import FILES
 from lamina.utils import JSON, is_dir
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from lamina.bank import ReaderBank
     from lamina.studies.passes import Text
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
@@ -195,22 +192,22 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
         if value is None or what is None:
             continue
         with error_context(f"studies.{name}.{key}"):
-            if isinstance(value, Mapping):
-                loaded[key] = {own_name: _load(source, what, data) for own_name, source in value.items()}
-            elif isinstance(value, str):
-                loaded[key] = _load(value, what, data)
-            else:
-                loaded[key] = [_load(source, what, data) for source in cast("Sequence[str]", value)]
+            loaded[key] = _load(value, what, data)
     return loaded
 
 
-def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
+def _load(names: JSON, what: Loads, data: str | Path | None) -> object:
     """Return the model or bank that a recipe names by hub id or folder; for a checkpoint, return the id or path.
 
-    `what` says which of the three `name` stands for. The folder `data` is searched first. None: only the current folder
-    is. Raises LaminaError if loading fails.
+    `what` says which of the three `names` stands for. For a list or mapping of names, the same of what they name is
+    returned. The folder `data` is searched first. None: only the current folder is. Raises LaminaError if loading
+    fails.
     """
-    source = source_of(name, data)
+    if isinstance(names, Mapping):
+        return {own_name: _load(source, what, data) for own_name, source in names.items()}
+    if not isinstance(names, str):
+        return [_load(source, what, data) for source in cast("Sequence[JSON]", names)]
+    source = source_of(names, data)
     if what is Loads.BANK:
         return load_bank(source)
     return load(source, saved_class(source))[0] if what is Loads.MODEL else source

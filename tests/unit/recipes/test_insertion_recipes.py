@@ -149,6 +149,8 @@ def test_the_best_epoch_is_kept(name: str):
     ("name", "runs"),
     [
         ("table-1", 1064),  # 7 tasks, 4 rates, 2 warm-ups: once without, and 3 methods x 3 positions x 2 depths
+        ("table-2-cnn-dailymail", 42),
+        ("table-2-wmt16-en-ro", 42),
         ("table-3-cifar100", 14),
         ("table-3-imagenet", 14),
         ("table-4", 48),
@@ -157,6 +159,9 @@ def test_the_best_epoch_is_kept(name: str):
         ("figure-4", 104),
         ("figure-6", 52),
         ("figure-5", 2),
+        ("table-9", 1488),  # 6 tasks, 4 rates, 2 warm-ups: once without, and 3 methods x 5 positions x 2 depths
+        ("figures-3-and-6-masked-lm", 104),
+        ("later-runs", 36),
     ],
 )
 def test_how_many_models_are_trained(name: str, runs: int):

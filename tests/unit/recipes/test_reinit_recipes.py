@@ -92,7 +92,15 @@ def test_rows_to_learn_from_and_to_score(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("figure-1a", 117), ("figure-1b", 117), ("figure-1c", 78), ("figure-1d", 117), ("figure-2", 108)]
+    ("name", "runs"),
+    [
+        ("figure-1a", 117),
+        ("figure-1b", 117),
+        ("figure-1c", 78),
+        ("figure-1d", 117),
+        ("figure-2", 108),
+        ("finetuned-for-drift", 9),
+    ],
 )
 def test_how_many_models_are_trained(name: str, runs: int):
     assert len(specs(name)) == runs
@@ -142,3 +150,10 @@ def test_the_figures_of_drift_compare_models_that_the_recipe_trains(figure: str,
     assert (study.model, drift["roles"]) == (recipe("figure-2").model, "ffn_out")
     assert [trained[place] for place in drift["others"].values()] == [task, f"{task}-10", f"{task}-1"]
     assert recipe("finetuned-for-drift").keep == "all"
+    small = load_study_recipe(FOLDER.parents[1] / "small" / "studies" / f"drift-{task}.yaml").studies["drift"] or {}
+    twins = expand_recipe(shipped.recipe("small/finetuned-for-drift"), {}).values()
+    places = [
+        [f"out/small-drift/models/{spec.name}" for spec in twins if spec.task == f"{task}{part}"]
+        for part in ("", "-10", "-1")
+    ]
+    assert (small["roles"], [*small["others"].values()]) == ("ffn_out", places)

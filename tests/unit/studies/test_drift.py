@@ -43,7 +43,8 @@ def test_distances_equal_their_formulas(model):
     assert set(study.table["role"]) == {"query", "key", "value", "attention_output", "ffn_in", "ffn_out"}
     assert set(study.table["layer"]) == {1, 2, 3}
     assert study.settings["spectral_by"] == "svd"
-    assert study.rows("l2 run")["measure"].unique().tolist() == ["l2"]
+    assert study.rows("l2")["measure"].unique().tolist() == ["l2"]
+    assert (study.figures["l2"].colour, study.figures["l2"].facet) == ("role", None)
 
 
 def test_several_runs_from_folders(model, tmp_path: Path):
@@ -54,6 +55,24 @@ def test_several_runs_from_folders(model, tmp_path: Path):
     assert moved[["run", "layer"]].to_numpy().tolist() == [["1", 2], ["2", 1]]
     assert set(study.table["role"]) == {"ffn_out"}
     assert list(study.settings["models"]) == ["base", "1", "2"]
+
+
+def test_checkpoints_of_one_name_are_seeds_of_one_curve(model):
+    runs = {"few": [changed(model, amount=0.1), changed(model, amount=0.3)], "many": changed(model)}
+    study = drift(model, runs, roles="ffn_out")
+    assert list(study.settings["models"]) == ["base", "few 0", "few 1", "many"]
+    assert study.rows("l2").groupby("run", sort=False)["seed"].unique().map(list).to_dict() == {
+        "few": [0, 1],
+        "many": [0],
+    }
+    assert (study.figures["l2"].colour, study.figures["l2"].facet) == ("run", "role")
+    moved = study.table.query("measure == 'relative' and layer == 2").set_index("run")["score"]
+    shown = study.summary().query("layer == 2").set_index("run")["relative"]
+    assert shown["few"] == pytest.approx(moved["few"].mean())
+    half = 12.706 * moved["few"].std() / 2**0.5  # the t value of one degree of freedom
+    few, many = study.conclusions
+    assert few.startswith(f"few: block 2 moved most ({shown['few']:.2g} ± {half:.2g} of the base's weights")
+    assert many.startswith(f"many: block 2 moved most ({moved['many']:.2g} of the base's weights")
 
 
 def test_one_projection_of_several_roles():
@@ -121,8 +140,9 @@ def test_invalid_options_are_refused(model):
         drift(model, model, layers=7)
     with pytest.raises(UnknownNameError, match="unknown role 'ffn'; known: query"):
         drift(model, model, roles=["ffn"])
-    with pytest.raises(ConfigError, match="there is no other checkpoint"):
-        drift(model, [])
+    for nothing in ([], {"run": []}):
+        with pytest.raises(ConfigError, match="there is no other checkpoint"):
+            drift(model, nothing)
     with pytest.raises(ConfigError, match="one of the others is named 'base'"):
         drift(model, {"base": model})
     with pytest.raises(UnsupportedModelError, match="it has no module per block"):

@@ -75,8 +75,13 @@ def test_a_study_that_the_recipe_does_not_name_runs_with_its_defaults(data):
 
 @pytest.mark.long
 def test_models_of_options_are_loaded_where_the_study_wants_them(data):
-    recipe = load(data, f"{HEAD}studies:\n  drift: {{others: {{same: base}}}}\n  similarity: {{other: base}}\n")
-    assert (run_study("drift", recipe, data=data).table["score"] == 0).all()
+    recipe = load(
+        data,
+        f"{HEAD}studies:\n  drift: {{others: {{same: base, twice: [base, base]}}}}\n  similarity: {{other: base}}\n",
+    )
+    table = run_study("drift", recipe, data=data).table
+    assert (table["score"] == 0).all()
+    assert table[["run", "seed"]].drop_duplicates().to_numpy().tolist() == [["same", 0], ["twice", 0], ["twice", 1]]
     assert "other" in run_study("similarity", recipe, data=data, progress=False).settings["models"]
 
 

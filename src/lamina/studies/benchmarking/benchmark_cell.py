@@ -227,7 +227,7 @@ def cell_rows(
     rows: list[Row] = []
     base = unwrapped(model)
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, preserve_training(base):
-        states = _States(base, processor, drawn, settings, temporary if kept is None else kept)
+        states = States(base, processor, drawn, settings, temporary if kept is None else kept)
         for method in settings.methods:
             make = {**READERS, **settings.readers}.get(method)
             rows += states.train(method, make) if make is not None else [states.fit(method)]
@@ -235,21 +235,7 @@ def cell_rows(
         return [{**row, **facts, "pass_seconds": states.seconds} for row in rows]
 
 
-def portion_means(
-    model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
-) -> dict[str, Matrix]:
-    """Return split ("train" or "test") -> the mean of each layer's states over the tokens of each row of a portion.
-
-    The means are `[rows, layers, width]`. The model is frozen and in eval mode during the call. States are read from
-    the cache folder `cache_dir`; the model computes the missing ones, which are then written there. `drawn` is the
-    portion, and `settings` are those of the benchmark.
-    """
-    base = unwrapped(model)
-    with preserve_training(base):
-        return _States(base, processor, drawn, settings, cache_dir).means
-
-
-class _States:
+class States:
     """The hidden states of a portion's rows, and the methods that read them. The model runs when an instance is made.
 
     Args:

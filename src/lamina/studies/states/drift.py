@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import pandas as pd
 import torch
@@ -18,7 +17,8 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.train.results import summarise
 from lamina.utils import JSON, check_types
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
+    from lamina.studies.study import Frame
+    from lamina.train.results import Summary
 
     Checkpoint = PreTrainedModel | str | Path
 
@@ -47,16 +49,16 @@ _SHOWN = {  # measure -> its unit, and what to look for in its chart
         "Higher: the change pushes more strongly in a single direction.",
     ),
 }
-LINEAR = "linear"  # the role of all linear maps of a block, in families without a row in the table of roles
 
 
 class _DriftRow(TypedDict):
     """A table row: how far the weights of a `role`, such as "query", in a block lie from the base.
 
-    `run`, `stack` and `layer` say which block it is. `score` is the distance by `measure`.
+    `run`, `seed`, `stack` and `layer` say which block it is. `score` is the distance by `measure`.
     """
 
     run: str
+    seed: int
     stack: str
     layer: int
     role: str
@@ -64,18 +66,10 @@ class _DriftRow(TypedDict):
     score: float
 
 
-class _Distances(NamedTuple):
-    """Distance of the weights of one role in a block from the base's, by the measures `l2`, `relative`, `spectral`."""
-
-    l2: float
-    relative: float
-    spectral: float
-
-
 @check_types("drift")
 def drift(
     base: Checkpoint,
-    others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint],
+    others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint | Sequence[Checkpoint]],
     *,
     layers: Selector = "1-",
     roles: str | Sequence[str] = "all",
@@ -94,16 +88,16 @@ def drift(
 
     Args:
         base: A model, or a folder or name to load it from with `lamina.load`.
-        others: One or more models, folders or names to compare with the base. A mapping gives them names; otherwise
-            they are numbered from 1. Folders are loaded one at a time.
+        others: One or more models, folders or names to compare with the base. A mapping gives them names, and may give
+            several, one per seed, the same name; otherwise they are numbered from 1. Folders are loaded one at a time.
         layers: Blocks to compare, from 1.
         roles: Names of roles, or "all".
         stack: Name of the stack. None: the only one, or the encoder.
 
     Returns:
-        A study with the columns "run" (name of the other checkpoint), "stack", "layer", "role", "measure" and "score".
-        `settings["spectral_by"]` names the method: "svd", or "power iteration" if both sides of a matrix are longer
-        than 1,024.
+        A study with the columns "run" (name of the other checkpoint), "seed" (its number under this name, from 0),
+        "stack", "layer", "role", "measure" and "score". `settings["spectral_by"]` names the method: "svd", or "power
+        iteration" if both sides of a matrix are longer than 1,024.
 
     Raises:
         ConfigError: If checkpoints differ in family, depth or the shape of a weight; if layer 0 is selected, there is
@@ -120,11 +114,13 @@ def drift(
     start = _BlockWeights(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
     rows: list[_DriftRow] = []
     models: dict[str, JSON] = {"base": model_facts(start.model)}
-    for name, checkpoint in _named(others).items():
-        other = _BlockWeights(_loaded(checkpoint), start.layers, start.stack.name, start.roles)
-        models[name] = model_facts(other.model)
-        _check_comparable(start, other, name)
-        rows += _rows(start, other, name)
+    named = _named(others)
+    for name, checkpoints in named.items():
+        for seed, checkpoint in enumerate(checkpoints):
+            other = _BlockWeights(_loaded(checkpoint), start.layers, start.stack.name, start.roles)
+            models[name if len(checkpoints) == 1 else f"{name} {seed}"] = model_facts(other.model)
+            _check_comparable(start, other, name)
+            rows += _rows(start, other, name, seed)
     settings: dict[str, JSON] = {
         "models": models,
         "layers": start.layers,
@@ -134,56 +130,52 @@ def drift(
         "versions": library_versions(),
     }
     figures = {
-        f"{measure} {run}": Figure(
+        measure: Figure(
             "line",
             x="layer",
-            colour="role",
-            where={"measure": measure, "run": run},
-            title=f"{measure.capitalize()} distance of weights by block: {run}",
+            colour="run" if len(named) > 1 else "role",
+            facet="role" if len(named) > 1 else None,
+            where={"measure": measure},
+            title=f"{measure.capitalize()} distance of weights by block: {', '.join(named)}",
             value_title=value,
             note=note,
         )
         for measure, (value, note) in _SHOWN.items()
-        for run in list(models)[1:]
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
+    table, pivot = pd.DataFrame(rows), Pivot(("run", "role", "layer"), ("measure",))
+    return Study(_OP, table, settings, figures, tuple(_conclusions(table)), pivot)
 
 
-def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
-    """Yield the table rows that compare `base` with the checkpoint `other`: one per block, role and measure.
-
-    `name` is the checkpoint's name in the table.
-    """
-    for layer in base.layers:
-        for role, weights in base.maps[layer].items():
-            for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
-                yield {
-                    "run": name,
-                    "stack": base.stack.name,
-                    "layer": layer,
-                    "role": role,
-                    "measure": measure,
-                    "score": score,
-                }
+def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> list[_DriftRow]:
+    """Return the table rows that compare `base` with `other`, checkpoint number `seed` of the run `name`."""
+    return [
+        _DriftRow(run=name, seed=seed, stack=base.stack.name, layer=layer, role=role, measure=measure, score=score)
+        for layer in base.layers
+        for role, weights in base.maps[layer].items()
+        for measure, score in _distances(weights, other.maps[layer][role]).items()
+    ]
 
 
-def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
-    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles.
+def _conclusions(table: Frame) -> Iterator[str]:
+    """Yield a sentence per run: which blocks moved most and least, by the mean relative distance over roles.
 
-    If nothing changed, the sentence says so; if a single block was compared and it changed, there is none.
+    Several seeds give a 95 % t interval. If nothing changed, the sentence says so; if a single block was compared and
+    it changed, there is none.
     """
     # a distance from weights that are all 0 has no relative size
-    relative = [row for row in rows if row["measure"] == "relative" and math.isfinite(row["score"])]
-    for run in dict.fromkeys(row["run"] for row in relative):
-        run_rows = [row for row in relative if row["run"] == run]
-        layers = dict.fromkeys(row["layer"] for row in run_rows)
-        means = {layer: fmean(row["score"] for row in run_rows if row["layer"] == layer) for layer in layers}
-        most, least = max(means, key=lambda layer: means[layer]), min(means, key=lambda layer: means[layer])
-        if not means[most] > 0:
+    for run, rows in table[(table["measure"] == "relative") & (table["score"] < math.inf)].groupby("run", sort=False):
+        by_layer = rows.groupby(["layer", "seed"])["score"].mean().groupby("layer")
+        moved = {layer: summarise([*scores]) for layer, scores in by_layer}
+        most, least = (choose(moved, key=lambda layer: moved[layer].mean) for choose in (max, min))
+        if not moved[most].mean > 0:
             yield f"{run}: no weight that was compared changed."
-        elif len(means) > 1:
-            first = f"{run}: block {most} moved most ({means[most]:.2g} of the base's weights, mean over roles)"
-            yield f"{first}, block {least} least ({means[least]:.2g})."
+        elif len(moved) > 1:
+            first = f"{run}: block {most} moved most ({_text(moved[most])} of the base's weights, mean over roles)"
+            yield f"{first}, block {least} least ({_text(moved[least])})."
+
+
+def _text(moved: Summary) -> str:
+    return f"{moved.mean:.2g}" + ("" if moved.interval is None else f" ± {moved.interval:.2g}")
 
 
 class _BlockWeights:
@@ -202,10 +194,7 @@ class _BlockWeights:
         largest: Greatest length of the shorter side of any matrix.
 
     Raises:
-        ConfigError: If layer 0 is selected, or the model carries adapters.
-        UnknownNameError: If a role or the stack does not exist.
-        LayerIndexError: If a layer does not exist.
-        UnsupportedModelError: If the model has no module per block, or its blocks have no linear maps.
+        LaminaError: If a layer, role or stack does not exist, or the model cannot be compared; see `drift`.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Selector, stack: str | None, roles: str | Sequence[str]) -> None:
@@ -242,20 +231,24 @@ def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 
 
-def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return name -> checkpoint for the argument `others` of `drift`; without names, they are numbered from 1.
+def _named(
+    others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint | Sequence[Checkpoint]],
+) -> dict[str, list[Checkpoint]]:
+    """Return name -> checkpoints for the argument `others` of `drift`; without names, they are numbered from 1.
 
     Raises ConfigError if there is no checkpoint, or one is named "base".
     """
-    if isinstance(others, Mapping):
-        named = {str(name): checkpoint for name, checkpoint in others.items()}
-    else:
-        listed = others if isinstance(others, list | tuple) else [cast("Checkpoint", others)]
-        named = {str(number): checkpoint for number, checkpoint in enumerate(listed, start=1)}
-    if not named or "base" in named:
-        problem = "one of the others is named 'base'" if named else "there is no other checkpoint"
+    if not isinstance(others, Mapping):
+        others = {str(number): checkpoint for number, checkpoint in enumerate(_listed(others), start=1)}
+    named = {str(name): _listed(checkpoints) for name, checkpoints in others.items()}
+    if "base" in named or not named or not all(named.values()):
+        problem = "one of the others is named 'base'" if "base" in named else "there is no other checkpoint"
         raise ConfigError(f"{_OP}: {problem}. Pass at least one, under another name.")
     return named
+
+
+def _listed(checkpoints: Checkpoint | Sequence[Checkpoint]) -> list[Checkpoint]:
+    return [*checkpoints] if isinstance(checkpoints, list | tuple) else [cast("Checkpoint", checkpoints)]
 
 
 def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
@@ -263,25 +256,24 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
 
     The message calls the other model `name` and lists up to three differences.
     """
-    facts: dict[str, tuple[object, object]] = {
-        "family": (family_of(base.model), family_of(other.model)),
-        "depth": (base.stack.depth, other.stack.depth),
-        "width": (base.stack.width, other.stack.width),
-    }
-    shapes = [
+    before, after = (
         {
-            f"layer {layer} {role} {key}".rstrip(): tuple(weight.shape)
-            for layer, by_role in side.maps.items()
-            for role, weights in by_role.items()
-            for key, weight in weights.items()
+            "family": family_of(side.model),
+            "depth": side.stack.depth,
+            "width": side.stack.width,
+            **{
+                f"layer {layer} {role} {key}".rstrip(): tuple(weight.shape)
+                for layer, by_role in side.maps.items()
+                for role, weights in by_role.items()
+                for key, weight in weights.items()
+            },
         }
         for side in (base, other)
-    ]
-    facts |= {key: (shapes[0].get(key), shapes[1].get(key)) for key in dict.fromkeys([*shapes[0], *shapes[1]])}
+    )
     differs = [
-        f"{key} is {before} in the base and {after} in '{name}'"
-        for key, (before, after) in facts.items()
-        if before != after
+        f"{key} is {before.get(key)} in the base and {after.get(key)} in '{name}'"
+        for key in before | after
+        if before.get(key) != after.get(key)
     ]
     if differs:
         more = f" (and {len(differs) - 3} more)" if len(differs) > 3 else ""
@@ -289,8 +281,8 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
         raise ConfigError(f"{_OP}: {'; '.join(differs[:3])}{more}; {rule}.")
 
 
-def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Distances:
-    """Return the three distances between the weights of one role in the base and in another checkpoint.
+def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return measure -> distance between the weights of one role in the base and in another checkpoint.
 
     Both mappings are weight name -> weight, with the same names and shapes. Sums are computed in float64. The relative
     distance is infinite if all weights of the base are 0 and some of the others are not.
@@ -304,7 +296,7 @@ def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Dist
         matrices = difference.reshape(-1, *difference.shape[-2:]).unbind(0)
         spectral = max(spectral, *map(spectral_norm, matrices))
     relative = (squares / norm) ** 0.5 if norm else float("inf") if squares else 0.0
-    return _Distances(squares**0.5, relative, spectral)
+    return {"l2": squares**0.5, "relative": relative, "spectral": spectral}
 
 
 def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
@@ -344,7 +336,7 @@ def weights_by_role(
         if weights:
             yield role, weights
     if not paths and (weights := _weights(block, "")):
-        yield LINEAR, weights
+        yield "linear", weights
 
 
 def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
