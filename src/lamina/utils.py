@@ -147,7 +147,7 @@ _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each
 def no_pipe(path: Path) -> Path:
     """Return `path`, of a file to read or replace; OSError if it is a pipe, a socket or a device."""
     if path.exists() and not (is_file(path) or is_dir(path)):
-        raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return path
 
 

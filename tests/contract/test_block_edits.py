@@ -209,7 +209,7 @@ def test_families_that_refuse_many_orders_take_these(name: str, order: list[int]
 
 
 def test_a_list_in_a_string_is_refused():
-    with pytest.raises(ConfigError, match="which is no layer selector"):
+    with pytest.raises(ConfigError, match="which is not a layer selector"):
         keep_(FAMILIES["llama"].known(), "1,3")
 
 

@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 REFUSED = {  # family -> an order that it cannot have, and a part of the reason
     "qwen3_next": ([1, 2, 3], "no block with attention would stay"),
     "bamba": ([1, 3], "no block with attention would stay"),
-    "gemma4_text": ([1, 2, 3], "the config does not hold together"),  # its last block has full attention
+    "gemma4_text": ([1, 2, 3], "the config is not consistent"),  # its last block has full attention
     "jamba": ([2, 3], "block 2 cannot become block 1: there a block of 'jamba'"),
     "zamba": ([1, 3], "no block with attention would stay"),
     "zamba2": ([1, 2, 3, 4], "block 1 cannot become block 1: there a block of 'zamba2' has no '.*adapter_list.1"),

@@ -73,7 +73,7 @@ def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
     monkeypatch.setattr(ray_workers, "RETRIES", 1)
     answers = in_order(functools.partial(dies, tmp_path / "mark", True), "local", 1, "test", range(8))
     assert [next(answers) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(LaminaError, match=r"test: a worker of Ray died .* start again to go on"):
+    with pytest.raises(LaminaError, match=r"test: a worker of Ray died .* run again to continue"):
         next(answers)
 
 

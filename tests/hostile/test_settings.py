@@ -101,7 +101,7 @@ def test_a_recipe_without_end(tmp_path: Path):
         with pytest.raises(DataError, match="cannot be read"):
             load_recipe(path)
     if os.path.exists("/dev/zero"):  # noqa: PTH110
-        with pytest.raises(DataError, match="no ordinary file"):
+        with pytest.raises(DataError, match="not a regular file"):
             load_recipe("/dev/zero")
 
 

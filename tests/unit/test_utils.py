@@ -54,7 +54,7 @@ def test_one_is_no_plural():
 
 def test_a_pipe_is_not_replaced(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StoreError, match=r"pipe cannot be written .*it is no ordinary file"):
+    with pytest.raises(StoreError, match=r"pipe cannot be written .*it is not a regular file"):
         write_text(tmp_path / "pipe", "text")
     assert (tmp_path / "pipe").is_fifo()
 

@@ -33,7 +33,7 @@ _LOOP_METHODS = {"_extract_generation_mode_kwargs", "load_custom_generate"}
 
 # option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
 _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "custom_generate": (bool, "decodes by a loop of its own, which is not known"),
+    "custom_generate": (bool, "decodes by its own loop, which is not known"),
     "guidance_scale": (lambda scale: scale != 1, "runs the model on a second prompt between the steps"),
     "token_healing": (bool, "writes a text before the one that it returns"),
     "assistant_early_exit": (bool, "drafts with the lower layers of the model itself"),

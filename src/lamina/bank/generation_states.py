@@ -150,7 +150,7 @@ class GenerationStates:
             count -= self._read  # without a cache every pass reads the whole text again: only its end is new
         elif self.call.assisted or not self._read:
             if self._past > self._read:
-                problem = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
+                problem = f"generate continues from a cache of {self._past} tokens, whose states are not computed again"
                 raise ConfigError(f"bank.listen: {problem}. Generate without that cache, or without listening.")
             self._read = self._past  # after rejected drafts the cache is shorter, and their positions are read again
         begin, self._read = self._read, self._read + count

@@ -82,7 +82,7 @@ def linear_probe(probe: object) -> LinearProbe:
     """
     if isinstance(probe, str | bytes | PathLike):
         hint = "Load it in your own program, if you trust where it is from, and pass the model itself"
-        raise ConfigError(f"reader: a file came in place of a probe; files are not unpickled. {hint}.")
+        raise ConfigError(f"reader: got a file instead of a probe; files are not unpickled. {hint}.")
     model: Any = probe
     if hasattr(model, "best_estimator_"):
         return linear_probe(model.best_estimator_)
@@ -121,9 +121,7 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
     classifies = _is(model, _CLASSIFIERS)
     if not classifies and not _is(model, _REGRESSORS):
         known = ", ".join((*_CLASSIFIERS[:5], *_REGRESSORS[:2]))
-        raise ConfigError(
-            f"reader: a {type(model).__name__} is no linear model that is known; {known} are, and others."
-        )
+        raise ConfigError(f"reader: a {type(model).__name__} is not a known linear model; {known} and others are.")
     if not hasattr(model, "coef_"):
         raise ConfigError(
             f"reader: the {type(model).__name__} is not fitted; it has no coefficients. Call its fit first."

@@ -116,7 +116,7 @@ class _Listener:
         self._texts: dict[tuple[int, StackPass], GenerationStates | None] = {}
         for template in passes:
             problem = f"no pass of the stack '{template.stack.name}' ran in this context"
-            threads = "a thread started by hand must run contextvars.copy_context().run; generate_batch is not heard"
+            threads = "a thread started by hand must run contextvars.copy_context().run; generate_batch cannot be read"
             self._explain(template, f"{problem} ({threads})")
 
     def _explain(self, template: StackPass, reason: str) -> None:
@@ -172,7 +172,9 @@ class _Listener:
         outside of `generate`.
         """
         if is_internal.get():
-            own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
+            own = (
+                f"only a bank's own pass over the stack '{template.stack.name}' ran, which is not part of the main job"
+            )
             self._explain(template, own)
             return
         thread = get_ident()
@@ -187,8 +189,8 @@ class _Listener:
         if generated and past_tokens(inputs_of(template, batch, args, kwargs)):
             self.outputs.clear()
             raise ConfigError(
-                "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; a text that is "
-                "written in another way cannot be followed. Use over='prompt'."
+                "bank.listen: a pass continues from a cache of tokens outside generate; only texts that "
+                "generate writes can be followed. Use over='prompt'."
             )
         if self._has_output(template):
             return
@@ -320,7 +322,7 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
         raise ConfigError(f"bank.listen: {problem}. Load it with one, or use over='prompt'.")
     kind = type(without_wrapper(model))  # a PEFT wrapper leaves the decoding to the model inside
     if any(getattr(kind, name, None) is not getattr(GenerationMixin, name) for name in DECODING_METHODS):
-        problem = f"over is '{over}', and {kind.__name__} decodes by a loop of its own, which is not known"
+        problem = f"over is '{over}', and {kind.__name__} decodes by its own loop, which is not known"
         raise ConfigError(f"bank.listen: {problem}. Use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():

@@ -155,7 +155,7 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
         what = f"reader '{first}' reads the stack '{stack.name}'"
         if not reads_generated_text(stack_pass, bank.model):
             other = hint if stack.name == "main" else "Use a reader of the stack that does"
-            raise ConfigError(f"{op}: {what}, which does not read what is written. {other}.")
+            raise ConfigError(f"{op}: {what}, which does not read the generated text. {other}.")
         if not is_causal(bank.model, stack):
             rule = "whose states of a token change with later tokens, which do not exist yet while a text is written"
             raise ConfigError(f"{op}: {what}, {rule}. {hint}.")

@@ -100,7 +100,7 @@ def check_blocks(before: LayerStack, after: LayerStack, edits: Sequence[Move]) -
     if len(origins) != len(after.blocks) or any(
         block is not None and block is not now for block, now in zip(origins, after.blocks, strict=True)
     ):
-        problem = f"blocks of the {before.name} stack were changed in another way than by edits"
+        problem = f"blocks of the {before.name} stack were changed, and not by edits"
         raise ConfigError(f"{_OP}: {problem}. Make a new bank on the edited model, and train its readers.")
 
 

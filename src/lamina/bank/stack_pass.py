@@ -409,7 +409,7 @@ def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: S
     """Raise ConfigError, about the operation `op`, unless the layers that ran (`seen`) are those `needed`, in order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
-        problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
+        problem = f"layer {layer} of the stack '{stack.name}' did not run in order"
         raise ConfigError(f"{op}: {problem}; it is needed. Run the whole model, with the blocks that were found in it.")
 
 

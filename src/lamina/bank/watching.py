@@ -405,7 +405,7 @@ def _check_call(call: GenerateCall) -> None:
         why = "only at its end is it known which beam wins, so no token is final while the text is written"
         raise ConfigError(f"bank.watch: {problem}; {why}. Use one beam, or bank.listen(over='output').")
     if call.assisted:
-        problem = "generate is called with drafts, which are read before it is known whether they are taken"
+        problem = "generate is called with drafts, which are read before it is known whether they are accepted"
         raise ConfigError(f"bank.watch: {problem}. Leave them out, or use bank.listen(over='output').")
 
 

@@ -97,7 +97,7 @@ def run_cells(
     files = [cell.file for cell in listed]
     if len(set(files)) < len(files):
         twice = next(cell.key for number, cell in enumerate(listed) if files.index(files[number]) < number)
-        raise ConfigError(f"{op}: two cells have the key {dict(twice)}; each must have one of its own.")
+        raise ConfigError(f"{op}: two cells have the key {dict(twice)}; keys must differ.")
     outcomes: dict[int, State | Failure] = {n: done[file] for n, file in enumerate(files) if file in done}
     todo = {number: cell for number, cell in enumerate(listed) if number not in outcomes}
     ended: Iterable[tuple[int, State | Failure]] = ((number, _outcome(cell, op)) for number, cell in todo.items())
@@ -205,7 +205,7 @@ class Shelf:
         try:
             return unseal(path)
         except StoreError as error:
-            hint = "Remove it to have it made again."
+            hint = "Remove it to compute it again."
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
 
     def _read(self, path: Path, cell: Cell) -> State:
@@ -215,8 +215,8 @@ class Shelf:
         """
         before, state = self._unsealed(path)
         if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
-            rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"
-            raise ConfigError(f"{self._op}: {path} is of a {self._what} with {differs}; {rule}.")
+            rule = "resuming needs the same settings. Give another output folder, or leave resume out"
+            raise ConfigError(f"{self._op}: {path} belongs to a {self._what} with {differs}; {rule}.")
         return state
 
     def write(self, cell: Cell, state: State) -> None:

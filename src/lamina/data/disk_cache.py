@@ -140,9 +140,9 @@ def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mappi
     `sizes` are the sizes of the files in the folder, in bytes. `expected` is the argument of `read_entry`.
     """
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
-        return f"{wrong[0]} is missing or not whole"
+        return f"{wrong[0]} is missing or incomplete"
     if any(facts.get(name) != value for name, value in (expected or {}).items()):
-        return "it does not hold what its key says"
+        return "its content does not match its key"
     known = facts["checksums"] if expected is not None else {}
     return next((f"{name} is damaged" for name, crc in known.items() if _crc32(path / name) != crc), None)
 
@@ -187,7 +187,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
     if which != "all" and not chosen:
         raise UnknownNameError(op="cache", got=which, known=[entry.key for entry in known], what="entry")
     if which != "all" and len(chosen) > 1:
-        raise ConfigError(f"cache: '{which}' begins {len(chosen)} keys. Give more of the key, or 'all'.")
+        raise ConfigError(f"cache: '{which}' is the start of {len(chosen)} keys. Give more of the key, or 'all'.")
     with disk_errors(folder):
         for entry in chosen:
             _remove(folder / entry.key)
@@ -203,7 +203,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     usage = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     reserve = min(GIB, usage.total // 20)
     if needed_bytes + reserve > usage.free:
-        free = f"{decimal(usage.free)} are free, and {decimal(reserve)} of them are left alone"
+        free = f"{decimal(usage.free)} are free, and {decimal(reserve)} of them stay reserved"
         hint = "Make room (lamina cache), choose another folder with cache_dir, use float16, or go without a cache."
         message = f"cache: {decimal(needed_bytes)} of states are needed in {folder}; {free}. {hint}"
         raise CacheError(message, needed_bytes=needed_bytes, free_bytes=usage.free)

@@ -172,7 +172,7 @@ class RecordedStates:
         layer, at = (int(number) for number in bad.nonzero()[0])
         what = f"row {rows[at]} (from 0) has a state of layer {layers[layer]} that is NaN or infinite"
         hint = "Compute that row again, or leave it out"
-        return DataError(f"states: in {self.folder}, {what}; readers learn from numbers. {hint}.", row=rows[at])
+        return DataError(f"states: in {self.folder}, {what}; states must be finite. {hint}.", row=rows[at])
 
     # Reading a row
 

@@ -23,7 +23,7 @@ def existing(path: str | Path) -> Path:
     """Return `path` as a Path; raise DataError unless an ordinary file is there."""
     if not is_file(path):
         exists = os.path.lexists(path)
-        problem = "is a folder" if is_dir(path) else "is no ordinary file" if exists else "is not there"
+        problem = "is a folder" if is_dir(path) else "is not a regular file" if exists else "is not there"
         hint = "" if exists else similar_file(path)
         raise DataError(f"read: {path} {problem}; a file is needed.{hint}", path=str(path))
     return Path(path)

@@ -187,7 +187,7 @@ def open_states(
             raise
         logger.warning(reason := str(error))
     if not _in_all_processes(states is not None, bank.device):
-        return _log_unused(reason or "the states are not there in every process")
+        return _log_unused(reason or "some processes lack the states")
     logger.info("cache: %s of states in %s", decimal(filler.layout.size), entry.path)
     return states
 
@@ -299,7 +299,7 @@ class Layout:
         mask = torch.arange(shape[1], device=lengths.device) < lengths[:, None]
         packed = torch.stack([state.detach()[mask] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
         if not packed.isfinite().all():
-            problem = f"some states are beyond the range of {self.dtype}, or not numbers"
+            problem = f"some states are beyond the range of {self.dtype}, or NaN"
             raise CacheError(f"cache: {problem}. Use cache_dtype='float32', or go without a cache.")
         return packed.numpy()
 

@@ -64,7 +64,7 @@ def cut_configs(
             try:
                 unknown = _set_blocks(part, names, depth, order, every_list=every_list)
             except ValueError as error:  # some settings follow from others, which may contradict each other now
-                problem = f"with these blocks the config does not hold together ({first_line(error)})"
+                problem = f"with these blocks the config is not consistent ({first_line(error)})"
                 raise ConfigError(f"{op}: {problem}. Keep other blocks.") from error
             _set_cache_depth(part, op)
             if unknown or not every_list:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
-_HAND = "It was changed by hand; load it anew."
+_HAND = "It was changed by hand; load it again."
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
             plan = _Plan(before, _build_empty(model, config), order, path, first)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
-            problem = f"with {len(order)} blocks the config does not hold together ({reason})"
+            problem = f"with {len(order)} blocks the config is not consistent ({reason})"
             errors.append((ConfigError(f"{op}: {problem}. Keep other blocks."), error))
             continue
         try:

@@ -193,7 +193,7 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
     for name in order:
         parameters[name].fill_(silent[name])
     if not _is_identity(block, args, kwargs):
-        problem = "returns another state than it receives even if all its weights are zero"
+        problem = "changes the state even if all its weights are zero"
         if _ends_in_norm(block, args, kwargs):
             problem = "ends in a norm, so that it returns norm(x) for x even if its residual branches are zero"
         raise ConfigError(f"{where} {problem}. Use identity=False (--repeat), which repeats the block, or insert_.")

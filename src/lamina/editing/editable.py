@@ -43,7 +43,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     is_placed = hasattr(model, "hf_device_map") or any(hasattr(part, "_hf_hook") for part in model.modules())
     is_offloaded = is_placed and any(parameter.is_meta for parameter in model.parameters())
     problems = (
-        (compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
+        (compiled, "the model is compiled, and would still run the old layers. Edit it first, then compile it."),
         (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
         (is_quantized, _QUANTISED),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
@@ -207,6 +207,6 @@ def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, con
     weight = convolution_weight(module) if convolution else linear_weight(module)
     if weight is None:
         kind = "convolution" if convolution else "linear map"
-        reason = f"'{path}' is a {type(module).__name__}, no plain {kind}"
+        reason = f"'{path}' is a {type(module).__name__}, not a plain {kind}"
         raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
     return weight

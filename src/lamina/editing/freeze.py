@@ -67,7 +67,7 @@ def freeze_(
     trainable = _trainable_parameters(model, train)
     listed = None if train is None or isinstance(train, str) else list(train)
     if listed and (not is_all(layers) or stack is not None):
-        problem = f"layers or stack came with train={listed}"
+        problem = f"layers or stack is set beside train={listed}"
         raise ConfigError(f"{_OP}: {problem}; a list freezes all that it does not name. Leave them out.")
     is_every = train is not None and stack is None
     try:

@@ -186,7 +186,7 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
     if layer.axes and groups > 1:
         reason = f"'{path}' keeps {groups} groups of channels apart, and the layer inserted after it mixes them"
     if layer.content_only and not ROLES[family_of(model)].attention.positions_own:
-        reason = f"'{path}' also projects position embeddings, which inserted layers leave alone"
+        reason = f"'{path}' also projects position embeddings, which inserted layers do not change"
         hint = "Keep the inserted layers, or insert into 'ffn' only."
     if reason is not None:
         raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)

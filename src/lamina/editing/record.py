@@ -65,7 +65,7 @@ class Edit:
         known = {field.name for field in fields(cls)}
         if set(saved) != known or saved.get("kind") not in KINDS:
             raise StoreError(
-                f"edits: {str(dict(saved))[:80]} is no record of an edit; it has {', '.join(sorted(known))}. "
+                f"edits: {str(dict(saved))[:80]} is not a record of an edit, which has {', '.join(sorted(known))}. "
                 "Use the version of lamina that saved it, or save the model again."
             )
         return cls(**{**saved, "layers": tuple(saved["layers"]), "parameters": tuple(saved["parameters"])})

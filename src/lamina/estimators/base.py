@@ -110,7 +110,7 @@ READER = "reader"  # name of the estimator's reader in its bank
 _PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # also options of `lamina.fit`
 _OWN: dict[str, str] = {
     **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
-    "seed": "random_state is in its place",
+    "seed": "use random_state instead",
     "keep": "validation_fraction decides it",
 }
 _SHARED = ("model", "processor")  # parameters that clones share instead of copying them
@@ -425,7 +425,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
         what = f"has format {facts.get('format')}; this version of lamina reads format {FORMAT}"
         raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
     if facts.get("estimator") != kind.__name__:
-        raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is no {kind.__name__}.")
+        raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is not a {kind.__name__}.")
     with error_context(f"in {path}"), convert_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
         params, learnt = ({key: _from_json(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
         estimator = kind(**params)

@@ -152,7 +152,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         """
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"
-            raise DataError(f"{self._op()}: {came}; it learns from labels. Give y, or `layer` in its place.")
+            raise DataError(f"{self._op()}: {came}; it learns from labels. Give y, or `layer` instead.")
         targets = any_targets(y, texts, self._op())
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank.remove(READER)

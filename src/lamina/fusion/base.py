@@ -421,7 +421,7 @@ def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:
 def require_fed(total: T | None) -> T:
     """Return a stream's accumulated result `total`; raise ConfigError if it is None, because no state was processed."""
     if total is None:
-        raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
+        raise ConfigError("fusion: no state was fed; feed every active layer before finish.")
     return total
 
 

@@ -266,7 +266,7 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if stack.is_converted:
-        raise _unsupported(model, "its blocks pass on states in another form than [batch, tokens, width]")
+        raise _unsupported(model, "its blocks pass on states that are not [batch, tokens, width]")
     try:
         copied = _copy_block(stack.blocks[-1])
         return copied, stack.points[-1].swap if main_device(model).type == "meta" else _check_copy(model, stack, copied)
@@ -278,7 +278,7 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> ConfigError:
-    problem = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
+    problem = f"no blocks like those of '{model.config.model_type}' can be made; {reason}"
     return ConfigError(f"extra_layers: {problem}. Use another fusion, such as DWAtt or Concat.")
 
 

@@ -107,7 +107,7 @@ class PooledClassification(HeadConfig):
             problem = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
             hint = "Use encoder_layers=0, and 'query', 'first', 'last' or 'mean'."
             raise ConfigError(
-                f"{self.kind}: linear is False with {problem}, which mixes features, which then are no logits. {hint}"
+                f"{self.kind}: linear is False with {problem}, which mixes features, so they are not logits. {hint}"
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")

@@ -241,17 +241,19 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
         _UnreadableError: If any of these steps fails.
     """
     if not hasattr(getattr(model, "config", None), "to_dict"):
-        raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
+        raise _UnreadableError("it is not a transformers model: it has no config", "Load it with AutoModel.")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise _UnreadableError(
-            "its adapter learns a prompt, which is no part of its layers", "Use another adapter, such as LoRA."
+            "its adapter learns a prompt, which is not part of its layers", "Use another adapter, such as LoRA."
         )
     if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
         raise _UnreadableError(
             "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
         )
     if is_bitsandbytes(model):
-        problem = "its weights are packed by bitsandbytes, whose kernels give a token other values in other batches"
+        problem = (
+            "its weights are packed by bitsandbytes, whose kernels give a token different values in different batches"
+        )
         raise _UnreadableError(f"{problem}, and no test of Lamina runs them", "Load it in bfloat16.")
     try:
         pairs = _input_pairs(model)
@@ -464,7 +466,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     states: States = {}
     for name, places in found.items():
         if len(returned[name]) != len(places.by_layer):
-            raise _UnreadableError(f"its {name} stack returns another count of hidden states on another input")
+            raise _UnreadableError(f"its {name} stack returns a different number of hidden states for another input")
         states[name] = _formed(returned[name], places.forms, _tokens_of(name, probe))
         _check_shapes(name, states[name], probe.rows)
         chosen[name] = []
@@ -473,7 +475,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
             later = (event for event in ranked if event.time >= since and event in seen)
             event = next((event for event in later if all(torch.equal(value, state) for value in seen[event])), None)
             if event is None:
-                raise _unmatched(name, layer, "where it was seen for one input, another input shows another value")
+                raise _unmatched(name, layer, "where one input showed it, another input shows a different value")
             chosen[name].append(event)
     return chosen, states
 
@@ -515,4 +517,4 @@ def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, Lay
             raise _UnreadableError(f"a plain pass shows layers {list(seen[name])} of its {name} stack")
         for layer, value in seen[name].items():
             if not alike(value, states[name][layer], _CLOSE):
-                raise _unmatched(name, layer, "a plain pass shows another value there")
+                raise _unmatched(name, layer, "a plain pass shows a different value there")

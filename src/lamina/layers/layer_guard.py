@@ -156,7 +156,7 @@ class LayerGuard:
                 continue
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
             if since or edits[: len(known)] != known:
-                return f"it was edited ({', '.join(since) or 'its record is another'})"
+                return f"it was edited ({', '.join(since) or 'its record differs'})"
         for path, known in self._children.items():
             try:
                 children = dict(model.get_submodule(path).named_children())

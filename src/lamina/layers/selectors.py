@@ -37,7 +37,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
         return _from_text(selector, layers, op)
     items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (selector,)
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        raise ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
+        raise ConfigError(f"{op}: layers is {selector!r}, which is not a layer selector. Use {FORMS}.")
     chosen = sorted(_index(cast("int", item), layers, op) for item in items)
     if not chosen:
         raise ConfigError(f"{op}: layers is {selector!r}, which names no layer; at least one is needed. Use {FORMS}.")
@@ -68,9 +68,9 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
         low, high = span.groups()
         first, last = _index(int(low), layers, op), _index(int(high), layers, op) if high else layers - 1
         if first > last:
-            raise ConfigError(f"{op}: '{text}' runs backwards; a range goes upwards. Use '{high}-{low}'.")
+            raise ConfigError(f"{op}: '{text}' is descending; a range must ascend. Use '{high}-{low}'.")
         return list(range(first, last + 1))
-    raise ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
+    raise ConfigError(f"{op}: layers is {selector!r}, which is not a layer selector. Use {FORMS}.")
 
 
 def _index(layer: int, layers: int, op: str) -> int:

@@ -78,7 +78,7 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if stack.is_converted:
-        raise _unsupported(model, "its blocks pass on states in another form than [batch, tokens, width]")
+        raise _unsupported(model, "its blocks pass on states that are not [batch, tokens, width]")
     if main_device(model).type == "meta":
         raise _unsupported(model, "it has no weights, and what is added is found by its values")
     first, second = (_additions_by_block(model, stack, length) for length in _LENGTHS)

@@ -48,7 +48,7 @@ def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
     name, hint = f"a {type(model).__name__}", hint or "Give the first value that lamina.load returns"
     if isinstance(model, (str, PathLike)):
         name, hint = f"'{model}'", "Load it first, by lamina.load, or a bank by ReaderBank.from_pretrained"
-    raise ConfigError(f"{op}: got {name}, which is no model; {wanted} is needed. {hint}.")
+    raise ConfigError(f"{op}: got {name}, which is not a model; {wanted} is needed. {hint}.")
 
 
 def is_bitsandbytes(model: nn.Module) -> bool:

@@ -143,14 +143,16 @@ class Calibration:
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("calibrate: the threshold is NaN; it must be a number.")
         if threshold is not None and guarantee:
-            problem = "guarantee is set for a threshold that was given; only one that is chosen keeps a rate"
+            problem = "guarantee is set, and so is the threshold; only a chosen one can guarantee a rate"
             raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
         threshold = None if threshold is None else float(threshold)
         try:
             # NumPy's numbers would not be written as JSON
             scores = [float(cast("SupportsFloat", score)) for score in highest]
         except (TypeError, ValueError):
-            raise ConfigError("calibrate: `highest` has an entry that is no number; it has a score per text.") from None
+            raise ConfigError(
+                "calibrate: `highest` has an entry that is not a number; it has a score per text."
+            ) from None
         negatives, positives = by_label(scores, positive)
         target = None if threshold is not None else false_positive_rate
         if threshold is None:

@@ -183,7 +183,7 @@ def predict_file(  # noqa: PLR0913
     if by_tokens:
         predictor.options = options.model_copy(update={"batch_size": _MOST_ROWS})
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
-        came = f"a reader is called '{clash[0]}', as a column that the output has anyway"
+        came = f"a reader has the name '{clash[0]}' of a column of the output"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
     text = text or usual_column(source, learnt_columns(bank_or_model, predictor.names))
     columns = [text, *([text_pair] if text_pair else [])]
@@ -331,20 +331,20 @@ class Partial:
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(
-                    f"predict: {self.lines} is of an earlier run whose {name} was {before}, and now it is {now}. "
-                    "Start anew with resume=False (--no-resume)."
+                    f"predict: {self.lines} belongs to an earlier run whose {name} was {before}, and now it is {now}. "
+                    "Start again with resume=False (--no-resume)."
                 )
         self.size, self.rows, self.read, self.skipped, self.bad = (state[name] for name in _STATE)
         if (size := self.lines.stat().st_size) < self.size:
             raise StoreError(
                 f"predict: {self.lines} has {size} bytes of the {self.size} that were written; it was cut off. "
-                "Start anew with resume=False (--no-resume)."
+                "Start again with resume=False (--no-resume)."
             )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Convert an OSError in the `with` block to a StoreError that says how many rows are complete."""
-        left = f"; {self.rows} rows are kept there. Make room and start again to go on." if self.rows else "."
+        left = f"; {self.rows} rows are kept there. Free space and run again to continue." if self.rows else "."
         where = f"predict: {self.lines.parent} cannot be written"
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}){left}")):
             yield

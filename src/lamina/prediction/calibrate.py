@@ -116,7 +116,7 @@ def calibrate(  # noqa: PLR0913
     check_known("calibrate", [per], get_args(Unit), "unit")
     unused = {"guarantee": guarantee, "per": per != "reply", "false_positive_rate": false_positive_rate != 0.01}
     if threshold is not None and (names := [name for name, is_set in unused.items() if is_set]):
-        problem = f"{names[0]} is set, but has no effect on a threshold that is given"
+        problem = f"{names[0]} is set, but has no effect on a fixed threshold"
         raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
     require_packages("calibrate", "metrics", "scipy")
     options = PassOptions.among("calibrate", locals())
@@ -124,7 +124,7 @@ def calibrate(  # noqa: PLR0913
     positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
     check_known("calibrate", monitor.readers, bank, "reader")
     if bank[monitor.readers[0]].stack == "decoder":
-        came = f"reader '{monitor.readers[0]}' reads a decoder beside an encoder, which is what reads a task's texts"
+        came = f"reader '{monitor.readers[0]}' reads the decoder, and only the encoder reads a task's texts"
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
     bank.seal_base("calibrate")

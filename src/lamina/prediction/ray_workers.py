@@ -75,7 +75,7 @@ def _alone(actor: Any, item: object, op: str) -> Any:
     try:
         return ray.get(actor.run.remote(item))
     except ray.exceptions.RayError as error:
-        kept = "What was answered before is kept; start again to go on"
+        kept = "Earlier answers are kept; run again to continue"
         raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error
 
 

@@ -183,7 +183,7 @@ def _labels(table: Table, column: str) -> list[str]:
         try:
             labels.append(class_name(cell))
         except LabelCellError as error:
-            raise _bad(table, row, column, f"{error} is no label; it is a name. Correct the row.") from None
+            raise _bad(table, row, column, f"{error} is not a label; a label is a name. Correct the row.") from None
     return labels
 
 

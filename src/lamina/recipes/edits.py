@@ -121,7 +121,7 @@ def is_applied(edit: str, arguments: Arguments) -> bool:
     """
     for name, parameter in _parameters(edit).items():
         if parameter.default is parameter.empty and name not in arguments:
-            raise ConfigError(f"recipe: {edit} was given no '{name}'; it is required.")
+            raise ConfigError(f"recipe: {edit} lacks '{name}'; it is required.")
     return arguments.get("keep" if edit == "truncate" else "layers", "") is not None
 
 

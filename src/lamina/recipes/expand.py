@@ -74,7 +74,7 @@ def expand_recipe(
                     FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
                     specs[spec.name] = spec
                     if len(specs) > MOST_RUNS:
-                        raise ConfigError(f"recipe: it amounts to more than {MOST_RUNS:,} runs.")
+                        raise ConfigError(f"recipe: it has more than {MOST_RUNS:,} runs.")
     _check_effects(idle)
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:

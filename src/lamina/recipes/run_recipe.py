@@ -179,7 +179,7 @@ def _run(
     is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
     if ray is not None and not is_separate:
         problem = "the readers of the recipe share each pass of the model, in one process"
-        raise ConfigError(f"recipe: ray is given; {problem}. Leave it out, or set separately: true.")
+        raise ConfigError(f"recipe: ray is set; {problem}. Leave it out, or set separately: true.")
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
         session = _Session(recipe, load_tasks(recipe, data), folder)
         warn_of_texts("recipe", (copies[0] for copies in session.tasks.values()))
@@ -384,7 +384,7 @@ class _Session:
             note_failures(separate.folder, failures)
         if not states:
             first = f"the first, {failures[0].key['run']}: {failures[0].error}"
-            raise ConfigError(f"recipe: none of {len(failures)} runs came to its end; {first}")
+            raise ConfigError(f"recipe: none of {len(failures)} runs finished; {first}")
         return self._joined(specs, states, failures)
 
     def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:

@@ -204,7 +204,7 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     texts = [cell for cell in cells if isinstance(cell, str)]
     if len(texts) < len(cells):
         number, other = next((row, cell) for row, cell in enumerate(cells) if not isinstance(cell, str))
-        raise ConfigError(f"serve: cell {number} of the data is no text ({type(other).__name__}); texts are needed.")
+        raise ConfigError(f"serve: cell {number} of the data is not a text ({type(other).__name__}); texts are needed.")
     if size != len(cells) or columns not in (1, 2) or not cells:
         came = f"the shape is {tensor.shape} for {len(cells)} cells"
         rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"

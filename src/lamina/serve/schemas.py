@@ -113,7 +113,7 @@ class PipelineParameters(RequestBody):
     Options that are not supported may only have values that change nothing.
     """
 
-    top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Return so many labels; by default all.")
+    top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Return this many labels; by default all.")
     function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
         None, description='"none": logits, as raw_scores. A function must be that of the task.'
     )

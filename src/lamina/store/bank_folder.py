@@ -450,7 +450,7 @@ def _read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"load: {folder} has no {MANIFEST}; {hint}.")
     manifest = Manifest.read(path)
     if not manifest.base.stacks:
-        raise damaged(path, "has no fingerprint of the base, by which another base is told")
+        raise damaged(path, "has no fingerprint of the base, so another base would not be noticed")
     counts = Counter(manifest.readers)
     for name, count in counts.items():
         if not NAME.fullmatch(name) or count > 1:  # a name like ".." would leave the folder

@@ -115,7 +115,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
     paths = {module: path for path, module in by_path(inside).items()}
     blocks = set(stack.blocks)
     if stack.is_converted:
-        problem = "the model's blocks pass on states in another form than [batch, tokens, width]"
+        problem = "the model's blocks pass on states that are not [batch, tokens, width]"
         raise ConfigError(f"export_reader: {problem}, and an exported reader cannot read them. Use the bank itself.")
     points: dict[str, Point] = {}
     for layer in layers:

@@ -145,7 +145,7 @@ class LinearReader:
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
         with (
-            convert_errors(lambda reason: damaged(path, f"is no linear reader ({reason})")),
+            convert_errors(lambda reason: damaged(path, f"is not a linear reader ({reason})")),
             safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]
         ):
             opened = cast("_Tensors", file)

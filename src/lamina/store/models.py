@@ -431,5 +431,5 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(name, f"has a config.json that transformers cannot use ({reason})")
     hint = "Use a head and a family that transformers has."
     if isinstance(error, ImportError):
-        hint = "Install the package, or use a model that does without it."
+        hint = "Install the package, or use a model that does not need it."
     return UnsupportedModelError(op="load", model_type=model_type, reason=reason, hint=hint)

@@ -521,7 +521,7 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
             problem = (
                 f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {rows} x {tokens} tokens"
             )
-            raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is right. Nothing was written.")
+            raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is allowed. Nothing was written.")
         worst = max(worst, difference)
     return worst
 

@@ -103,7 +103,7 @@ class OnnxEngine:
                 f"{_OP}: {folder} was not exported from reader '{others[0]}' of this bank. Export it again."
             )
         if facts.sha256 != hash_of_graph(folder):
-            raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 is another. Export it again.")
+            raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 differs. Export it again.")
         try:
             session = open_session(folder / GRAPH)
         except Exception as error:  # onnxruntime has classes of its own
@@ -127,7 +127,7 @@ class OnnxEngine:
                 difference = float((logits - right).abs().max() / right.abs().max().clamp(min=1))
                 if not difference <= TOLERANCE:  # NaN too
                     problem = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch"
-                    raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is right.")
+                    raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is allowed.")
 
     def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}

@@ -147,7 +147,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())
     if differs and op == "fit":
         listed = "; ".join(f"{name} is {own}, and {other} there" for name, (own, other) in differs.items())
-        problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes other inputs: {listed}"
+        problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes different inputs: {listed}"
         raise ConfigError(
             f"{op}: {problem}. Leave processor= out, or make a bank with it: ReaderBank(model, processor)."
         )

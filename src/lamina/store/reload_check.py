@@ -98,7 +98,7 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
             problem = f"the weight '{name}' is {list(own[name])}, and its config says {list(expected[name])}"
     if problem is None:
         for group in _shared_by_blocks(model, under) - _shared_by_blocks(empty, under):
-            return f"the weights {' and '.join(map(repr, sorted(group)[:2]))} are one, which its config does not say"
+            return f"the weights {' and '.join(map(repr, sorted(group)[:2]))} are shared, which its config does not say"
     return problem
 
 

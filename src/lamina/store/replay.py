@@ -263,7 +263,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         if edit.kind == "truncate":
             back = [key for key in edit.parameters if key in parameters]
             if back and not any(later.kind == "duplicate" for later in here[number + 1 :]):
-                raise _mismatch(name, f"'{back[0]}' was cut off, but it is there")
+                raise _mismatch(name, f"'{back[0]}' was removed by an edit, but it is there")
         if edit.kind in ("truncate", "keep", "drop"):
             continue
         names = {now for all_now in names_now(here, number).values() for now in all_now}

@@ -58,7 +58,7 @@ def save(
     folder, model = Path(folder), unwrapped(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
         hint = "Give a transformers model; save a bank with bank.save_pretrained(folder)."
-        raise ConfigError(f"save: got a {type(model).__name__}, which is no model. {hint}")
+        raise ConfigError(f"save: got a {type(model).__name__}, which is not a model. {hint}")
     check_no_adapters(model, "save")
     check_finite("the model", model.named_parameters())
     check_reloads(model, "save")

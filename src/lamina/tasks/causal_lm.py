@@ -216,7 +216,7 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:
         what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
-        raise ConfigError(f"causal_lm: {what}, which only fast ones give. Take a model that has a fast one.")
+        raise ConfigError(f"causal_lm: {what}, which only fast ones give. Use a model that has a fast one.")
     rendered = (render(chat, processor) for chat in split.texts) if has_chats else _joined(split.texts, tokenizer)
     texts, spans = zip(*rendered, strict=True)
     encoded = _encode(texts, processor, options, offsets=True, has_chats=has_chats)

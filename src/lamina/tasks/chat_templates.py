@@ -50,7 +50,7 @@ def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
 def chat_problem(cell: object) -> str | None:
     """Return what is wrong with a cell as a chat, as text: its type, a role or a content; None if nothing is."""
     if not is_chat(cell) or not cell:
-        return "is no chat: a list of messages, each with a role and a content"
+        return "is not a chat: a list of messages, each with a role and a content"
     for number, message in enumerate(cell):
         if message.get("role") not in ROLES:
             return f"has the role {message.get('role')!r} in message {number}; the roles are: {', '.join(ROLES)}"

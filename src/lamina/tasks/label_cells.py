@@ -119,7 +119,7 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     if name not in labels and name[-1:] in "])}>" and _PRINTED.fullmatch(name):
         raise LabelCellError(shown(cell), f", which is a printed value; a class is a name. {_NAMES}")
     if name == _IGNORED and name not in labels:
-        rule = "models skip this label, so it is no class. Leave such cells empty"
+        rule = "models skip this label, so it is not a class. Leave such cells empty"
         raise LabelCellError(shown(cell), f"; {rule}. {_NAMES}")
     if name or isinstance(cell, str):
         return name
@@ -233,7 +233,7 @@ def spelled_list(text: str) -> object:
             reason = "neither JSON nor Python has this form"
     if text[0] == "[":
         rule = 'write it as in ["art", "sport"], with commas'
-        raise LabelCellError(shown(text), f", which is in brackets but no list ({reason}); {rule}. {_NAMES}")
+        raise LabelCellError(shown(text), f", which is in brackets but not a list ({reason}); {rule}. {_NAMES}")
     return None
 
 

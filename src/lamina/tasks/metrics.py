@@ -74,7 +74,7 @@ def named_class(op: str, name: object, labels: Sequence[str]) -> str:
     try:
         text = class_name(name, labels)
     except LabelCellError as error:
-        raise ConfigError(f"{op}: {error.got} is no class; the classes are {', '.join(labels)}.") from None
+        raise ConfigError(f"{op}: {error.got} is not a class; the classes are {', '.join(labels)}.") from None
     usual = usual_positive(labels)
     if text not in labels and usual is not None and text.lower() in (*_NO, *_YES):
         return usual if text.lower() in _YES else next(label for label in labels if label != usual)

@@ -258,7 +258,7 @@ class SampleSize:
             count = self.rows or (self.per_class or 0) * classes
             described = f"{self.rows} rows" if self.rows else f"{self.per_class} x {classes} classes = {count} rows"
         if not 1 <= count <= total:
-            got = f"{described} of {total} rows {'is no row' if count < 1 else 'were asked for'}"
+            got = f"{described} of {total} rows {'is less than one row' if count < 1 else 'were asked for'}"
             raise ConfigError(f"subsample: {got}; it must be 1 to {total} rows.")
         return count
 

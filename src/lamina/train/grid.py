@@ -179,7 +179,7 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
         for fusion in axes.get(METHOD, [reader.fusion]):
             full = full_key(key, keys_of(cast("Config", fusion), reader.head), f"{op}, {type(fusion).__name__}")
         if full in axes:
-            raise ConfigError(f"{op}: '{full}' is there twice; a key can have one list only.")
+            raise ConfigError(f"{op}: '{full}' is set twice; a key can have one list only.")
         axes[full] = _values(full, grid[key], op)
     return axes
 

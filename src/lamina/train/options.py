@@ -241,7 +241,7 @@ class FitOptions(PassOptions):
         """Yield (name, reason) of options that are set but have no effect, such as one of two warm-up options."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
-            yield "warmup_ratio", "and warmup_steps is set too; only one can hold. Leave one out"
+            yield "warmup_ratio", "and warmup_steps is set too; only one can be set. Leave one out"
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
         """Return options for encoding one split as inputs of at most `max_length` tokens or samples.

@@ -533,7 +533,7 @@ def test_a_model_whose_record_of_edits_was_lost_is_refused(model: Any, batch: di
     bank = ReaderBank(model)
     bank.add("low", Reader(SingleLayer(layer=1, dim=8), TWO))
     setattr(model, EDITS, ())
-    with pytest.raises(ConfigError, match=r"no longer those that were found: it was edited \(its record is another\)"):
+    with pytest.raises(ConfigError, match=r"no longer those that were found: it was edited \(its record differs\)"):
         bank(**batch)
 
 

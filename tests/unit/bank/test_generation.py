@@ -213,5 +213,5 @@ def test_a_model_that_decodes_by_a_loop_of_its_own_is_refused_by_name():
             raise NotImplementedError
 
     bank = bank_of(OwnLoop(OpenAIGPTConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=4)))
-    with pytest.raises(ConfigError, match="OwnLoop decodes by a loop of its own"), bank.listen(over="output"):
+    with pytest.raises(ConfigError, match="OwnLoop decodes by its own loop"), bank.listen(over="output"):
         pass

@@ -139,9 +139,9 @@ def test_a_probe_of_lmprobe_is_known_by_its_parts():
 @pytest.mark.parametrize(
     ("probe", "options", "error"),
     [
-        ("probe.pkl", {}, "a file came in place of a probe; files are not unpickled"),
+        ("probe.pkl", {}, "got a file instead of a probe; files are not unpickled"),
         (LogisticRegression(), {}, "LogisticRegression is not fitted"),
-        (RandomForestClassifier(), {}, "a RandomForestClassifier is no linear model that is known"),
+        (RandomForestClassifier(), {}, "a RandomForestClassifier is not a known linear model"),
         (make_pipeline("passthrough"), {}, "the pipeline has no step that computes anything"),
         (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels are 'ab'; a list of names is needed"),
         (diverged(), {}, "the SGDRegressor has coefficients that are NaN or infinite"),

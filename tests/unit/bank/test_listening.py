@@ -89,7 +89,7 @@ def decode_without_cache(model: Any, input_ids: torch.Tensor, **_: Any) -> torch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"custom_generate": lambda *_, **__: None}, "custom_generate=.* which decodes by a loop of its own"),
+        ({"custom_generate": lambda *_, **__: None}, "custom_generate=.* which decodes by its own loop"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
         ({"token_healing": True}, "token_healing=True, which writes a text before"),
         ({"assistant_early_exit": 1}, "assistant_early_exit=1, which drafts with the lower layers"),
@@ -110,8 +110,8 @@ def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[st
     [
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
         ({"token_healing": True, "tokenizer": object()}, "token_healing=True, which writes a text before"),
-        ({"custom_generate": decode_by_hand}, "custom_generate=.* which decodes by a loop of its own"),
-        ({"custom_generate": decode_without_cache}, "custom_generate=.* which decodes by a loop of its own"),
+        ({"custom_generate": decode_by_hand}, "custom_generate=.* which decodes by its own loop"),
+        ({"custom_generate": decode_without_cache}, "custom_generate=.* which decodes by its own loop"),
     ],
 )
 def test_they_are_refused_where_generate_was_bound_before(options: dict[str, Any], message: str):
@@ -145,7 +145,7 @@ def test_a_cache_that_holds_a_text_already_is_refused():
     batch = prompt(bank, 1)
     first = bank.model.generate(**batch, **SHORT, return_dict_in_generate=True)
     more = {"input_ids": first.sequences, "past_key_values": first.past_key_values}
-    with pytest.raises(ConfigError, match="generate goes on from a cache of 8 tokens"), bank.listen(over="both"):
+    with pytest.raises(ConfigError, match="generate continues from a cache of 8 tokens"), bank.listen(over="both"):
         bank.model.generate(**more, attention_mask=torch.ones_like(first.sequences), **SHORT)
 
 
@@ -170,7 +170,7 @@ def test_a_hand_written_decoding_loop_is_refused():
         out = bank.model(**batch, use_cache=True)
         assert torch.equal(outputs["r"].logits, bank(**batch)["r"].logits)
         outputs.clear()
-        with pytest.raises(ConfigError, match="a pass goes on from a cache of tokens, and not in a call of generate"):
+        with pytest.raises(ConfigError, match="a pass continues from a cache of tokens outside generate"):
             bank.model(input_ids=batch["input_ids"][:, :1], past_key_values=out.past_key_values)
 
 

@@ -100,5 +100,5 @@ def test_blocks_that_other_code_moved_are_refused():
     bank = bank_on("llama", low=lamina.SingleLayer(layer=1))
     layers = bank.model.layers
     layers[0], layers[1] = layers[1], layers[0]
-    with pytest.raises(ConfigError, match="in another way than by edits"):
+    with pytest.raises(ConfigError, match="were changed, and not by edits"):
         bank.remap_()

@@ -72,7 +72,7 @@ def test_the_mask_of_sound_is_that_of_its_frames():
 def test_a_pass_that_never_reached_its_layers_says_so():
     bank, batch = bank_of("bart-Seq2SeqLM", "encoder")
     encoded = bank.model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
-    with pytest.raises(ConfigError, match="bank: layer 1 of the stack 'encoder' did not run in its turn"):
+    with pytest.raises(ConfigError, match="bank: layer 1 of the stack 'encoder' did not run in order"):
         bank(
             encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=torch.tensor([[3], [3]])
         )
@@ -102,7 +102,7 @@ def swapped_blocks(model: Any) -> None:
 @pytest.mark.parametrize("fusion", [AdaLayers(dim=8), AdaLayers(dim=8, layers=[1, 2]), DWAtt()])
 def test_a_layer_that_did_not_run_is_named(change: Any, layer: int, fusion: Any):
     bank, batch = bank_of("llama", fusion=fusion)
-    message = f"layer {layer} of the stack 'main' did not run in its turn; it is needed"
+    message = f"layer {layer} of the stack 'main' did not run in order; it is needed"
     with torch.no_grad(), bank.listen() as outputs:
         change(bank.model)
         with pytest.raises(ConfigError, match=f"bank: {message}"):

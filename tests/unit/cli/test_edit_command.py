@@ -258,7 +258,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
         (["--truncate", 1], r"edit: there is no folder to save to. Use -o OUT, or --dry-run"),
         (["--truncate", 9, "-o", "OUT"], "truncate_: keep is 9; the main stack has 3 blocks"),
         (["--reinit", "7", "-o", "OUT"], "reinit_: layer 7 does not exist"),
-        (["--reinit", "some", "-o", "OUT"], "reinit_: layers is 'some', which is no layer selector"),
+        (["--reinit", "some", "-o", "OUT"], "reinit_: layers is 'some', which is not a layer selector"),
         (["--reinit", "1", "--scope", "model", "-o", "OUT"], "edit: unknown --scope 'model'; known: linear, block"),
         (["--insert", "middle", "-o", "OUT"], "edit: unknown --insert 'middle'; known: attention, ffn, both"),
         (

@@ -163,7 +163,7 @@ def test_columns_that_another_sign_divides(tmp_path: Path, name: str, text: str)
 
 def test_a_pipe_and_a_broken_link_are_no_ordinary_files(tmp_path: Path):
     (tmp_path / "link.csv").symlink_to(tmp_path / "link.csv")
-    with pytest.raises(DataError, match=r"link.csv is no ordinary file; a file is needed.$"):
+    with pytest.raises(DataError, match=r"link.csv is not a regular file; a file is needed.$"):
         read_table(tmp_path / "link.csv")
 
 

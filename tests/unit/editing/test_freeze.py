@@ -179,7 +179,9 @@ def test_lists_that_cannot_be():
     with pytest.raises(ConfigError, match=r"train is \[\]; it is 'inserted', or a list of parts of the model"):
         freeze_(model, train=[])
     for more in ({"layers": [1]}, {"stack": "main"}):
-        with pytest.raises(ConfigError, match=r"layers or stack came with train=\['pooler'\]; a list freezes all that"):
+        with pytest.raises(
+            ConfigError, match=r"layers or stack is set beside train=\['pooler'\]; a list freezes all that"
+        ):
             freeze_(model, train=["pooler"], **more)
     assert frozen(model) == set()
     assert edits(model) == []

@@ -129,7 +129,7 @@ def test_a_projection_that_was_packed_since_is_refused():
     insert_(model, "ffn", 1)
     packed = torch.zeros(32, 64, dtype=torch.uint8)
     model.encoder.layer[0].output.dense.weight = torch.nn.Parameter(packed, requires_grad=False)
-    refused(model, UnsupportedModelError, "'encoder.layer.0.output.dense' is a Linear, no plain linear map")
+    refused(model, UnsupportedModelError, "'encoder.layer.0.output.dense' is a Linear, not a plain linear map")
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

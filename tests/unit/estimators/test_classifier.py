@@ -138,7 +138,7 @@ def test_the_seed_decides_and_a_generator_is_drawn_from(base: str, texts: list[s
     [
         ({"options": {"epoch": 3}}, UnknownNameError, "unknown option 'epoch'"),
         ({"options": {"epochs": 3}}, ConfigError, "options has 'epochs'; it is a parameter by itself"),
-        ({"options": {"seed": 3}}, ConfigError, "random_state is in its place"),
+        ({"options": {"seed": 3}}, ConfigError, "use random_state instead"),
         ({"options": "cache"}, ConfigError, "options are a str; they must be a mapping"),
         ({"batch_size": "8"}, ConfigError, "batch_size is '8'; it must be a whole number"),
         ({"epochs": 0}, ConfigError, "epochs is 0; it must be at least 1"),

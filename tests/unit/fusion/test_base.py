@@ -18,7 +18,7 @@ from lamina.utils import check_range
 
 
 def test_a_stream_that_was_fed_nothing_says_so():
-    with pytest.raises(ConfigError, match="fusion: no state was fed; every active layer must be before finish"):
+    with pytest.raises(ConfigError, match="fusion: no state was fed; feed every active layer before finish"):
         WeightedSum(torch.ones(2)).finish(torch.ones(1, 1, dtype=torch.bool))
 
 

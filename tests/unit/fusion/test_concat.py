@@ -95,7 +95,7 @@ def test_a_stream_keeps_one_accumulator(grad: bool):
 
 def test_a_stream_that_was_fed_nothing_says_so():
     fusion = Concat().build(3, 16)
-    with pytest.raises(ConfigError, match="fusion: no state was fed; every active layer must be before finish"):
+    with pytest.raises(ConfigError, match="fusion: no state was fed; feed every active layer before finish"):
         fusion.stream([fusion]).finish(torch.ones(1, 1, dtype=torch.bool))
 
 

@@ -516,7 +516,7 @@ def test_a_stream_that_was_fed_nothing_says_so():
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("xlm", r"no blocks of the kind of 'xlm' can be made; it has no module per block\. Use another fusion"),
+        ("xlm", r"no blocks like those of 'xlm' can be made; it has no module per block\. Use another fusion"),
         ("big_bird", r"a copy of its last block does not run \(ValueError: .*block size"),
     ],
 )

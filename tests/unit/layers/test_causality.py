@@ -24,5 +24,5 @@ def test_who_writes_token_by_token_is_causal(family: str, *, causal: bool):
 
 @pytest.mark.parametrize("given", [("a model", "a tokenizer"), "minilm", None])
 def test_what_is_no_model_has_no_stacks(given: object):
-    with pytest.raises(ConfigError, match=r"stacks: got .+, which is no model; a transformers model is needed"):
+    with pytest.raises(ConfigError, match=r"stacks: got .+, which is not a model; a transformers model is needed"):
         stacks(given)  # pyright: ignore[reportArgumentType]

@@ -46,13 +46,13 @@ WRONG: dict[str, Callable[[], object]] = {
     "script": lambda: torch.jit.script(torch.nn.Linear(2, 2)),
 }
 SAID = {
-    "bank": "got a ReaderBank, which is no model; .* It is a bank: give its model, bank.model",
-    "reader": "got a ReaderModule, which is no model; .* It is a reader: give the model of its bank, bank.model",
-    "settings": "got a Reader, which is no model; .* Give the first value that lamina.load returns",
-    "path": "got 'out/bank', which is no model; .* Load it first, by lamina.load, or a bank by ReaderBank.from_pre",
-    "name": "got 'bert-base-uncased', which is no model; .* Load it first, by lamina.load",
-    "script": r"got a \w+, which is no model; .* It was compiled by torch\.jit: give the model that was traced",
-    "None": "got a NoneType, which is no model; .* Give the first value that lamina.load returns",
+    "bank": "got a ReaderBank, which is not a model; .* It is a bank: give its model, bank.model",
+    "reader": "got a ReaderModule, which is not a model; .* It is a reader: give the model of its bank, bank.model",
+    "settings": "got a Reader, which is not a model; .* Give the first value that lamina.load returns",
+    "path": "got 'out/bank', which is not a model; .* Load it first, by lamina.load, or a bank by ReaderBank.from_pre",
+    "name": "got 'bert-base-uncased', which is not a model; .* Load it first, by lamina.load",
+    "script": r"got a \w+, which is not a model; .* It was compiled by torch\.jit: give the model that was traced",
+    "None": "got a NoneType, which is not a model; .* Give the first value that lamina.load returns",
 }
 
 

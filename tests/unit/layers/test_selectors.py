@@ -43,7 +43,7 @@ def test_a_layer_that_is_not_there(selector):
 
 @pytest.mark.parametrize("selector", ["", "top", "top:", "bottom:-1", "-1", "1,2", "every", "1.5", [0, "1"], [True]])
 def test_no_selector(selector):
-    with pytest.raises(ConfigError, match=r"tap: layers is .*, which is no layer selector. Use an int .*'bottom:4'"):
+    with pytest.raises(ConfigError, match=r"tap: layers is .*, which is not a layer selector. Use an int .*'bottom:4'"):
         select(selector, 7, op="tap")
 
 

@@ -191,7 +191,7 @@ def test_a_score_equal_to_the_threshold_counts_as_flagged():
     ("options", "message"),
     [
         ({"highest": 5}, "calibrate: highest is 5; it must be a list"),
-        ({"highest": [0.1, None, 0.9]}, "calibrate: `highest` has an entry that is no number"),
+        ({"highest": [0.1, None, 0.9]}, "calibrate: `highest` has an entry that is not a number"),
         ({"positive": True}, "calibrate: positive is True; it must be a list"),
         ({"false_positive_rate": "low"}, "calibrate: false_positive_rate is 'low'; it must be a number"),
         ({"threshold": "0.5"}, "calibrate: threshold is '0.5'; it must be a number or None"),
@@ -217,5 +217,5 @@ def test_scores_of_numpy_give_a_threshold_that_is_written_as_json():
 
 
 def test_a_given_threshold_guarantees_nothing():
-    with pytest.raises(ConfigError, match="guarantee is set for a threshold that was given"):
+    with pytest.raises(ConfigError, match="guarantee is set, and so is the threshold"):
         Calibration.of([0.1, 0.9], [False, True], threshold=0.5, guarantee=True)

@@ -245,12 +245,12 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         patch.setattr(bulk.Partial, "finish", None)
         with pytest.raises(TypeError):
             run(bank(), source, output)
-    with pytest.raises(ConfigError, match=r"of an earlier run whose readers was \['mood', 'who'\], and now it is"):
+    with pytest.raises(ConfigError, match=r"to an earlier run whose readers was \['mood', 'who'\], and now it is"):
         run(bank(), source, output, readers=["mood"])
-    with pytest.raises(ConfigError, match=r"of an earlier run whose weights was"):
+    with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
         run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
     write(source, TEXTS[::-1])  # another file of as many bytes
-    with pytest.raises(ConfigError, match=r"of an earlier run whose modified was"):
+    with pytest.raises(ConfigError, match=r"to an earlier run whose modified was"):
         run(bank(), source, output)
     assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
     assert list(rows(output)[0]["readers"]) == ["mood"]
@@ -369,7 +369,7 @@ def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
     with pytest.raises(BaseMismatchError, match="another tokenizer: normalizer was"):
         run(made, source, tmp_path / "out.jsonl", processor=other)
     made.processor = other
-    with pytest.raises(ConfigError, match="of an earlier run whose processor was"):
+    with pytest.raises(ConfigError, match="to an earlier run whose processor was"):
         run(made, source, tmp_path / "out.jsonl")
 
 
@@ -377,14 +377,14 @@ def test_a_run_goes_on_with_the_same_way_to_read_words_alone(tmp_path: Path):
     made, source = bank(), write(tmp_path / "in.jsonl", [*TEXTS[:7], 5])
     with pytest.raises(DataError):
         run(made, source, tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match="of an earlier run whose add_prefix_space was False, and now it is True"):
+    with pytest.raises(ConfigError, match="to an earlier run whose add_prefix_space was False, and now it is True"):
         run(made, source, tmp_path / "out.jsonl", add_prefix_space=True)
 
 
 @pytest.mark.parametrize("name", ["row", "text", "text_pair"])
 def test_a_reader_that_is_called_as_a_column_is_refused(tmp_path: Path, name: str):
     made, source = tiny_bank({name: reader(names())}), write(tmp_path / "in.jsonl", TEXTS)
-    with pytest.raises(ConfigError, match=f"a reader is called '{name}', as a column"):
+    with pytest.raises(ConfigError, match=f"a reader has the name '{name}' of a column"):
         run(made, source, tmp_path / "out.csv")
     assert run(made, source, tmp_path / "out.jsonl").rows == 23
 

@@ -163,7 +163,7 @@ def test_training_a_reader_anew_takes_its_monitors_away():
         (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; at least 200 are needed"),
         (SPANS, {"positive": "worse"}, UnknownNameError, "calibrate: unknown label 'worse'; known: B-bad, I-bad, O"),
         (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "no row is negative"),
-        (SPANS, {"threshold": 0.5}, ConfigError, "false_positive_rate is set, but has no effect on a threshold"),
+        (SPANS, {"threshold": 0.5}, ConfigError, "false_positive_rate is set, but has no effect on a fixed threshold"),
         (SPANS, {"split": "test"}, UnknownNameError, "task spans: unknown split 'test'; known: train, validation"),
         (Monitor("none", FLAGS), {}, UnknownNameError, "calibrate: unknown reader 'none'; known: spans, cheap, whole"),
         (Monitor("spans", "bad"), {"positive": FLAGS}, UnknownNameError, "monitor 'spans': unknown label 'bad'"),
@@ -177,7 +177,7 @@ def test_what_cannot_be_calibrated_is_refused(monitor: Monitor, given: Any, erro
 def test_a_decoder_beside_an_encoder_is_refused():
     bank = ReaderBank(FAMILIES["bart-Seq2SeqLM"].known(), tiny_tokenizer())
     bank.add("r", Reader(Mean(), TokenClassification(spans_task().labels, encoder_layers=0), "decoder"))
-    with pytest.raises(ConfigError, match="calibrate: reader 'r' reads a decoder beside an encoder"):
+    with pytest.raises(ConfigError, match="calibrate: reader 'r' reads the decoder, and only the encoder"):
         calibrate(bank, Monitor("r", FLAGS, EMA()), spans_task())
 
 

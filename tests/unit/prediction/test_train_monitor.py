@@ -140,7 +140,7 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
     assert scores == pytest.approx([score for score, _ in found.scores["test"]], abs=1e-4)
     assert [bad for _, bad in found.scores["test"]] == [one.positive for one in parts["test"]]
     batch = tiny_tokenizer()(rows[0]["prompt"], rows[0]["reply"], return_tensors="pt")
-    with pytest.raises(ConfigError, match="reads the stack 'main', which does not read what is written"):
+    with pytest.raises(ConfigError, match="reads the stack 'main', which does not read the generated text"):
         bank.monitor_scores(bank.monitors["monitor"], batch)
     with pytest.raises(UnknownNameError, match="score_replies: unknown monitor 'other'"):
         score_replies(bank, "other", [("a", "b")])

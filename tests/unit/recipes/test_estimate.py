@@ -448,7 +448,7 @@ def test_a_reader_that_does_not_fit_the_model(reader: dict[str, Any], kind: type
     [
         ({"edits": [{"insert": {"layers": "9"}}]}, LayerIndexError, r"(?s)layer 9 does not exist.*run a-m-0"),
         ({"edits": [{"insert": {"layers": "9"}}], "grid": {"epochs": [1]}}, LayerIndexError, r"(?s)run a-m_0001-0"),
-        ({"edits": [{"truncate": {}}]}, ConfigError, r"(?s)truncate was given no 'keep'.*methods\.m"),
+        ({"edits": [{"truncate": {}}]}, ConfigError, r"(?s)truncate lacks 'keep'.*methods\.m"),
         ({"edits": [{"freeze": {"train": "inserted"}}]}, ConfigError, "the model has no inserted layers"),
         ({"edits": [{"truncate": {"keep": 7}}]}, LaminaError, "keep is 7"),
     ],

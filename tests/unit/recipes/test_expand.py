@@ -228,7 +228,7 @@ def test_no_layers_leave_an_edit_out():
 
 
 def test_an_argument_that_an_edit_needs():
-    with pytest.raises(ConfigError, match="truncate was given no 'keep'; it is required") as raised:
+    with pytest.raises(ConfigError, match="truncate lacks 'keep'; it is required") as raised:
         tuned({"a": {"edits": [{"truncate": {}}]}})
     assert raised.value.__notes__ == ["recipe, methods.a"]
 

@@ -128,7 +128,7 @@ BAD: list[tuple[str, str, str]] = [
     ("facet: task", "facet: task, part: test", r"figure\.0\.part: part is test, but test parts are scored only with"),
     ("facet: task", "facet: task, scale: 0", r"figure\.0\.scale: input should be greater than 0"),
     ('"1-2"', '"1-"', r"figure\.0\.x: '1-' names layers up to the top, whose number is not known\. Write '1-24'"),
-    ("{count: insert.layers}", "{count: insert.position}", r"figure\.0\.x: .*'attention'.* no layer selector"),
+    ("{count: insert.layers}", "{count: insert.position}", r"figure\.0\.x: .*'attention'.* not a layer selector"),
     ("{count: insert.layers}", "{task: cola}", r"line 4, figure\.0\.x: unknown key 'task'"),
     ("{count: insert.layers}", "epoch, metric: parameters", "metric is parameters, which are the same in every epoch"),
     (

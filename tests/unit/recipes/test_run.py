@@ -233,7 +233,7 @@ def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Pa
 def test_separate_readers_of_another_run_are_refused(folder: Path, tmp_path: Path):
     made = recipe(folder, {"last": LAST}, separately=True)
     run_recipe(made, data=folder, output=tmp_path)
-    with pytest.raises(ConfigError, match=r"film-last-0\.json is of a run with batch_size 8, here 4"):
+    with pytest.raises(ConfigError, match=r"film-last-0\.json belongs to a run with batch_size 8, here 4"):
         run_recipe(made, data=folder, output=tmp_path, resume=True, batch_size=4)
 
 
@@ -266,7 +266,8 @@ def test_runs_that_ended_on_other_data_or_weights_are_refused(change: str, kind:
     run_recipe(made, data=place, output=tmp_path / "out", epochs=1, resume=True)
     CHANGES[change][0](place)
     with pytest.raises(
-        ConfigError, match=rf"recipe: .*-0\.json is of a run with {CHANGES[change][1]}; a run goes on as"
+        ConfigError,
+        match=rf"recipe: .*-0\.json belongs to a run with {CHANGES[change][1]}; resuming needs the same settings",
     ):
         run_recipe(made, data=place, output=tmp_path / "out", epochs=1, resume=True)
 
@@ -417,10 +418,10 @@ def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypat
 @pytest.mark.long
 def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
     run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
-    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with batch_size 8, here 4"):
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json belongs to a run with batch_size 8, here 4"):
         run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path, resume=True, batch_size=4)
     other = methods(folder, {"plain": {"edits": [{"freeze": {"layers": 1}}]}})
-    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with edits \[\], here \[\['freeze'"):
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json belongs to a run with edits \[\], here \[\['freeze'"):
         run_recipe(other, data=folder, output=tmp_path, resume=True)
 
 
@@ -433,7 +434,7 @@ def test_a_run_that_learnt_from_other_tokens_of_words_is_refused(folder: Path, t
         methods(folder, {"plain": {}}, tasks={"tags": {**task, "label_all_tokens": every}}) for every in (False, True)
     )
     run_recipe(first, data=tmp_path, output=tmp_path / "out", epochs=1)
-    with pytest.raises(ConfigError, match=r"is of a run with label_all_tokens False, here True"):
+    with pytest.raises(ConfigError, match=r"belongs to a run with label_all_tokens False, here True"):
         run_recipe(other, data=tmp_path, output=tmp_path / "out", epochs=1, resume=True)
 
 

@@ -198,7 +198,7 @@ VALUES = [
     (GOOD, "learning_rate: 1.0e-3", "learning_rate: 0", 9, "Ada.learning_rate: input should be greater than 0"),
     (GOOD, "dim: 32", "dim: 0", 9, "tasks.cola.readers.Ada.fusion.dim: .*dim is 0"),
     (GOOD, "dim: 32", "entropy: '1e-3'", 9, "readers.Ada.fusion.entropy: ada_layers: entropy is '1e-3'; it must be a"),
-    (GOOD, "layers: [1, 2]", "layers: one", 9, "readers.Ada.*layers is 'one', which is no layer selector"),
+    (GOOD, "layers: [1, 2]", "layers: one", 9, "readers.Ada.*layers is 'one', which is not a layer selector"),
     (GOOD, "pooling: mean", "dropout: 1.5", 9, "readers.Ada.head.dropout: .*dropout is 1.5"),
     (GOOD, "{fusion: mean}", "{head: {}}", 10, "readers.plain.fusion: field required"),
     (WIDE, "model_type: roberta, ", "", 2, "architecture: 'architecture' has no 'model_type'; it says which"),
@@ -234,7 +234,7 @@ VALUES = [
     (METHODS, "kernel: 1", "kernel: wide", 8, "edits.0.insert.kernel: input should be a valid integer, not 'wide'"),
     (METHODS, '[null, "1-2"]', "[]", 12, "methods.unit.grid.insert.layers: 'insert.layers' has no values"),
     (METHODS, '[null, "1-2"]', "1", 12, "methods.unit.grid.insert.layers: input should be a valid list"),
-    (METHODS, '[null, "1-2"]', '["1_2"]', 12, "grid.insert.layers.0: .*is '1_2', which is no layer selector"),
+    (METHODS, '[null, "1-2"]', '["1_2"]', 12, "grid.insert.layers.0: .*is '1_2', which is not a layer selector"),
     (METHODS, "[0.1, 0.2]", "[0.1, '2e-5']", 13, "grid.learning_rate.1: fit: learning_rate is '2e-5'"),
 ]
 

@@ -80,7 +80,7 @@ def test_what_failed_is_run_again_and_nothing_else(folder: Path, tmp_path: Path,
 
 
 def test_no_run_that_ends_is_an_error(folder: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=rf"recipe: none of 2 runs came to its end; the first, film-a-0: {OVER}"):
+    with pytest.raises(ConfigError, match=rf"recipe: none of 2 runs finished; the first, film-a-0: {OVER}"):
         run_recipe(methods(folder, {"a": BAD, "b": BAD}), data=folder, output=tmp_path)
     assert len(json.loads((tmp_path / "failures.json").read_text())) == 2
     assert not (tmp_path / "table.json").exists()
@@ -166,5 +166,5 @@ def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
 
 
 def test_readers_that_share_a_pass_go_to_no_workers(folder: Path):
-    with pytest.raises(ConfigError, match=r"ray is given; the readers of the recipe share .* separately: true"):
+    with pytest.raises(ConfigError, match=r"ray is set; the readers of the recipe share .* separately: true"):
         run_recipe(recipe(folder, {"last": LAST}), data=folder, ray="local")

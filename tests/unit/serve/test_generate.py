@@ -312,7 +312,7 @@ def test_readers_of_an_encoder_answer_at_the_end():
     scores = plain["article"].logits[0].softmax(-1).tolist()
     assert answer == pytest.approx(dict(zip(("bad", "good"), scores, strict=True)), abs=1e-5)
     assert refused.status_code == 422
-    assert "reads the stack 'encoder', which does not read what is written" in refused.json()["error"]
+    assert "reads the stack 'encoder', which does not read the generated text" in refused.json()["error"]
 
 
 # Wrong requests
@@ -461,4 +461,4 @@ def test_a_client_that_reads_nothing_is_given_up(bank: ReaderBank, version: str,
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
     assert generator.running == 0
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told == "serve: a client read nothing of its stream for 1 s, which was ended"
+    assert told == "serve: a client read nothing of its stream for 1 s, so it was closed"

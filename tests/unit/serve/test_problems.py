@@ -67,7 +67,10 @@ def test_other_bodies_with_several_forms_are_told_apart(client: TestClient):
 
 @pytest.mark.parametrize(
     ("data", "came"),
-    [(["a", 3], "cell 1 of the data is no text (int)"), ([["a"], [None]], "cell 1 of the data is no text (NoneType)")],
+    [
+        (["a", 3], "cell 1 of the data is not a text (int)"),
+        ([["a"], [None]], "cell 1 of the data is not a text (NoneType)"),
+    ],
 )
 def test_a_cell_of_a_tensor_that_is_no_text_is_named(client: TestClient, data: list[Any], came: str):
     tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "data": data}

@@ -137,5 +137,5 @@ def test_a_length_that_is_no_number_is_damage(value: Any, tmp_path: Path):
 
 def test_a_bank_is_no_model():
     bank: Any = tiny_bank()
-    with pytest.raises(ConfigError, match=r"got a ReaderBank, which is no model; .* bank\.model"):
+    with pytest.raises(ConfigError, match=r"got a ReaderBank, which is not a model; .* bank\.model"):
         ReaderBank(bank)

@@ -92,7 +92,7 @@ def test_another_tokenizer_for_one_call_is_refused(what: str, base: Path):
         predict(bank, ["good"], processor=other)
     with pytest.raises(BaseMismatchError, match=f"^evaluate: .*another tokenizer: .*({what}) was"):
         evaluate(bank, {"new": task}, processor=other)
-    with pytest.raises(ConfigError, match=f"^fit: the bank's tokenizer, .* makes other inputs: .*({what}) is"):
+    with pytest.raises(ConfigError, match=f"^fit: the bank's tokenizer, .* makes different inputs: .*({what}) is"):
         fit(bank, {"new": task}, processor=other, epochs=1, progress=False)
 
 

@@ -356,7 +356,7 @@ def test_a_cut_block_that_is_back(tmp_path: Path):
     truncate_(model, 2)
     save(model, tmp_path)
     swap_weights(tmp_path, tiny_model())
-    with pytest.raises(StoreError, match=r"'encoder\.layer\.2\..*' was cut off, but it is there"):
+    with pytest.raises(StoreError, match=r"'encoder\.layer\.2\..*' was removed by an edit, but it is there"):
         load(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_the_power_iteration_finds_the_largest_singular_value():
 
 
 def test_different_shapes_are_refused_with_what_differs(model):
-    with pytest.raises(ConfigError, match=r"depth is 3 in the base and 2 in '1'; .*only models of one shape"):
+    with pytest.raises(ConfigError, match=r"depth is 3 in the base and 2 in '1'; .*only models of the same shape"):
         drift(model, tiny_model(num_hidden_layers=2), layers=[1, 2])
     with pytest.raises(
         ConfigError,

@@ -117,7 +117,7 @@ def test_a_model_with_another_norm():
 def test_invalid_models_texts_and_options_are_refused(llama, bert, words):
     with pytest.raises(ConfigError, match=r"LlamaModel has no output over a vocabulary\. Load it with"):
         lens(llama.model, TEXTS, processor=words)
-    with pytest.raises(UnsupportedModelError, match="it is no single stack with a module per block"):
+    with pytest.raises(UnsupportedModelError, match="it is not a single stack with a module per block"):
         lens(model_of("bart-Seq2SeqLM"), TEXTS, processor=words)
     with pytest.raises(DataError, match="no text has a token to predict"):
         lens(llama, [""], processor=words)

@@ -326,7 +326,7 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
     study = probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], **options)
     assert set(study.table["seed"].dropna()) == {0}
     assert study.settings["failures"] == [{"key": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
-    with pytest.raises(ConfigError, match="no cell gave rows; the first ended with: RuntimeError: no room"):
+    with pytest.raises(ConfigError, match="no cell returned rows; the first failed with: RuntimeError: no room"):
         probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
 
 

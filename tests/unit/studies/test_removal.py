@@ -130,7 +130,7 @@ def test_cells_of_a_model_by_name_resume(tmp_path):
     pd.testing.assert_frame_equal(again.table, first.table)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()} == stamps
     other = Task.from_dataset("sequence_classification", {"train": ROWS[::-1], "validation": ROWS})
-    with pytest.raises(ConfigError, match="is of a study with tasks"):
+    with pytest.raises(ConfigError, match="belongs to a study with tasks"):
         removal(str(tmp_path / "base"), {"mood": other}, resume=True, **options)
 
 

@@ -83,7 +83,9 @@ def test_resume_runs_what_failed_again_and_clears_the_record(tmp_path):
 
 def test_a_study_resumes_under_its_own_settings_only(tmp_path):
     quiet(cells(tmp_path, 1), output=tmp_path / "out", settings={"epochs": 1})
-    with pytest.raises(ConfigError, match=r"is of a study with epochs 1, here 2; a study goes on as it began"):
+    with pytest.raises(
+        ConfigError, match=r"belongs to a study with epochs 1, here 2; resuming needs the same settings"
+    ):
         quiet(cells(tmp_path, 1), output=tmp_path / "out", settings={"epochs": 2}, resume=True)
 
 

@@ -144,7 +144,7 @@ def test_texts_that_list_flags(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]"])
 def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: str):
-    with pytest.raises(DataError, match=r"row 2 has .* in brackets but no list .*labels="):
+    with pytest.raises(DataError, match=r"row 2 has .* in brackets but not a list .*labels="):
         csv(tmp_path, [text, "x"], problem_type="multi_label")
     assert spelled_list("(other)") is None
 

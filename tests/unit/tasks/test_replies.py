@@ -157,8 +157,8 @@ def test_without_a_fast_tokenizer(monkeypatch: pytest.MonkeyPatch):
     [
         ([{"role": "bot", "content": "a"}], "row 2 has the role 'bot' in message 0; the roles are: system, developer"),
         ([{"role": "user"}], "row 2 has NoneType for the content of message 0; it must be a text"),
-        ([], "row 2 is no chat"),
-        ("very good", "row 2 is no chat: a list of messages, each with a role and a content"),
+        ([], "row 2 is not a chat"),
+        ("very good", "row 2 is not a chat: a list of messages, each with a role and a content"),
         (chat("is anna good"), r"row 2 has no label in column 'messages.assistant'; .* missing_labels='drop'"),
         (chat("is anna good", "  "), "row 2 has no label in column 'messages.assistant'"),
     ],

@@ -82,7 +82,7 @@ def test_more_than_there_is():
             classes,
             SampleSize(rows=101),
         )
-    with pytest.raises(ConfigError, match=r"subsample: a fraction of 0\.001 of 100 rows is no row"):
+    with pytest.raises(ConfigError, match=r"subsample: a fraction of 0\.001 of 100 rows is less than one row"):
         subsample(
             classes,
             SampleSize(fraction=0.001),

@@ -121,7 +121,7 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"alpha": 3}, r"fusion.alpha is 3; a grid needs a list of values\. Write \[3\]"),
         ({"head.pooling": "mean"}, "head.pooling is 'mean'; a grid needs a list of values"),
         ({"alpha": [1, 2, 1]}, "fusion.alpha has 1 twice"),
-        ({"alpha": [1.0], "fusion.alpha": [2.0]}, "'fusion.alpha' is there twice"),
+        ({"alpha": [1.0], "fusion.alpha": [2.0]}, "'fusion.alpha' is set twice"),
         ({"fusion": [3]}, "fusion is 3; it must be a name, a dict with a name, or a config"),
         ({"fusion": [{"dim": 3}]}, "fusion: no 'name' among"),
         ({"alpha": [64.0, -1.0]}, r"alpha is -1.0; .*\n.*reader reader_0002: fusion.alpha=-1.0"),

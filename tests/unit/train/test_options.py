@@ -198,7 +198,7 @@ NO_EFFECT = [
     ({"min_learning_rate": 0.1}, "only has an effect with schedule=plateau"),
     ({"early_stopping_min_delta": 0.1}, "has no effect without early_stopping_patience"),
     ({"weight_decay_on": "all"}, "has no effect without weight_decay"),
-    ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_ratio is 0.1 and warmup_steps is set too; only one can hold"),
+    ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_ratio is 0.1 and warmup_steps is set too; only one can be set"),
     ({"num_beams": 4}, "num_beams is 4 for a task of kind sequence_classification, which has no use for it"),
     ({"max_target_length": 9}, "max_target_length is 9 for a task of kind sequence_classification"),
     ({"length_penalty": 0.5}, "has no effect without num_beams"),

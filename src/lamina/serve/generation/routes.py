@@ -135,7 +135,7 @@ class Events(StreamingResponse):
                 async with asyncio.timeout(self._timeout_s):
                     await send(message)
             except TimeoutError:
-                logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._timeout_s)
+                logger.warning("serve: a client read nothing of its stream for %g s, so it was closed", self._timeout_s)
                 raise
 
         try:

@@ -163,7 +163,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         ]
         table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
     if table.empty:
-        raise ConfigError(f"{_OP}: no cell gave rows; the first ended with: {failures[0].error}")
+        raise ConfigError(f"{_OP}: no cell returned rows; the first failed with: {failures[0].error}")
     listed = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
     study = benchmark_study(table, {**facts, "failures": listed})
     if place is not None:
@@ -207,7 +207,7 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
             continue
         check_range(_OP, "points", point, 4, MOST_TRAINED)
         if point != int(point):
-            raise ConfigError(f"{_OP}: points are {list(points)}; they are whole numbers of rows. Give such as 16.")
+            raise ConfigError(f"{_OP}: points are {list(points)}; they are whole numbers of rows. Use 16, for example.")
     return points
 
 

@@ -177,7 +177,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     folder = None if output is None else Path(output)
     rows, failures = run_cells(cells, settings=cell_settings, output=folder, resume=resume, progress=progress, ray=ray)
     if rows.empty:
-        raise ConfigError(f"probe: no cell gave rows; the first ended with: {failures[0].error}")
+        raise ConfigError(f"probe: no cell returned rows; the first failed with: {failures[0].error}")
     settings: dict[str, JSON] = {**cell_settings, "baselines": baselines, "seeds": list(seeds)}
     settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
     study = _study(rows, named, settings, missing)

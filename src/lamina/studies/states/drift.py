@@ -277,7 +277,7 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
     ]
     if differs:
         more = f" (and {len(differs) - 3} more)" if len(differs) > 3 else ""
-        rule = "only models of one shape can be compared"
+        rule = "only models of the same shape can be compared"
         raise ConfigError(f"{_OP}: {'; '.join(differs[:3])}{more}; {rule}.")
 
 

@@ -69,9 +69,9 @@ class OutputHead:
         self.model, self._op = model, op
         self.stack = default_stack(model, op=op)
         if self.stack.name != "main" or not self.stack.blocks:
-            raise self._unsupported("it is no single stack with a module per block")
+            raise self._unsupported("it is not a single stack with a module per block")
         if self.stack.is_converted:
-            raise self._unsupported("its blocks pass on states in another form than [batch, tokens, width]")
+            raise self._unsupported("its blocks pass on states that are not [batch, tokens, width]")
         if model.get_output_embeddings() is None:
             problem = f"{type(model).__name__} has no output over a vocabulary"
             hint = "Load it with a language modelling head: head='causal_lm' or 'masked_lm'."
