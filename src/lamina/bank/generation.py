@@ -144,8 +144,8 @@ class GenerateCall:
         """Return a mask on the CPU, True at new tokens that end their sequence.
 
         The columns are the `count` new tokens from number `first` on, or fewer if fewer were written. If `generate`
-        does not pad ended sequences, all sequences go on until the last one ends, and the mask is False. Not for beam
-        search or assisted decoding.
+        does not pad ended sequences, all sequences continue until the last one ends, and the mask is False. Not for
+        beam search or assisted decoding.
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:

@@ -140,7 +140,7 @@ class GenerationStates:
         """Determine which positions of the text the current pass reads, and store their token ids and mask.
 
         `state` is the first state of the pass. Raises ConfigError if the tokens read are not tokens of the text, or
-        `generate` goes on from a cache whose tokens this object has not seen.
+        `generate` continues from a cache whose tokens this object has not seen.
         """
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)

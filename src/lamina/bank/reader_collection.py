@@ -83,7 +83,7 @@ class ReaderCollection(nn.Module):
         mark_as_read(model, self)
 
     def check_ids(self, op: str, processor: Processor | None) -> None:
-        """Raise ConfigError, about the operation `op`, if a tokenizer has ids beyond the model's embedding table.
+        """Raise ConfigError, about `op`, if the tokenizer of `processor` has ids beyond the model's embedding table.
 
         A tokenizer that was checked and has not grown since is not checked again.
         """

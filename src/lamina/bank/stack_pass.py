@@ -326,6 +326,7 @@ def _head_groups(
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
     Readers that share one tensor of features get a group of their own, so that `_stacked` need not copy the tensor.
+    `real` is True at tokens; `grad`: gradients are recorded.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
@@ -353,7 +354,7 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
     Args:
         passes: One pass per stack.
         batch: Keyword arguments with which the caller calls the model.
-        stop: Raised from a hook once every pass has its last layer, to end the call early. None: the call goes on.
+        stop: Raised from a hook once every pass has its last layer, to end the call early. None: the call continues.
     """
     unfinished = len(passes)
 

@@ -445,7 +445,7 @@ def watch(
 
 
 def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[str]) -> None:
-    """Raise ConfigError if drift cannot be tested: one of `names` is a cascade, or `over` includes the prompt."""
+    """Raise ConfigError unless the drift of `monitors` can be tested: no cascade among `names`, no prompt in `over`."""
     if over != "output":
         problem = f"drift is tested on replies, and over='{over}' adds the prompt to them"
         raise ConfigError(f"bank.watch: {problem}. Use over='output', or leave out drift.")

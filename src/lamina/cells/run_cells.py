@@ -72,9 +72,9 @@ def run_cells(
 ) -> tuple[list[State], list[Failure]]:
     """Run all cells (independent pieces of work) except those that are already in `done`.
 
-    A cell that raises an error is recorded as a failure, and the others go on. Each cell starts with its own random
+    A cell that raises an error is recorded as a failure, and the others continue. Each cell starts with its own random
     state, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the
-    processes cannot go on without each other, so an error ends the run.
+    processes cannot continue without each other, so an error ends the run.
 
     Args:
         cells: The cells, each with its own key and file.

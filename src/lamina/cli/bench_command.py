@@ -64,7 +64,7 @@ def bench(  # noqa: PLR0913
 
     The sets come with the PyPI package sae-probes (pip install --no-deps sae-probes==0.4.2). The model reads each text
     once; every method learns from the states of that pass. Each set is saved when it ends. If a set fails, it is named,
-    the others continue, and the exit code is 1.
+    the others continue, and the exit code is 1. Wrong input ends with one sentence and exit code 2.
     """
     del suite  # the only one
     numbers, shares = numbers_of("--seeds", seeds, int), numbers_of("--points", points, float)

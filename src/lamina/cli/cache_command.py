@@ -28,7 +28,8 @@ def cache(
     """List the hidden states that are cached on disk, or remove them.
 
     Training with the option `cache` stores the states of a frozen model, so that later epochs and runs need not compute
-    them again. Every --clear also removes unfinished files that killed runs left behind.
+    them again. Every --clear also removes unfinished files that killed runs left behind. Wrong input ends with one
+    sentence and exit code 2.
     """
     from lamina.data import disk_cache
 

@@ -37,7 +37,8 @@ def demo(  # noqa: PLR0913
     """Train readers for three tasks in one pass of a frozen MiniLM, and compare them with the last layer alone.
 
     Takes one to two minutes on two CPU cores and needs no network. It ends with answers on five sentences, the time of
-    a pass with and without readers, a picture, and commands to try next.
+    a pass with and without readers, a picture, and commands to try next. Wrong input ends with one sentence and exit
+    code 2.
     """
     check_output("demo", output, overwrite=overwrite, replaced=("bank", "corpus", "importance.png", "layers.png"))
     from lamina.demo.run import run_demo

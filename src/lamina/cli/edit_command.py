@@ -137,7 +137,7 @@ def edit(  # noqa: PLR0913
 
     Edits are applied in this order: truncate, keep, drop, duplicate, reinit, insert, freeze, merge; --plan applies any
     edits in any order. Each edit counts the layers that are there when it is applied. Plain transformers loads the
-    result; inserted layers need Lamina unless they are merged.
+    result; inserted layers need Lamina unless they are merged. Wrong input ends with one sentence and exit code 2.
     """
     import torch
 

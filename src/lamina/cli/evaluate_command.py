@@ -102,7 +102,8 @@ def evaluate(  # noqa: PLR0913
     """Score the readers of a bank, or a fine-tuned model, on labelled texts.
 
     FILE is scored by every reader of the bank. With --task, a reader has a file or preset of its own. Beside each score
-    stand its 95 % interval over the rows, and the score of always giving the most frequent answer.
+    stand its 95 % interval over the rows, and the score of always giving the most frequent answer. Wrong input ends
+    with one sentence and exit code 2.
 
     Examples: lamina evaluate out/bank test.csv; lamina evaluate out/bank --task mood=test.tsv --text sentence
     """
@@ -217,8 +218,8 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
     """Return the task for scoring the reader or model that has the head `head`.
 
     `source` is a file, all of whose rows become the split `split`; the head decides kind and labels, and `columns` are
-    the columns. Or it is the name of a preset, read from a subfolder of `data` or from the hub. Raises UnknownNameError
-    if it is neither.
+    the columns. Or it is the name of a preset, read from a subfolder of `data` or (None) from the hub. Raises
+    UnknownNameError if it is neither.
     """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task

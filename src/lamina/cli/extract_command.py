@@ -55,7 +55,8 @@ def extract(  # noqa: PLR0913
     """Write the hidden states of a model for the texts in a file.
 
     Task.from_states trains readers on them without the model. The command first prints how much disk space the states
-    need. If it is interrupted, run it again: it continues with the first file that is missing.
+    need. If it is interrupted, run it again: it continues with the first file that is missing. Wrong input ends with
+    one sentence and exit code 2.
     """
     from lamina.layers.devices import usable_device
     from lamina.prediction import extract as write_states

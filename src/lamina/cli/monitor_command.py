@@ -50,6 +50,7 @@ def monitor(  # noqa: PLR0913
 
     The replies are divided by prompt into four parts: to train, to choose the best candidate, to find its threshold,
     and to measure its rates. The rate of false alarms holds for other replies of the same kind with the confidence.
+    Wrong input ends with one sentence and exit code 2.
 
     Example: lamina monitor replies.jsonl --model MODEL --positive bad --rate 0.01 -o out/monitor
     """

@@ -57,7 +57,8 @@ def predict(  # noqa: PLR0913
 ) -> None:
     """Predict from texts with the readers of a bank, or with a fine-tuned model.
 
-    All readers share one pass of the model. --json prints one JSON object per text, each on a line.
+    All readers share one pass of the model. --json prints one JSON object per text, each on a line. Wrong input ends
+    with one sentence and exit code 2.
 
     Example: lamina predict out/bank "The film is good." "The film is bad."
     """

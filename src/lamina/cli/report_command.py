@@ -41,7 +41,8 @@ def report(
     Without -o, the tables are printed in the layout of the recipe, beside a paper's numbers if the recipe has them. The
     tables (report.md, and report.tex for the LaTeX package booktabs) and figures are saved in the run's folder.
 
-    With -o, the page shows verdicts first, then charts, tables, settings and seeds.
+    With -o, the page shows verdicts first, then charts, tables, settings and seeds. Wrong input ends with one sentence
+    and exit code 2.
     """
     from lamina.recipes.report_file import STUDY
 

@@ -65,7 +65,8 @@ def study(  # noqa: PLR0913
 
     A study is an experiment on the layers of a model, for example which layer knows a task (probe). docs/studies.md
     explains all of them. A study may consist of several independent cells, such as one per task and seed. Each cell is
-    saved when it ends. If a cell fails, it is listed, the others continue, and the exit code is 1.
+    saved when it ends. If a cell fails, it is listed, the others continue, and the exit code is 1. Wrong input ends
+    with one sentence and exit code 2.
     """
     from lamina.studies.run_study import load_study_recipe
 

@@ -72,6 +72,7 @@ def train(  # noqa: PLR0913
     continue, and the exit code is 1.
 
     At the end the recipe's tables and figures and the importances of the layers are written, as `lamina report` does.
+    Wrong input ends with one sentence and exit code 2.
     """
     loaded = _load(recipe, sweep or [], only or [], seeds)
     folder = output or Path("out") / recipe.stem

@@ -66,7 +66,8 @@ def _fields(fields: Mapping[str, Decoder], cell: Cell) -> Cell:
 def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
     """Return column -> declared class names, for the columns whose feature declares class names.
 
-    If a column has objects, or lists of objects, the names of an object's field are under "column.field".
+    If a column has objects, or lists of objects, the names of an object's field are under "column.field". {} if
+    `features` is None.
     """
     found: dict[str, tuple[str, ...]] = {}
     for column, feature in (features or {}).items():

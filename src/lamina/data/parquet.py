@@ -73,7 +73,8 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
     """Yield the rows of a Parquet file in batches of at most `rows` rows and 64 MiB of cells; a larger row is a batch.
 
     Every row group is first read in a form that stores equal texts once, so that its decoded size is known before it is
-    decoded. Raises DataError if all cells together take too much memory (see `read_parquet`).
+    decoded. Raises DataError if all cells together take too much memory (see `read_parquet`). `columns`: the columns to
+    read; None: all.
     """
     most, total = max(MOST_BYTES, MOST_RATIO * path.stat().st_size), 0
     with pq.ParquetFile(path) as file:

@@ -123,7 +123,7 @@ def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[t
 
 
 def _csv(path: Path, lines: Lines) -> CellRows:
-    """Yield the rows of a CSV file. An invalid row is replaced by a DataError, and reading goes on with the next line.
+    """Yield the rows of a CSV file. An invalid row is replaced by a DataError; reading continues with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
     cell is not valid, only the first of the lines counts as an invalid row. The others are read again, each as a row.
@@ -430,7 +430,10 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def _format_of(path: Path, other: str | None) -> str:
-    """Return a file's format by its extension; for an unknown extension, return `other`, or raise DataError."""
+    """Return a file's format by its extension.
+
+    For an unknown extension, return `other`, or raise DataError if that is None.
+    """
     if file_format := _ENDINGS.get(path.suffix.lower(), other):
         return file_format
     known = ", ".join(_ENDINGS)

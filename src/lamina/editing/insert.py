@@ -113,7 +113,7 @@ def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
 @final
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `insert_` of the same names, in JSON-ready form. They are checked when an instance is made.
+    """The arguments `position` to `kernel` of `insert_`, in JSON-ready form. They are checked when an instance is made.
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
@@ -330,7 +330,7 @@ def _new_weight(
     """Return an initial weight of the given shape, as `options.init` says, on the device of `template`.
 
     The dtype is that of `template`, but at least float32. `axes` is the number of spatial axes of a convolution, 0 for
-    a linear map. `generator` draws random weights.
+    a linear map. `generator` draws random weights (None: torch's global one).
     """
     dtype = torch.promote_types(template.dtype, torch.float32)
     if options.init not in RANDOM:

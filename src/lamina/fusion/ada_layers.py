@@ -271,8 +271,8 @@ def _scaled(
 class _Recomputed(torch.autograd.Function):
     """Computes `_weighted`. Its backward pass computes the features again, so that they need not be stored.
 
-    Only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does this too, but takes
-    longer than the features of a small batch.
+    Only the inputs (layer states, shared by all members) stay in memory. `torch.utils.checkpoint` does this too, but
+    takes longer than the features of a small batch.
     """
 
     @staticmethod

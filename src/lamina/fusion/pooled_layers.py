@@ -180,7 +180,10 @@ class PoolingStream(Stream):
         self._counts[1], self._pooled = layers.stop, []
 
     def total(self) -> Float[Tensor, "members batch dim"]:
-        """Return each member's sum over all layers, after pooling and projecting what is still stored."""
+        """Return each member's sum over all layers, after pooling and projecting what is still stored.
+
+        ConfigError if no state was fed.
+        """
         if self._views:
             self._pool()
         if self._pooled:

@@ -10,7 +10,7 @@ MOVES = ("keep", "drop", "duplicate")  # edits that give blocks other numbers; t
 
 
 class Move(Protocol):
-    """The attributes of an `editing.record.Edit` that this module uses."""
+    """The attributes of an `editing.record.Edit` that this module uses; see there."""
 
     @property
     def kind(self) -> str:

@@ -136,7 +136,7 @@ def watch(
 def watch_selected(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call `on_state` with each layer's state, like `watch`, for `layers` that are already checked and ascending."""
+    """Do what `watch` does, for `layers` that are already checked and ascending."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     for layer in layers:
         point = stack.points[layer]

@@ -76,7 +76,8 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
     """Return the sort key for `rank_places` of an event at which the state of `layer` was seen.
 
-    `block` is the call of the layer's block, and `end` the time at which the whole stack has been computed.
+    `block` is the call of the layer's block (None: it has none), and `end` the time at which the whole stack has been
+    computed.
     """
     if event.call is block and event.side == ("output" if layer else "input"):
         return 0, 0

@@ -169,7 +169,7 @@ class DriftWatcher:
     gambler has multiplied its stake by d / `false_alarm_rate`. By Ville's inequality, the probability of a false alarm
     within a run is at most `false_alarm_rate`.
 
-    A run has 10,000 replies; then the test begins anew, so that over several runs a false alarm is more probable than
+    A run has 10,000 replies; then the test begins again, so that over several runs a false alarm is more probable than
     `false_alarm_rate`. After an alarm, replies are only counted until `restart` is called. The methods may be called
     from several threads.
 

@@ -557,8 +557,8 @@ class _Job:
     def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
         """Predict and write all rows that are not written yet.
 
-        `answers` turns an iterator of chunks into their outcomes; a chunk has `chunk_rows` rows. An outcome's error is
-        raised once its rows are written.
+        `answers` turns an iterator of chunks into their outcomes; a chunk has `chunk_rows` rows. `progress` shows a
+        bar. An outcome's error is raised once its rows are written.
         """
         from tqdm.auto import tqdm
 

@@ -1,4 +1,4 @@
-"""Write the hidden states of texts to files, so that readers can be trained elsewhere. A killed run can go on later."""
+"""Write the hidden states of texts to files, to train readers elsewhere. A killed run can continue later."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def export_int8(
     """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
 
     onnxruntime quantises the weights of the base model's linear maps once, with a scale per output. It quantises the
-    inputs of these maps anew in each pass ("dynamic quantisation"). Every task is scored on its validation rows, in
+    inputs of these maps in each pass ("dynamic quantisation"). Every task is scored on its validation rows, in
     PyTorch before the export and with the graph after it.
 
     Args:
@@ -115,7 +115,7 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
             op=_OP, model_type=model_type, reason="it has no linear map to quantise", hint="Export it without int8."
         )
     root = logging.getLogger()
-    root.addFilter(_is_no_advice)
+    root.addFilter(_is_shown)
     try:
         quantization.quantize_dynamic(
             str(source),
@@ -132,11 +132,11 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
             op=_OP, model_type=model_type, reason=reason, hint="Export it without int8."
         ) from error
     finally:
-        root.removeFilter(_is_no_advice)
+        root.removeFilter(_is_shown)
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Return False for onnxruntime's advice to optimise a graph first, which is for images; True for other records."""
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Return whether a record is logged: not onnxruntime's advice to optimise a graph first, which is for images."""
     return "pre-processing before quantization" not in str(record.msg)
 
 

@@ -292,7 +292,7 @@ class Predictor:
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as a call does, with the same errors, but for examples that `prepare` has encoded.
 
-        For `budget` see `answer_by_pass`. The backend is chosen anew for each call; see `choose_engine`.
+        For `budget` see `answer_by_pass`. The backend is chosen again for each call; see `choose_engine`.
         """
         prepared.warn("predict")
         if prepared.count:
@@ -474,8 +474,8 @@ class Predictor:
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
         """Return one `Reading` for each part that readers read of a long example; () if all read the same part.
 
-        `tasks` is reader name -> task. Readers differ in the number of tokens and the stride; with `by_kind`, also in
-        whether they predict per token.
+        `tasks` is reader name -> task; for `add_prefix_space` see `predict`. Readers differ in the number of tokens and
+        the stride; with `by_kind`, also in whether they predict per token.
         """
         strides = {n: self._runner.trained_with([n], "stride") for n, task in tasks.items() if task.kind.per_token}
         parts: dict[tuple[int, int | None, bool], dict[str, KindedTask]] = defaultdict(dict)

@@ -152,7 +152,7 @@ def monitor(  # noqa: PLR0913
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
         model: The model whose replies are watched: a folder, a hub id or a loaded model. A model that reads in both
             directions judges finished replies only.
-        positive: The label of bad replies.
+        positive: The label of bad replies; required.
         rate: Rate of false alarms that is allowed, in the unit `per`.
         per: "reply": `rate` is the fraction of good replies that may be flagged, above 0 and below 1 (a conformal
             bound). "1000 tokens": it is the number of false alarms per thousand tokens of good replies, above 0 and

@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Return the next node (the arguments are PyYAML's); raise DataError if it breaks a rule of the class."""
+        """Return the next node or None (see PyYAML); raise DataError if it breaks a rule of the class."""
         line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > _MAX_DEPTH:

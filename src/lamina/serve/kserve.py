@@ -55,7 +55,9 @@ class ModelMetadata(TypedDict):
 
 
 class OutputTensor(TypedDict):
-    """A tensor of a KServe response. `data` is flat, row by row; datatype "FP32" holds numbers, "BYTES" holds JSON.
+    """A tensor of a KServe response: its `name`, `shape` and `data`.
+
+    The data is flat, row by row; `datatype` "FP32" holds numbers, "BYTES" holds JSON.
 
     A tensor that is sent as binary data has its size in `parameters` in place of the data.
     """

@@ -93,7 +93,7 @@ def _example(part: str | Sequence[str] | FileInput) -> Example:
 
 
 def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON | list[LabelScore]:
-    """Return the answer about one text in the shape of text-embeddings-inference, at most `top_k` labels per task.
+    """Return one text's answer in the shape of text-embeddings-inference: `top_k` labels per task (None: all).
 
     If `only_task` is set, the prediction of this task is returned alone; otherwise task -> prediction.
     """
@@ -119,7 +119,10 @@ def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str 
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
-    """Return a prediction of classes as labels with scores, the best `top_k` first; other predictions unchanged."""
+    """Return a prediction of classes as labels with scores, the best `top_k` (None: all) first.
+
+    Other predictions unchanged.
+    """
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction

@@ -107,7 +107,7 @@ class _Turn:
 
 
 def default_passes(bank: ReaderBank) -> int:
-    """Return the default number of passes that run at once: as many as there are CPU cores for, at most 8.
+    """Return the default number of passes that run at once: as many as the CPU cores allow, at most 8.
 
     Each pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models
     that change their kind of attention when a text is short, for example BigBird.

@@ -417,7 +417,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         (self._layer,) = select(layer, self._stack.layers, op="serve")
 
     def read(self, texts: Sequence[Example]) -> TokenisedTexts:
-        """Tokenise texts, each as one window, cut at the model's limit."""
+        """Tokenise texts, each as one window, cut at the model's limit. Errors as in `encode`."""
         words = [text for text in texts if not isinstance(text, Upload)]  # /embed accepts texts only
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 

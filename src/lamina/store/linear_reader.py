@@ -207,7 +207,7 @@ class _LinearModel(Protocol):
 
 
 def _filled(model: LinearT, weight: Array, bias: Array | float, classes: Array | None = None) -> LinearT:
-    """Set the coefficients of a scikit-learn model as if it had been fitted, and return the model.
+    """Set `weight` and `bias` of a scikit-learn model as if it had been fitted, and return the model.
 
     `classes` are the class labels; None: a regression, which has none.
     """

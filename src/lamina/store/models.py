@@ -231,7 +231,9 @@ def model_class(head: str | type[object] | None) -> Any:
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the class name of a saved model, from its config; None if the config does not name one.
+    """Return the class name of a saved model (on the hub: at `revision`), from its config.
+
+    None if the config does not name one.
 
     Raises the errors of `load_config`.
     """
@@ -376,7 +378,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def check_revision(folder: str, revision: str | None) -> None:
-    """Raise ConfigError if there is a revision other than "main" for a folder, which has none."""
+    """Raise ConfigError if there is a revision other than None and "main" for a folder, which has none."""
     if revision not in (None, "main"):
         problem = f"revision is '{revision}' for the folder {folder}; only the hub has revisions"
         raise ConfigError(f"load: {problem}. Leave revision out.")

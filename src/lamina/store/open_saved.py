@@ -71,7 +71,7 @@ def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrain
     """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
 
     `_written` has the modification times of the manifest and of the record of edits. They are part of the cache's key,
-    so a folder that was saved again is loaded again.
+    so a folder that was saved again is loaded again. Errors as in `open_saved`.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

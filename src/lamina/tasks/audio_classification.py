@@ -465,7 +465,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
         """Return the maximum number of samples read of a clip: that of `sample_limit`, with its errors.
 
-        `asked` is the user's limit; `model` is not used.
+        `asked` is the user's limit (None: none); `model` is not used.
         """
         return sample_limit(processor, asked)
 

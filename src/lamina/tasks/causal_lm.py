@@ -229,7 +229,8 @@ def _encode(
 ) -> Encoded:
     """Tokenise texts, to at most `options.max_length` tokens, with the tokens' character ranges if `offsets` is set.
 
-    With `has_chats`, no special tokens are added, because the chat template has written them already.
+    With `has_chats`, no special tokens are added, because the chat template has written them already. Errors as in
+    `encode`.
     """
     return encode(
         texts,

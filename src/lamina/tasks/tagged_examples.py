@@ -148,7 +148,8 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
     """Return the class names of a task: `spec.labels`, or the tags of the train split (`names`), in order.
 
-    Tags that mark spans in another scheme become IOB2 tags, unless `spec.labels` names them as they are.
+    Tags that mark spans in another `scheme` (None: the tags mark none) become IOB2 tags, unless `spec.labels` names
+    them as they are.
     """
     if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
         return spec.labels or lab.infer_labels(names)

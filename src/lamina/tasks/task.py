@@ -250,7 +250,7 @@ class Task:
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
     def _with_validation(self, seed: int, stratify: bool) -> Task:
-        """Return the task with a validation split cut by `_cut`; or itself, with a warning, if no row can be moved."""
+        """Return the task with a validation split from `_cut`; or itself, with a warning, if no row can be moved."""
         train, validation = self._cut(seed, stratify)
         if not len(validation):
             logger.warning("task %s: %s", self.name, NOTHING_SPARE)

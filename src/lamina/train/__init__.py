@@ -1,6 +1,6 @@
 """Training: one engine for the readers of a bank and for whole models.
 
-A learner is whatever is trained by itself: a reader, a base model that is trained with its readers, or a whole model.
+A learner is anything that is trained on its own: a reader, a base model trained with its readers, or a whole model.
 """
 
 from lamina.train.fit import finetune, fit

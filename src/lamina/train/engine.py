@@ -159,7 +159,7 @@ class Engine:
     def _run_epoch(self, bar: tqdm) -> None:
         """Run the remaining steps of the current epoch, then score the learners and save a checkpoint.
 
-        `bar` is the progress bar over all steps.
+        `bar` is the progress bar over all steps. Errors are those of `step`, `score` and `save`.
         """
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups

@@ -107,7 +107,8 @@ class Learner:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Take an optimizer step with the learning rates scaled by `factor`, clear the gradients, and count the step.
 
-        With a gradient `scaler`, which float16 needs, the weights stay as they are if a gradient is not finite.
+        With a gradient `scaler` (not None), which float16 needs, the weights stay as they are if a gradient is not
+        finite.
         """
         factor = self.factor()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -182,7 +183,7 @@ class Learner:
     def begin_stage(self, *, schedule: bool = True) -> None:
         """Forget the best scores and weights: in the stage of training that begins, scores count from the start.
 
-        With `schedule`, the learning-rate schedule starts again too. The count of steps goes on.
+        With `schedule`, the learning-rate schedule starts again too. The count of steps continues.
         """
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)

@@ -137,7 +137,7 @@ class PassOptions(BaseModel):
         return field is not None and getattr(self, name) != field.get_default(call_default_factory=True)
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return options for encoding one split as inputs of at most `max_length` tokens or samples."""
+        """Return options for encoding the split `part` as inputs of at most `max_length` tokens or samples."""
         return EncodeOptions(
             part=part,
             max_length=max_length,
@@ -244,7 +244,7 @@ class FitOptions(PassOptions):
             yield "warmup_ratio", "and warmup_steps is set too; only one can be set. Leave one out"
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return options for encoding one split as inputs of at most `max_length` tokens or samples.
+        """Return options for encoding the split `part` as inputs of at most `max_length` tokens or samples.
 
         `seed` decides which tokens are masked and, with `augment`, how images are cropped.
         """

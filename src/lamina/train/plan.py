@@ -27,7 +27,7 @@ _USUAL_EPOCHS = 3
 
 
 def usual_epochs(rows: int, batch_size: int) -> int:
-    """Return the default number of epochs of estimators: 3, or more if 200 steps over `rows` rows take more."""
+    """Return the default number of epochs of estimators: 3, or more if 200 steps of `batch_size` rows need more."""
     return max(_USUAL_EPOCHS, math.ceil(LEAST_STEPS / math.ceil(rows / batch_size)))
 
 

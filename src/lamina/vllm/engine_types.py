@@ -39,7 +39,7 @@ class ModelConfig(Protocol):
 
 
 class ParallelConfig(Protocol):
-    """The settings of an engine's processes, a `ParallelConfig` of vLLM."""
+    """The settings of an engine's processes: `rank`, and the sizes of each kind of parallelism."""
 
     rank: int
     tensor_parallel_size: int
@@ -50,7 +50,7 @@ class ParallelConfig(Protocol):
 
 
 class CacheSettings(Protocol):
-    """The user's settings for the key-value cache: vLLM's own `CacheConfig`."""
+    """The user's settings for the key-value cache, such as `enable_prefix_caching`: vLLM's own `CacheConfig`."""
 
     enable_prefix_caching: bool
 
@@ -69,7 +69,7 @@ class EngineConfig(Protocol):
 
 
 class Configured(Protocol):
-    """A part of an engine that holds the engine's config: a frontend, a scheduler or a model runner."""
+    """A part of an engine that holds the engine's config (`vllm_config`): a frontend, a scheduler or a model runner."""
 
     vllm_config: EngineConfig
 
@@ -100,14 +100,17 @@ class CacheConfig(Protocol):
 
 
 class Buffer(Protocol):
-    """Numbers that are stored twice: on the device and on the CPU."""
+    """Numbers that are stored twice: on the device (`gpu`) and on the CPU (`np`)."""
 
     gpu: Tensor
     np: np.ndarray
 
 
 class BlockTable(Protocol):
-    """The cache blocks of the requests in a batch, one row per request; `slot_mapping` has each token's cache slot."""
+    """The cache blocks of the requests in a batch, one row per request (`block_table`), each of `block_size` tokens.
+
+    `slot_mapping` has each token's cache slot.
+    """
 
     block_size: int
     block_table: Buffer
@@ -152,13 +155,16 @@ class StepState(Protocol):
 
 
 class Request(Protocol):
-    """A request, in the scheduler or in the worker."""
+    """A request, in the scheduler or in the worker. It knows the length of its prompt."""
 
     num_prompt_tokens: int
 
 
 class Runner(Configured, Protocol):
-    """The model runner of a worker (V1), a `GPUModelRunner` or `CPUModelRunner`."""
+    """The model runner of a worker (V1), a `GPUModelRunner` or `CPUModelRunner`.
+
+    Its attributes are those of vLLM that readers need, such as `input_batch`, the requests of the step.
+    """
 
     model_config: ModelConfig
     kv_cache_config: CacheConfig

@@ -46,7 +46,7 @@ class RequestState(Protocol):
 class Params(Protocol):
     """The parameters of a request: `SamplingParams` to generate text, or `PoolingParams`.
 
-    `skip_reading_prefix_cache` says whether all tokens of the prompt are computed anew.
+    `skip_reading_prefix_cache` says whether all tokens of the prompt are computed again.
     """
 
     skip_reading_prefix_cache: bool | None
@@ -75,7 +75,7 @@ class OutputProcessor(Protocol):
 
 
 class Frontend(Protocol):
-    """The frontend of an engine, an `LLMEngine` or `AsyncLLM`."""
+    """The frontend of an engine, an `LLMEngine` or `AsyncLLM`. It has an input and an output processor."""
 
     input_processor: InputProcessor
     output_processor: OutputProcessor
@@ -117,20 +117,20 @@ class Response(Protocol):
 
 
 class Serving(Route, Protocol):
-    """The object of vLLM that serves a route of models that generate text."""
+    """Serves a route of models that generate text; `create_error_response` makes an error response."""
 
     create_error_response: Method
 
 
 class ChatServing(Serving, Protocol):
-    """The object of vLLM that serves `/v1/chat/completions`, an `OpenAIServingChat`."""
+    """Serves `/v1/chat/completions` (`OpenAIServingChat`); its methods make whole and streamed responses."""
 
     chat_completion_full_generator: Callable[..., Awaitable[Response]]
     chat_completion_stream_generator: Callable[..., AsyncIterator[str]]
 
 
 class BatchServing(ChatServing, Protocol):
-    """The object of vLLM that serves `/v1/chat/completions/batch`, an `OpenAIServingChatBatch`."""
+    """Serves `/v1/chat/completions/batch` (`OpenAIServingChatBatch`); its method makes whole responses."""
 
     chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
 
@@ -148,14 +148,14 @@ class ChatResponse(Protocol):
 
 
 class MessagesServing(ChatServing, Protocol):
-    """The object of vLLM that serves `/v1/messages`, an `AnthropicServingMessages`."""
+    """Serves `/v1/messages` (`AnthropicServingMessages`); its methods convert whole and streamed responses."""
 
     messages_full_converter: Callable[[ChatResponse], BaseModel]
     message_stream_converter: Callable[[AsyncIterator[str]], AsyncIterator[str]]
 
 
 class CompletionServing(Serving, Protocol):
-    """The object of vLLM that serves `/v1/completions`, an `OpenAIServingCompletion`."""
+    """Serves `/v1/completions` (`OpenAIServingCompletion`); its methods make whole and streamed responses."""
 
     request_output_to_completion_response: Callable[..., Response]
     completion_stream_generator: Callable[..., AsyncIterator[str]]
@@ -169,7 +169,7 @@ class StatusResponse(Response, Protocol):
 
 
 class ResponsesServing(Serving, Protocol):
-    """The object of vLLM that serves `/v1/responses`, an `OpenAIServingResponses`."""
+    """Serves `/v1/responses` (`OpenAIServingResponses`); its method makes whole responses."""
 
     responses_full_generator: Callable[..., Awaitable[StatusResponse]]
 

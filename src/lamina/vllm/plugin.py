@@ -173,7 +173,7 @@ def _start_scheduler(scheduler: Scheduler) -> None:
 
 
 def _start_worker(runner: Runner) -> None:
-    """Make a model runner run the readers on each step, if its engine has a bank."""
+    """Make a model runner run the readers on each step, if its engine has a bank. Raises the errors of `install`."""
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 

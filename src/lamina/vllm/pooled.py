@@ -108,7 +108,7 @@ class PendingTokens:
     def take(self) -> tuple[dict[int, Tensor], Segments]:
         """Return the states of all waiting tokens (per layer) and their segments, and forget these tokens.
 
-        There must be at least one. Tokens of a block that a later request has begun anew are left out.
+        There must be at least one. Tokens of a block that a later request has begun again are left out.
         """
         parts, self._parts, self._borrowed = self._parts, [], False
         if len(parts) == 1:  # the tokens of each request, and so of each block, stand together in a step

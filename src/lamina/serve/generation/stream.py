@@ -101,7 +101,7 @@ class TokenStreamer(StopOnEvent):
 
     Attributes:
         count: Number of tokens so far.
-        reason: Why the text ended, as in `GenerationEnd`; "" while it goes on, or if `is_over` ended it.
+        reason: Why the text ended, as in `GenerationEnd`; "" while it continues, or if `is_over` ended it.
         first: When the event of the first token was emitted, in seconds of `time.perf_counter`; 0.0 before.
         last: When the event of the latest token was emitted; 0.0 before the first.
     """
@@ -140,7 +140,7 @@ class TokenStreamer(StopOnEvent):
         return torch.full((1,), bool(self.reason) or is_cut_off, device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
-        """Return why the text ends at `token`, whose text is `piece`; "" if the text goes on."""
+        """Return why the text ends at `token`, whose text is `piece`; "" if the text continues."""
         text, conditions = self._detokenizer.text, self._conditions
         if token in conditions.end_ids:
             return "eos_token"

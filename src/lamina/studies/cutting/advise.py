@@ -226,7 +226,7 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
 def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
-    Returns one table row per layer, scored on the tenth of the training rows that `seed` sets aside, and one row of the
+    Returns one table row per layer, scored on the tenth of the training rows that `seed` holds out, and one row of the
     phase "whole": the score of the reader of all layers on the validation rows. `start` has the model and the training
     options.
     """

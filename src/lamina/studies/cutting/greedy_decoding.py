@@ -77,7 +77,7 @@ def continuations(
 
 
 def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
-    """Return the share (0 to 1) of the tokens of `whole`, which has some, before its first difference from `other`."""
+    """Return the share (0 to 1) of the tokens of `whole` (not empty) before its first difference from `other`."""
     pairs = enumerate(zip(whole, other, strict=False))
     equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
     return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

@@ -206,7 +206,10 @@ def drop_least_(  # noqa: PLR0913 options of the command
 @final
 @dataclass(frozen=True)
 class _Subject:
-    """What `drop_least_` cuts: `stack` of `model`. The `task` measures it, by the model's own head if `own`."""
+    """What `drop_least_` cuts: `stack` of `model`. It is scored on `task`, by the model's own head if `own`.
+
+    `processor` (None: the model's) reads the rows, `seed` divides the validation split, and `progress` shows bars.
+    """
 
     model: PreTrainedModel
     task: Task

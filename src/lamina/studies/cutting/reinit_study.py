@@ -57,7 +57,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
         processor: Tokenizer or image processor. None: the one saved with the model.
         counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
-        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws the rows anew.
+        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws other rows.
         seeds: Each seed decides the new weights, the head, which rows are drawn, and their order.
         scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
         epochs: Number of fine-tuning epochs.

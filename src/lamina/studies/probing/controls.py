@@ -135,7 +135,10 @@ class LabelBits(Results):
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None: only a sum is stored, so the row is not known. The study's table shows an infinite sum."""
+        """Return None: only a sum is stored, so the first row that is not finite is not known.
+
+        The study's table shows an infinite sum.
+        """
         return None
 
 
