@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 Backend: TypeAlias = Literal["auto", "torch", "onnx", "int8"]
 EXPORTED = {"onnx": "onnx", "int8": "onnx-int8"}  # backend -> folder of its export, inside the bank's folder
-LONG_JOB_TOKENS = 2_000_000  # an export takes half a minute, so it pays for jobs of at least this many tokens
 
 # Bank -> backend -> its engine. A bank that is changed gets another engine.
 _engines: WeakKeyDictionary[ReaderBank, dict[str, OnnxEngine]] = WeakKeyDictionary()
@@ -72,22 +71,18 @@ def checked_backend(backend: str) -> Backend:
     return cast("Backend", backend)
 
 
-def engine_of(
-    bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None, *, tokens: float = 0
-) -> ChosenEngine | None:
+def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None) -> ChosenEngine | None:
     """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
-    On a CPU with ONNX Runtime, "auto" chooses it in two cases: the folder from which the bank was loaded has an export
-    of it, or the job is so long that an export pays. If the export's answers to a check batch differ from PyTorch's, or
-    it fails in another way, the reason is logged, PyTorch answers, and this export is not tried again. "onnx", and
-    "auto" for a long job, write a missing or unfit export into the bank's folder; if there is no writable folder, it
-    lasts until the process ends.
+    On a CPU, "auto" chooses ONNX Runtime if the folder from which the bank was loaded has an export of it. If the
+    export's answers to a check batch differ from PyTorch's, or it fails in another way, the reason is logged, PyTorch
+    answers, and this export is not tried again. "onnx" writes a missing or unfit export into the bank's folder; if
+    there is no writable folder, it lasts until the process ends.
 
     Args:
         bank: The bank.
         backend: "auto", "torch", "onnx" or "int8".
         names: Names of the readers that must answer. None: all.
-        tokens: Rough number of tokens of the job, from which "auto" decides whether an export pays.
 
     Raises:
         ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU; or it is "int8" and the bank's
@@ -97,12 +92,11 @@ def engine_of(
         MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.
     """
     names = list(bank if names is None else names)
-    if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank, tokens)):
+    if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank)):
         return None
-    exports = backend == "onnx" or tokens >= LONG_JOB_TOKENS
     try:
         with _opening:
-            engine = _engine(bank, "onnx" if backend == "auto" else backend, names, exports=exports)
+            engine = _engine(bank, "onnx" if backend == "auto" else backend, names, exports=backend == "onnx")
     except LaminaError as error:
         if backend != "auto":
             raise
@@ -123,18 +117,15 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
         _engines[bank] = before
 
 
-def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
-    """Return whether "auto" should look for a bank's export, or write one, for a job of `tokens` tokens on a CPU."""
-    is_long, is_at_hand = tokens >= LONG_JOB_TOKENS, bank in _engines
-    if bank.folder is None and not (is_long or is_at_hand):
+def _is_worth_trying(bank: ReaderBank) -> bool:
+    """Return whether "auto" should try ONNX Runtime: a bank on a CPU has an export that was not refused before."""
+    is_open = bank in _engines
+    if bank.folder is None and not is_open:
         return False
     written = _written(bank)
-    is_at_hand = is_at_hand or written > 0
-    if not (is_at_hand or is_long) or _refused.get(bank) == written or bank.device.type != "cpu":
+    if not (is_open or written) or _refused.get(bank) == written or bank.device.type != "cpu":
         return False
-    # packages are looked for last, since that takes longer than the rest
-    needed = ("onnxruntime",) if is_at_hand else ("onnxruntime", "onnxscript")
-    return all(find_spec(name) is not None for name in needed)
+    return find_spec("onnxruntime") is not None  # last, since it takes longer than the rest
 
 
 def _written(bank: ReaderBank) -> float:

@@ -50,7 +50,6 @@ _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those o
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
-_TOKEN_BYTES = 4  # rough number of bytes per token of a file
 _FILE_ROWS, _MOST_ROWS = 32, 512  # maximum rows of a pass: of files; of texts, which tokens usually limit first
 # Maximum tokens of a pass, and its fixed cost in tokens. A longer pass would be no faster per token.
 _BUDGETS = {"cpu": Budget(2048, 64), "accelerator": Budget(16384, 4096)}
@@ -128,8 +127,7 @@ def predict_file(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        backend: What computes a bank's answers, as in `predict`. For "auto", files above 8 MB count as 2,000,000
-            tokens.
+        backend: What computes a bank's answers, as in `predict`.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue a stopped run that had the same arguments. False: start from the first row.
         ray: Predict with workers of Ray: "local" (on this machine), "auto" (the cluster that runs here) or HOST:PORT
@@ -175,10 +173,7 @@ def predict_file(  # noqa: PLR0913
         length_penalty=length_penalty,
         num_workers=num_workers,
     )
-    tokens = source.stat().st_size / _TOKEN_BYTES if is_file(source) else 0
-    predictor = Predictor(
-        bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend, tokens=tokens
-    )
+    predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
     by_tokens = batch_size is None and not predictor.reads_files
     if by_tokens:
         predictor.options = options.model_copy(update={"batch_size": _MOST_ROWS})

@@ -102,8 +102,7 @@ def predict(  # noqa: PLR0913
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
         backend: What computes a bank's answers on a CPU. "torch": PyTorch. "onnx": ONNX Runtime; the bank is exported
             on first use. "int8": the quantised graph that `lamina export --int8` wrote into the bank's folder. "auto":
-            ONNX Runtime if a fitting export is in the bank's folder, or for more than 2,000,000 tokens; otherwise
-            PyTorch.
+            ONNX Runtime if a fitting export is in the bank's folder; otherwise PyTorch.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -141,14 +140,12 @@ class Prepared:
         count: Number of examples.
         splits: Kind of task -> the examples as that kind reads them.
         groups: The same examples as inputs; each group is run by itself.
-        tokens: Number of tokens of all examples, without padding.
         cut: Number of examples that are too long to be read whole.
     """
 
     count: int
     splits: Mapping[str, Split]
     groups: Sequence[Group]
-    tokens: int = 0
     cut: int = 0
 
     def warn(self, op: str) -> None:
@@ -205,7 +202,6 @@ class Predictor:
         kind: Kind of task of a whole model. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
         backend: What computes the answers of a bank in `__call__` and `predict`; see the function `predict`.
-        tokens: Rough number of tokens of all calls together, for the backend "auto"; 0: it is not known.
 
     Attributes:
         options: Options of each pass.
@@ -226,10 +222,8 @@ class Predictor:
         kind: str | None = None,
         processor: Processor | None = None,
         backend: Backend = "torch",
-        tokens: float = 0,
     ) -> None:
         self._backend: Backend = checked_backend(backend)
-        self._tokens = tokens
         self.options = options
         self._readers: dict[str, ReaderModule] = {}
         self._whole: TaskOutline | None = None
@@ -301,18 +295,17 @@ class Predictor:
                     {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
                 )
                 self._paired = ()
-            self.choose_engine(prepared.tokens)
+            self.choose_engine()
         return _finish(self.answer_by_pass(prepared, budget=budget))
 
-    def choose_engine(self, tokens: float = 0) -> None:
-        """Set the engine for the backend and a job of at least `tokens` tokens: PyTorch or ONNX Runtime.
+    def choose_engine(self) -> None:
+        """Set the engine for the backend: PyTorch or ONNX Runtime.
 
         Raises:
             LaminaError: If the backend cannot be used; see `engine_of`. Whole models can use PyTorch only.
         """
         if isinstance(self._runner, BankRunner):
-            tokens = max(tokens, self._tokens)
-            self._runner.engine = engine_of(self._runner.bank, self._backend, self.names, tokens=tokens)
+            self._runner.engine = engine_of(self._runner.bank, self._backend, self.names)
         elif self._backend not in ("auto", "torch"):
             raise ConfigError(f"predict: backend is '{self._backend}' for a whole model; it is for banks.")
 
@@ -351,7 +344,7 @@ class Predictor:
 
         All splits have the same examples. Without examples, `groups` is empty.
         """
-        count, tokens, cut = min(map(len, splits.values())), 0, 0
+        count = min(map(len, splits.values()))
         groups: list[Group] = []
         for reading in self._plan().readings if count else ():
             is_pair = splits[reading.kind.name].pairs
@@ -370,9 +363,7 @@ class Predictor:
                 groups += [self._encode(part, splits) for part in apart]
             else:
                 groups.append(group)
-        for group in groups:
-            tokens, cut = tokens + int(sum(group.inputs.lengths)), max(cut, _cut(group))
-        return Prepared(count, splits, groups, tokens, cut)
+        return Prepared(count, splits, groups, max(map(_cut, groups), default=0))
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return a group: the readers of `reading`, with the examples of `splits` encoded for them."""

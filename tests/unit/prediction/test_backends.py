@@ -28,8 +28,6 @@ from lamina.store import load, save_bank
 from lamina.store.onnx_engine import OnnxEngine
 from lamina.train.options import PassOptions
 
-LONG = backends.LONG_JOB_TOKENS
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -112,20 +110,11 @@ def test_a_file_is_answered_by_the_engine(folder: Path, untraced: list[Path], mo
     assert close([row["readers"] for row in rows], expected)
 
 
-def test_auto_without_an_export_is_pytorch_and_a_long_job_exports(folder: Path, untraced: list[Path], caplog: Any):
+def test_auto_without_an_export_is_pytorch(folder: Path, untraced: list[Path]):
     shutil.rmtree(folder / "bank" / "onnx")
     bank = loaded(folder)
-    assert backends.engine_of(bank, "auto", tokens=LONG - 1) is None
+    assert backends.engine_of(bank, "auto") is None
     assert untraced == []
-    with caplog.at_level(logging.WARNING):
-        assert backends.engine_of(bank, "auto", tokens=LONG) is None
-    assert untraced == [folder / "bank" / "onnx"]
-    assert (
-        "PyTorch answers, since ONNX Runtime cannot: export: the family 'bert' is not supported; 'mood' is odd"
-        in caplog.text
-    )
-    backends.engine_of(bank, "auto", tokens=LONG)
-    assert len(untraced) == 1  # it is not tried in every call
     with pytest.raises(UnsupportedModelError, match="'mood' is odd"):
         lamina.predict(bank, TEXTS, backend="onnx")
 
