@@ -40,6 +40,8 @@ def _is_of_torch(value: object, name: str) -> bool:
     return any(kind.__name__ == name and kind.__module__.startswith("torch") for kind in type(value).__mro__)
 
 
+_NO_LISTS = (str, bytes, bytearray, memoryview, set, frozenset, Mapping)  # a set has no order
+_SELECTORS = (int, str, list, tuple, range)
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
@@ -49,7 +51,12 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
     "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
-    "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes)),
+    "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
+    "Selector": (
+        "a layer number, a list of them, or a text such as 'top:4'",
+        lambda value: hasattr(value, "tolist") or (isinstance(value, _SELECTORS) and not isinstance(value, bool)),
+    ),
+    "Mapping": ("a dict, as in {'train': ...}", lambda value: isinstance(value, Mapping)),
     "None": ("None", lambda value: value is None),
 }
 _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the innermost first

@@ -25,11 +25,14 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
         (3, "Sequence[str] | None", "a list or None"),
         ("ab", "Sequence[str | Path] | None", "a list or None"),
         (torch.tensor(3), "Sequence[int]", "a list"),
+        ({"a"}, "Sequence[str]", "a list"),
+        (b"12", "Selector", "a layer number, a list of them, or a text such as 'top:4'"),
+        (True, "Selector", "a layer number"),
         (3, "torch.Generator | None", "a torch.Generator or None"),
     ],
 )
 def test_options_of_other_types_are_refused(value: object, kind: str, rule: str):
-    with pytest.raises(ConfigError, match=f"here: size is .*; it must be {rule}\\."):
+    with pytest.raises(ConfigError, match=f"here: size is .*; it must be {rule}"):
         check_type("here", "size", value, kind)
 
 
@@ -37,7 +40,8 @@ def test_numbers_of_numpy_and_torch_become_pythons():
     given = (np.int64(2), np.float32(0.5), 3, 0.25, torch.tensor(2))
     values = [check_type("here", "size", value, "float") for value in given]
     assert [type(value) for value in values] == [int, float, int, float, int]
-    assert check_type("here", "size", {"a": 1}, "Mapping[str, int] | int") == {"a": 1}  # left to the function
+    assert check_type("here", "size", {"a": 1}, "Mapping[str, int] | int") == {"a": 1}
+    assert check_type("here", "size", 2, "Literal | int") == 2  # left to the function
 
 
 def test_seeding_gives_the_numbers_of_torch():

@@ -525,7 +525,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
 
 
 def _cells(text: str) -> list[str]:
-    return text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
+    return [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else _BLANKS.split(text.strip(" "))
 
 
 def _is_header(cells: list[str]) -> bool:

@@ -76,6 +76,8 @@ class PooledClassification(HeadConfig):
         the paper's probes have several heads, each after an MLP.
     """
 
+    problem_types: ClassVar[tuple[str, ...]] = get_args(ProblemType)
+
     labels: Sequence[str]
     attention_heads: int = 8
     dropout: float = 0.1
@@ -96,7 +98,7 @@ class PooledClassification(HeadConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         check_fields(self.kind, self)
-        for name, known in (("pooling", get_args(Pooling)), ("problem_type", get_args(ProblemType))):
+        for name, known in (("pooling", get_args(Pooling)), ("problem_type", self.problem_types)):
             if getattr(self, name) not in known:
                 raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
         for name in ("dropout", "attention_dropout"):
@@ -148,10 +150,11 @@ class ImageClassification(PooledClassification):
     """A head with one class for an image; see `PooledClassification` for the settings.
 
     The tokens are all positions of the model: patches, class token and registers. Pooling "first" reads the class token
-    of models that have one. Tasks of this kind only have the problem type "classification".
+    of models that have one. The only problem type is "classification".
     """
 
     kind: ClassVar[str] = "image_classification"
+    problem_types: ClassVar = ("classification",)
     inputs: ClassVar = ("pixel_values",)
 
 
@@ -160,10 +163,12 @@ class ImageClassification(PooledClassification):
 class AudioClassification(PooledClassification):
     """A head with one class for an audio clip; see `PooledClassification` for the settings.
 
-    The tokens are the audio frames. Padding frames are left out if the model says which these are.
+    The tokens are the audio frames. Padding frames are left out if the model says which these are. The only problem
+    type is "classification".
     """
 
     kind: ClassVar[str] = "audio_classification"
+    problem_types: ClassVar = ("classification",)
     inputs: ClassVar = ("input_values", "input_features")
 
 

@@ -46,7 +46,8 @@ class Cascade:
         name: Name of the cascade. None: the second monitor's name.
 
     Raises:
-        ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`.
+        ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`; or an option has a
+            wrong type.
     """
 
     first: Monitor
@@ -56,6 +57,8 @@ class Cascade:
 
     def __post_init__(self) -> None:
         check_fields("cascade", self)
+        if odd := [part for part in (self.first, self.second) if not isinstance(part, Monitor)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"cascade: got a {type(odd[0]).__name__}; its first and second are monitors.")
         object.__setattr__(self, "name", self.name or self.second.name)
         low = self.first.threshold
         if low is None:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Prefixes that training programs add when the model is a part of a larger module.
-_OWNERS = ("model.", "backbone.", "base_model.model.", "0.auto_model.")
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
 _WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
 _INNER = ".module."  # what DataParallel around a part of the model adds
@@ -123,7 +121,7 @@ def _load(
     try:
         empty = models.empty_model(config, kind)
         models.check_size(models.source_of(name, revision), empty)
-        models.check_files(models.source_of(name, revision))
+        models.check_files(models.source_of(name, revision), config)
         plain: Any = type(empty) if edits and kind.__name__.startswith("AutoModel") else kind
         load_weights = partial(
             (with_inserts(plain, edits) if edits else plain).from_pretrained,
@@ -159,9 +157,8 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     """Load a model; if a wrapper put something into the names of saved weights, load it again without that.
 
     `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
-    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. The prefixes in `_OWNERS`, added by
-    programs that train the model as a part of another, are dropped only if otherwise no weight fits, because some
-    models have such names themselves.
+    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. The prefix that a program adds which
+    trains the model as a part of another, such as "model.", is dropped if otherwise no weight fits.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
@@ -171,9 +168,11 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     if inner & {key.removeprefix(base) for key in report["missing_keys"]}:
         model, report = load_weights(key_mapping={**dict.fromkeys(_WRAPPERS, ""), re.escape(_INNER): "."})
     names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
-    for owner in _OWNERS if names and names <= {*report["missing_keys"]} else ():
-        if 2 * len({owner + name for name in names} & saved) > len(names):
-            return load_weights(key_mapping={f"^{re.escape(owner)}": ""})
+    for known in (names, {name.removeprefix(base) for name in names}) if names <= {*report["missing_keys"]} else ():
+        longest = max(known, key=len, default="")
+        owners = {key.removesuffix(longest) for key in saved if longest and key.endswith(f".{longest}")}
+        if len(owners) == 1 and 2 * len({owner + name for owner in owners for name in known} & saved) > len(known):
+            return load_weights(key_mapping={f"^{re.escape(owner)}": "" for owner in owners})
     return model, report
 
 
@@ -185,19 +184,27 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     lacks.
 
     Raises:
-        StoreError: If the shape of a saved weight contradicts the config, or no saved weight has a place.
+        StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or
+            if a module of a block has another form in the checkpoint, such as quantised or with an adapter.
     """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
             what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
             raise damaged(f"the weights of {name}", what)
-    saved = report["unexpected_keys"]
+    base, saved = f"{model.base_model_prefix}.", report["unexpected_keys"]
     names = {name for name, _ in model.named_parameters()}
-    if saved and names and names <= {*report["missing_keys"]}:
-        some = f"it holds '{min(saved)}', the model needs '{min(names)}'"
+    inner = {name for name in names if "#" in without_numbers(name)} or names
+    if saved and inner and inner <= {*report["missing_keys"]}:
+        some = f"it holds '{min(saved)}', the model needs '{min(inner)}'"
         raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
-    forms = {without_numbers(name.removeprefix(f"{model.base_model_prefix}.")) for name in names}
-    plain = {key: without_numbers(key.removeprefix(f"{model.base_model_prefix}.")) for key in sorted(saved)}
+    forms = {without_numbers(name.removeprefix(base)) for name in names}
+    plain = {key: without_numbers(key.removeprefix(base)) for key in sorted(saved)}
+    modules = {f"{form.rpartition('.')[0]}." for form in forms if "#" in form.rpartition(".")[0]}
+    leaves = tuple(part for part in modules if not any(other != part and other.startswith(part) for other in modules))
+    for key, form in plain.items():
+        if form not in forms and form.startswith(leaves) and not is_inserted(key):
+            hint = "It was quantised, pruned, or has an adapter or another config"
+            raise damaged(f"the weights of {name}", f"hold '{key}', for which the model has no place. {hint}")
     has_blocks = any("#" in form for form in forms)
     if cut := [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]:
         more = f" and {len(cut) - 1:,} more" if len(cut) > 1 else ""

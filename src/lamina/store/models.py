@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -257,23 +258,41 @@ def writing_class(name: str | Path, *, revision: str | None = None) -> str | Non
 # Weights
 
 
-def check_files(name: str) -> None:
+def check_files(name: str, config: PretrainedConfig) -> None:
     """Check the files of a model's folder before they are read; a hub id is not checked.
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder.
+            is damaged or names a file outside the folder; or if weights are integers, and the config names no
+            quantization that could scale them.
     """
     if not is_dir(name):
         return
     for path in Path(name).iterdir():
         if path.exists() and not (is_file(path) or is_dir(path)):
             raise damaged(path, "is neither a file nor a folder")
+        if is_file(path) and getattr(config, "quantization_config", None) is None:
+            for key in _integers(path):
+                what = f"has integers as '{key}', and config.json has no quantization_config that scales them"
+                raise damaged(path, what)
         if path.name.endswith(".index.json") and is_file(path):
             parts = read_json(path, last_wins=True).get("weight_map")
             for part in map(str, cast("dict[str, object]", parts).values() if isinstance(parts, dict) else ()):
                 if Path(part).is_absolute() or ".." in Path(part).parts:
                     raise damaged(path, f"names the file '{part}', which is outside of the folder")
+
+
+def _integers(path: Path) -> Iterator[str]:
+    """Yield the names of the weights and biases in a weight file that are integers; nothing for any other file."""
+    types: dict[str, str] = {}
+    with suppress(Exception):  # loading the file says what is wrong with it
+        if path.suffix == ".bin":
+            tensors = torch.load(path, "meta", weights_only=True, mmap=True)
+            types = {key: "F" if tensor.is_floating_point() else "I" for key, tensor in tensors.items()}
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    yield from (key for key, kind in types.items() if key.endswith(("weight", "bias")) and re.match("I|U|BO", kind))
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:

@@ -12,7 +12,7 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
 from lamina.store.bank_folder import load_bank
 from lamina.store.load_model import load
-from lamina.store.manifest import MANIFEST, RECORD
+from lamina.store.manifest import MANIFEST
 from lamina.store.models import source_of, writing_class
 from lamina.store.replay import read_record
 from lamina.utils import is_file
@@ -52,8 +52,8 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    The object is moved to the GPU if there is one. The last two objects are cached. If the folder's manifest or record
-    of edits was written again since the earlier call, as every save does, the files are loaded again.
+    The object is moved to the GPU if there is one. The last two objects are cached. If a JSON or safetensors file in
+    the folder was written again since the earlier call, the files are loaded again.
 
     Args:
         saved: Folder or hub id of the bank or model.
@@ -61,17 +61,16 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     Raises:
         LaminaError: Any error of `open_saved`.
     """
-    folder = Path(saved)
-    written = [(folder / name).stat().st_mtime_ns for name in (MANIFEST, RECORD) if is_file(folder / name)]
-    return _open_cached(str(saved), tuple(written))
+    files = (path for path in sorted(Path(saved).rglob("*")) if path.suffix in (".json", ".safetensors"))
+    return _open_cached(str(saved), tuple(path.stat().st_mtime_ns for path in files if is_file(path)))
 
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
 
-    `_written` has the modification times of the manifest and of the record of edits. They are part of the cache's key,
-    so a folder that was saved again is loaded again. Errors as in `open_saved`.
+    `_written` has the modification times of the folder's files. They are part of the cache's key, so a folder that was
+    changed is loaded again. Errors as in `open_saved`.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
+from difflib import get_close_matches
 from functools import partial
 from typing import TypeVar
 
@@ -43,9 +44,6 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has other label
     columns, whose tasks may share the rows, otherwise "error".
 
-    A split other than "train" is left out if none of its rows has a label, or all labels are -1, as in test sets whose
-    labels are secret.
-
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Raises DataError if a label is missing and
     the choice is "error", or if no row of the train split, or of the only split, has a label.
@@ -55,15 +53,33 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
         spec: Which column has the labels, and what to do with rows without a label.
         texts: Whether labels are texts to generate; then "null" is a text like any other.
     """
+    return {part: _labelled(table, spec, texts=texts) for part, table in with_labels(tables, spec).items()}
+
+
+def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
+    """Return the tables without splits other than "train" that have no labels, as test sets whose labels are secret.
+
+    A warning names them. They have no label column, nor one of a similar name, or all its cells are empty or -1, and -1
+    is no class.
+    """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
-    hidden = {part: table for part, table in others.items() if all(map(is_hidden, table.cells(spec.label)))}
+    lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
+    lacking = lacking if len(lacking) < len(tables) else set[str]()
+    hidden = {part for part in others.keys() - lacking if all(map(is_hidden, others[part].cells(spec.label)))}
     train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
     if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not _is_empty(plain(cell)) for cell in train):
-        hidden = {}  # -1 is a class
-    for table in hidden.values():
+        hidden = set[str]()  # -1 is a class
+    for part in sorted(lacking | hidden):
         what = "has no label in column '%s' (every cell is -1 or empty), so it is left out of the task"
-        logger.warning(f"task: %s {what}", table.path, spec.label)
-    return {part: _labelled(table, spec, texts=texts) for part, table in tables.items() if part not in hidden}
+        what = what if part in hidden else "has no column '%s', so it is left out of the task"
+        logger.warning(f"task: %s {what}", others[part].path, spec.label)
+    return {part: table for part, table in tables.items() if part not in lacking | hidden}
+
+
+def _has_like(table: Table, column: str) -> bool:
+    """Return whether a table has a column, or one of a similar name, which may be meant."""
+    names, either = [name.lower() for name in table.columns], (column.lower(), column.lower().partition(".")[0])
+    return table.numbered or any(get_close_matches(name, names) for name in either)
 
 
 def is_hidden(cell: object) -> bool:
@@ -129,8 +145,8 @@ def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
 
-def listed(rows: Sequence[int]) -> str:
-    """Return the first ten of some row numbers as text for a warning, and "..." if there are more."""
+def listed(rows: Sequence[int | str]) -> str:
+    """Return the first ten of some row numbers or names as text for a warning, and "..." if there are more."""
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
@@ -264,7 +280,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     for row, cell in _cells(table, column):
         with cell_errors(table, row, column):
             for part in cell_forms.parts(cell) if several else [cell]:
-                seen.setdefault(class_name(part), (row, part))
+                seen.setdefault(name := class_name(part), (row, part))
+                if several and name[:1] == "-" and _WHOLE.fullmatch(name):
+                    raise LabelCellError(cell_forms.shown(cell), "; a list holds names, or 0 and 1 per class, not -1.")
     if not seen:
         raise DataError(f"task: {table.path} has no class in any row of column '{column}'.", path=table.path)
     _refuse_two_spellings(table, column, seen)
@@ -300,11 +318,10 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 
     Raises ConfigError if `labels` is a single text, or one of the names is not a text.
     """
-    if labels is None:
-        return None
-    if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
+    names = None if labels is None else tuple(labels)
+    if isinstance(labels, str) or not all(isinstance(name, str) for name in names or ()):
         raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
-    return tuple(map(trimmed, labels))
+    return names and tuple(map(trimmed, names))
 
 
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
@@ -425,7 +442,7 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     if no row has more than one label. Raises DataError if a text in brackets is no list, all labels are texts such as
     "010", or several signs occur and `spec.labels` does not decide between them. The message names the row.
     """
-    labels = frozenset(spec.labels or ())
+    tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
     decode = partial(cell_forms.parts, separator=separator, labels=labels)
     changed: dict[str, Table] = {}
@@ -472,29 +489,24 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
     `labels`, or at least 2 if `labels` is None. A list that has 0 or 1 twice, or as a bool, cannot hold ids; if there
-    is such a list, and the lengths do not fit, DataError is raised.
+    is such a list beside one of other entries or another length, DataError is raised.
     """
     width, sure = None if labels is None else len(labels), False
-    other: tuple[Table, int, int] | None = None  # the first list of another length
+    other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class
     for table in tables:
         for row, cell in _cells(table, column):
             entries = cell_forms.parts(cell)
-            if not all(map(cell_forms.is_flag, entries)):
-                return None
+            is_hot = all(map(cell_forms.is_flag, entries))
             width = len(entries) if width is None else width
-            if len(entries) != width and other is None:
-                other = table, row, len(entries)
-            sure = sure or len(set(entries)) < len(entries) or any(isinstance(entry, bool) for entry in entries)
-    if other is None and width and (sure or labels or width > 1):
-        return width
-    if sure and other is not None:
-        table, row, count = other
-        got, rule = (
-            f"has a list of {count} in column '{column}'",
-            f"lists of 0 and 1 have one entry for each of {width}",
-        )
-        raise bad_cell(table, row, column, f"{got}; {rule} classes. Correct the file, or give the right labels.")
-    return None
+            if other is None and not (is_hot and len(entries) == width):
+                other = table, row, entries
+            sure |= is_hot and (len(set(entries)) < len(entries) or any(isinstance(part, bool) for part in entries))
+            if sure and other is not None:
+                table, row, entries = other
+                rule = f"lists of 0 and 1 have one entry for each of {width} classes"
+                got = f"has a list of {len(entries)} in column '{column}' ({cell_forms.shown(entries)})"
+                raise bad_cell(table, row, column, f"{got}; {rule}. Correct the file, or give the right labels.")
+    return width if other is None and width and (sure or labels or width > 1) else None
 
 
 def multi_hot(

@@ -26,10 +26,12 @@ Units: TypeAlias = Sequence[int]  # what the edges of spans count -> the charact
 _STARTS = ("start", "start_offset", "begin", "start_char", "startOffset", "offset_start")
 _ENDS = ("end", "end_offset", "stop", "end_char", "endOffset", "offset_end")
 _LABELS = ("label", "labels", "entity_group", "entity", "type", "tag", "entity_type", "category")
-_TEXTS = ("text", "word", "surface", "mention", "quote")
+_TEXTS = ("text", "word", "surface", "mention", "quote", "phrase", "content")
 _NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end"}
 _CONTAINERS = ("entities", "spans", "annotations", "result")
 _TAG = regex.compile(r"[BI]-.+")
+_PLACE = regex.compile(r"[\s\[\](),.\d]*\d[\s\[\](),.\d]*")  # numbers, or lists of them
+_UNSEEN = regex.compile(r"[\p{Cf}\p{Cc}]")  # marks of direction, soft hyphens and other characters without width
 
 
 class SpanError(LabelCellError):
@@ -155,6 +157,10 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     label = _label(span, labels, default) if labels else default
     carried = None if text is None or fields[text] is None else str(fields[text])
     if start is None and end is None and carried is not None:
+        others = [key for key in fields if key not in {*_LABELS, *_TEXTS} | _NEUTRAL]
+        if numbers := [key for key in others if _PLACE.fullmatch(str(plain(fields[key])))]:
+            rule = "its place is under 'start' and 'end', and without them it is labelled wherever its text occurs"
+            raise SpanError(shown(span), f", a span with numbers under {', '.join(numbers)}; {rule}.")
         return SpanMark(shown(span), label, text=carried)
     edges = [None if key is None else plain(fields[key]) for key in (start, end)]
     if not all(map(_is_offset, edges)):
@@ -220,11 +226,11 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
     text that the span states.
     """
     if mark.edges is None:
-        wanted = (mark.text or "").strip()
-        found = [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
-        if not found:
-            raise UnplacedSpanError(f"the span {mark.cell}", f", which is not in its text; correct it. {_IGNORE}.")
-        return found
+        wanted = regex.sub(r"^[\s\p{Cf}]+|[\s\p{Cf}]+$", "", mark.text or "")
+        for form in (wanted, *(unicodedata.normalize(name, wanted) for name in ("NFC", "NFD"))) if wanted else ():
+            if found := [match.span() for match in regex.finditer(regex.escape(form), text)]:
+                return found
+        raise UnplacedSpanError(f"the span {mark.cell}", f", which is not in its text; correct it. {_IGNORE}.")
     start, end = mark.edges
     if units is not None:
         start, end = (units[edge] if 0 <= edge < len(units) else -1 for edge in (start, end))
@@ -240,12 +246,13 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
     """Return whether `characters`, those of a span in its text, equal `carried`, the text that the span states.
 
-    Runs of blanks count as one blank, and Unicode forms may differ. With `loosely`, blanks, capitals, accents and
-    tokenizers' marks do not count, and a stated text with "[UNK]" equals anything.
+    Runs of blanks count as one blank, unseen characters do not count, and Unicode forms may differ. With `loosely`,
+    blanks, capitals, accents and tokenizers' marks do not count, and a stated text with "[UNK]" equals anything.
     """
     if loosely and "[UNK]" in carried:
         return True
-    both = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (characters, carried.replace("\\n", "\n"))]
+    texts = (_UNSEEN.sub("", " ".join(text.split())) for text in (characters, carried.replace("\\n", "\n")))
+    both = [unicodedata.normalize("NFC", text.strip()) for text in texts]
     if loosely:
         bare = (unicodedata.normalize("NFKD", text.replace("##", "")).casefold() for text in both)
         both = [regex.sub(r"[\s\p{M}▁Ġ]", "", text) for text in bare]
@@ -299,6 +306,6 @@ def _quoted(text: str, span: LabelledSpan) -> str:
 
 
 def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
-    """Return whether one of `spans` begins or ends inside one of `words`, so that readers learn the whole word."""
-    edges = {edge for span in spans for edge in span[0]}
-    return any(not edges.isdisjoint(range(start + 1, end)) for start, end in words) if edges else False
+    """Return whether one of `spans` does not begin and end where `words` do, so that readers learn its whole words."""
+    starts, ends = {start for start, _ in words}, {end for _, end in words}
+    return any(start not in starts or end not in ends for (start, end), _ in spans)

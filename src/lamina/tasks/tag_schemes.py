@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from lamina.tasks.label_cells import look
+
 SPAN_LABEL = "span"  # label of spans without a label
 _SINGLE, _LAST = "SUW", "EL"  # marks of a span of one word, and of the last word of a span
 _MARKS = f"BIM{_LAST}{_SINGLE}"
@@ -48,11 +50,13 @@ class TagScheme:
 
 # Between mark and label: a hyphen, an underscore, or other signs, among them the dashes of word processors.
 _JOINS = ("-", "_", r"[\u2010-\u2015\u2212\uff0d:/|.]")
+_LABEL = r"(?P<label>(?!O$|.*[|,;] ?(?:O|[BI]-.*)$).+)"  # not two tags in one, such as "PER|B-LOC" after "B-"
 _FORMS = (
-    *(f"(?P<mark>[{{}}]){join}(?P<label>.+)" for join in _JOINS),
-    *(f"(?P<label>.+){join}(?P<mark>[{{}}])" for join in _JOINS),
+    *(f"(?P<mark>[{{}}]){join}{_LABEL}" for join in _JOINS),
+    *(f"{_LABEL}{join}(?P<mark>[{{}}])" for join in _JOINS),
     "(?P<mark>[{}])",
 )
+_OUTSIDE = re.compile(r"(o|0|_|-|other|out(side)?|none)(?!\w).*")
 _BRACKET = re.compile(r"\(.+\*?\)?")  # "(PER*", which opens a span in CoNLL-2012
 _USUAL = TagScheme(re.compile(_FORMS[0].format(_MARKS)), "O")
 _SCHEMES = tuple(
@@ -83,6 +87,11 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
         return bool(marks & {"B", "I"} or (marks & set(_SINGLE + _LAST) and "O" in marks))
     follows = bool(marks & {"I", "M", *_LAST})
     return "B" in marks and (follows or ("O" in marks and "label" in scheme.form.groupindex))
+
+
+def has_outside(tags: Iterable[str]) -> bool:
+    """Return whether one of `tags` looks like that of words outside spans, such as O, 0, _ or OTHER."""
+    return any(_OUTSIDE.fullmatch(look(tag)) for tag in tags)
 
 
 def odd_tag(tags: Iterable[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 from lamina.data.read import Table
@@ -29,6 +29,7 @@ from lamina.tasks.tag_schemes import (
     SPAN_LABEL,
     TagScheme,
     both_ends,
+    has_outside,
     iob2_labels,
     is_iob2,
     is_kept,
@@ -55,6 +56,9 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
     scheme = recognise(names)
     if spec.labels is None and scheme is None:
         _refuse_odd_tag(tables["train"], tags["train"], spec, odd_tag(names))
+    if scheme is None and has_outside(names):
+        what = "task: %s: the tags %s mark no spans, so words are scored one by one; for entities, write B-x, I-x and O"
+        logger.warning(what, next(iter(tables.values())).path, lab.listed(names))
     labels = _labels(spec, names, scheme)
     if is_iob2(labels):
         written = recognise({tag for part in tags.values() for row in part for tag in row if tag is not None}) or scheme
@@ -93,14 +97,13 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 def _check_words(table: Table, spec: ColumnSpec) -> None:
     """Raise DataError if the column of words in a CoNLL file holds the numbers of the words, or tags, instead.
 
-    Numbers count up in every sentence, such as 1, 2, 3, beside at least two other columns; tags are O, and names that
-    begin with B- or I-.
+    Numbers of words or sentences stand beside at least two other columns; tags are O, and names that begin with B- or
+    I-.
     """
-    words = [list(map(str, sentence)) for sentence in table.column(spec.text)] if table.numbered else []
-    flat = list(chain.from_iterable(words))
+    flat = list(map(str, chain.from_iterable(table.column(spec.text)))) if table.numbered else []
     what = ""
-    if len(table.columns) > 2 and all(map(str.isdecimal, flat)) and all(map(_counts_up, words)):
-        what = "the numbers of the words"
+    if len(table.columns) > 2 and all(map(str.isdecimal, flat)):
+        what = "numbers, such as those of words or sentences,"
     elif any(word[:2] == "B-" for word in flat) and all(word == "O" or word[:2] in ("B-", "I-") for word in flat):
         what = "tags"
     if what and flat:
@@ -110,10 +113,6 @@ def _check_words(table: Table, spec: ColumnSpec) -> None:
             path=table.path,
             column=str(spec.text),
         )
-
-
-def _counts_up(numbers: Sequence[str]) -> bool:
-    return all(int(second) == int(first) + 1 for first, second in pairwise(numbers))
 
 
 def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_ids: bool) -> str | None:
@@ -228,8 +227,8 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. If some span does not fit that way, and all of them fit as UTF-16 units, they are
-    read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
+    Edges of spans count characters. If all of them fit the texts as UTF-16 units, and they fit fewer words as
+    characters, they are read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
@@ -240,7 +239,8 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
                 marks.append(error)
     texts = _labelled_texts(table, spec)
     rows, problems, cut = _placed(texts, marks, utf16=False)
-    if problems and not (again := _placed(texts, marks, utf16=True))[1]:
+    again = _placed(texts, marks, utf16=True) if problems or cut else (rows, problems, cut)
+    if not again[1] and len(again[2]) < len(problems) + len(cut):
         rows, problems, cut = again
         what = "task: %s: the edges of spans in column '%s' fit as UTF-16 units only, and are read as these"
         logger.warning(what, table.path, spec.label)
@@ -249,7 +249,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
         with lab.cell_errors(table, table.rows[at], spec.label):
             raise error
     _warn(table, [*problems], "a span that is not in their text or that tags cannot mark; no word has a label")
-    _warn(table, cut, "a span that begins or ends inside a word; the span of the whole word is learnt")
+    _warn(table, cut, "a span that does not begin and end with a word; the span of its whole words is learnt")
     return rows
 
 

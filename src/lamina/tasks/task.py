@@ -433,9 +433,6 @@ class Task:
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, a split is neither a dataset nor
                 a list of dicts, or an option does not fit the kind, such as `image_size` for texts.
         """
-        if not isinstance(dataset, Mapping):
-            got = f"the dataset is {type(dataset).__name__}"
-            raise ConfigError(f"task: {got}; it must map splits to rows, as in {{'train': ...}}.")
         kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         splits = {part: rows_of(part, rows, label) for part, rows in named_parts(name, dataset, parts, label).items()}
         if not splits:

@@ -19,7 +19,7 @@ _JOINERS = r"(?:(?![\u200b\ufeff])\p{Cf})+"
 # characters without width; or one character of a script that puts no spaces between words; or one other sign, such as
 # an emoji with all its parts. Combining marks belong to the character before them.
 _WORD = regex.compile(
-    rf"(?=[{_UNSPACED}])\X|{_LETTERS}(?:(?:[-'\u2019.,/:]|{_JOINERS}){_LETTERS})*|(?=[^\w\s\p{{Cf}}\p{{Cc}}])\X"
+    rf"(?=[{_UNSPACED}]|[\d#*]\ufe0f?\u20e3)\X|{_LETTERS}(?:(?:[-'\u2019.,/:]|{_JOINERS}){_LETTERS})*|(?=[^\w\s\p{{Cf}}\p{{Cc}}])\X"
 )
 _NO_SPACE = regex.compile(rf"[{_UNSPACED}{_SIGNS}]")
 _ONE = regex.compile(r"\X")

@@ -54,9 +54,11 @@ def test_a_comment_inside_a_sentence_is_named(tmp_path: Path):
 
 
 def test_the_numbers_of_words_are_not_read_as_words(tmp_path: Path):
-    path = put(tmp_path / "some.conll", "5 Ana B-PER\n6 left O\n\n7 Lima B-LOC\n")
-    with pytest.raises(DataError, match=r"has the numbers of the words in column '0'.* text=1"):
-        Task.from_files("token_classification", train=path, validation=path)
+    for numbers in ((5, 6, 7), (1, 1, 2)):  # of words, of sentences
+        lines = "{} Ana B-PER\n{}\t left \tO\n\n{} Lima B-LOC\n".format(*numbers)
+        path = put(tmp_path / "some.conll", lines)
+        with pytest.raises(DataError, match=r"has numbers, such as those of words or .* in column '0'.* text=1"):
+            Task.from_files("token_classification", train=path, validation=path)
     assert list(Task.from_files("token_classification", train=path, validation=path, text=1).split("train").texts) == [
         "Ana left",
         "Lima",

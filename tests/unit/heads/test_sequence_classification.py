@@ -10,7 +10,12 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.heads.attention import encode
-from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.sequence_classification import (
+    AudioClassification,
+    ImageClassification,
+    PooledClassification,
+    SequenceClassification,
+)
 from lamina.heads.token_classification import TokenClassification
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool)
@@ -180,6 +185,12 @@ def test_attention_heads_must_divide_the_features():
 
 def test_a_number_of_labels_names_them():
     assert SequenceClassification(3).labels == ("0", "1", "2")  # pyright: ignore
+
+
+@pytest.mark.parametrize("head", [ImageClassification, AudioClassification])
+def test_problem_types_that_a_kind_lacks_are_refused(head: type[PooledClassification]):
+    with pytest.raises(UnknownNameError, match="unknown problem_type 'multi_label'; known: classification"):
+        head(("a", "b"), problem_type="multi_label")
 
 
 @pytest.mark.parametrize("problem_type", ["regression", "multi_label"])

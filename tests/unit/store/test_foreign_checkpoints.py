@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
 
@@ -37,6 +38,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
     "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
     "of a model with a head": lambda name: f"module.bert.{name}",
     "a part of another module": lambda name: f"model.{name}",
+    "a wrapper around such a part": lambda name: f"model.module.bert.{name}",
     "sentence-transformers": lambda name: f"0.auto_model.{name}",
     "checkpointed blocks": lambda name: name.replace("layer.0.", "layer.0._checkpoint_wrapped_module."),
 }
@@ -67,9 +69,44 @@ def test_one_weight_is_named_alone(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert any(f"config.json does not have ('{name}'); they are left out" in said for said in caplog.messages)
 
 
-def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
-    with pytest.raises(StoreError, match=r"fit no part of a BertModel: it holds 'net\.emb.*needs 'embeddings"):
-        load(checkpoint(tmp_path / "model", lambda name: f"net.{name}"))
+@pytest.mark.parametrize("rename", [str.upper, lambda name: name.replace("encoder.", "transformer.")])
+def test_weights_of_which_none_fits_in_a_block_are_refused(rename: Callable[[str], str], tmp_path: Path):
+    with pytest.raises(StoreError, match=r"fit no part of a BertModel: it holds '.*', the model needs 'encoder\."):
+        load(checkpoint(tmp_path / "model", rename))
+
+
+@pytest.mark.parametrize("end", ["weight_orig", "base_layer.weight", "parametrizations.weight.original0", "qweight"])
+def test_a_module_of_another_form_is_refused(end: str, tmp_path: Path):
+    folder = checkpoint(
+        tmp_path / "model", lambda name: name.replace("layer.1.output.dense.weight", f"layer.1.output.dense.{end}")
+    )
+    with pytest.raises(
+        StoreError, match=rf"hold 'encoder\.layer\.1\.output\.dense\.{end}', for which the model has no"
+    ):
+        load(folder)
+
+
+def test_an_adapter_beside_whole_weights_is_refused(tmp_path: Path):
+    folder, weights = checkpoint(tmp_path / "model"), tmp_path / "model/pytorch_model.bin"
+    adapter = {"encoder.layer.0.attention.self.query.lora_A.weight": torch.zeros(2, 32)}
+    torch.save({**torch.load(weights), **adapter}, weights)
+    with pytest.raises(StoreError, match=r"hold '.*query\.lora_A\.weight', for which the model has no place"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_integers_as_weights_are_refused(kind: torch.dtype, file: str, tmp_path: Path):
+    folder = checkpoint(tmp_path / "model")
+    weights = torch.load(folder / "pytorch_model.bin")
+    name = "encoder.layer.1.intermediate.dense.weight"
+    weights[name] = weights[name].to(kind)
+    (folder / "pytorch_model.bin").unlink()
+    torch.save(weights, folder / file) if file.endswith("bin") else save_file(weights, folder / file)
+    with pytest.raises(
+        StoreError, match=rf"{file} has integers as '{name}', and config\.json has no quantization_conf"
+    ):
+        load(folder)
 
 
 def test_a_folder_with_an_adapter_alone_names_peft(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +115,19 @@ def test_flags_of_another_length_are_an_error():
         read(HOT, labels=NAMES[:2])
     with pytest.raises(DataError, match="task/train row 3 has a list of 0 in column 'label'"):
         read([[1, 0, 0], [0, 1, 0], []])
-    with pytest.raises(DataError, match=r"row 2 has 0\.5 in column .* of type float"):
-        read([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], labels=NAMES)
+    for first, second in (([1, 0, 0], [0.5, 0.5, 0.0]), ([0, 0, 1], [2]), ([2], [1, 0, 1])):
+        odd = second if len(first) == 3 else first
+        with pytest.raises(DataError, match=rf"has a list of {len(odd)} in column 'label' \({re.escape(str(odd))}\)"):
+            read([first, second], labels=NAMES)
+    with pytest.raises(DataError, match=r"row 1 has \[1, -1\] .*a list holds names, or 0 and 1 per class, not -1"):
+        read([[1, -1], [-1, 1]])
+
+
+def test_labels_without_an_order_are_an_error():
+    for labels in ({"a", "b"}, {"a": 1, "b": 0}):
+        with pytest.raises(ConfigError, match=r"task: labels is a (set|dict); it must be a list or None"):
+            read(["a", "b"] * 3, labels=labels)
+    assert read(["a", "b"] * 3, labels=iter("ba")).labels == ("b", "a")
 
 
 @pytest.mark.parametrize(

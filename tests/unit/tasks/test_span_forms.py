@@ -81,6 +81,8 @@ def test_forms_of_spans(form: str):
         ({"start": 0, "end": 3, "labels": ["PER", "ORG"]}, "with the labels PER, ORG in .*; a word has one label"),
         ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
         (["PER", 0, 3], "a span is a text"),
+        ({"text": "Lima", "type": "LOC", "offset": 12, "length": 4}, "with numbers under offset, length; its place is"),
+        ({"text": "Lima", "type": "LOC", "span": [12, 16]}, "with numbers under span; its place is under 'start'"),
         ([0, 99, "PER"], "which is not in its text of 38 characters"),
         ([3, 4, "PER"], "which has no letter or sign"),
         ({"start": LIMA[0], "end": LIMA[1] - 1, "label": "LOC", "text": "Lima"}, "last character; add 1"),
@@ -140,9 +142,31 @@ def test_utf16_units_become_characters(caplog: pytest.LogCaptureFixture):
     assert "task/test: the edges of spans in column 'label' fit as UTF-16 units only" in caplog.text
 
 
-def test_a_span_inside_a_word_is_told(caplog: pytest.LogCaptureFixture):
-    assert tagged(read([[LIMA[0], LIMA[0] + 2, "LOC"]])) == [("Lima", "B-LOC")]
-    assert "1 of 1 rows have a span that begins or ends inside a word" in caplog.text
+def test_utf16_units_are_recognised_by_words_too(caplog: pytest.LogCaptureFixture):
+    assert tagged(read([[ANA[0] + 1, ANA[1] + 1, "PER"]])) == EXPECTED[1:]
+    assert "fit as UTF-16 units only" in caplog.text
+    with pytest.raises(DataError, match="which share the word"):  # as characters; as units, one would cut a word
+        read([[ANA[0], ANA[0] + 5, "PER"], [ANA[0] + 4, ANA[1], "PER"]])
+
+
+@pytest.mark.parametrize("edges", [(0, -2), (-1, 0), (0, 1), (0, 2)])
+def test_a_span_that_is_not_of_whole_words_is_told(edges: tuple[int, int], caplog: pytest.LogCaptureFixture):
+    text = TEXT.replace("\U0001f6eb", "\u200b")
+    assert tagged(read([[LIMA[0] + edges[0], LIMA[1] + edges[1], "LOC"]], text)) == [("Lima", "B-LOC")]
+    assert "1 of 1 rows have a span that does not begin and end with a word" in caplog.text
+
+
+@pytest.mark.parametrize("mark", ["\u200b", "\ufeff", "\u00ad", "\u200e", "\u202b", "\u2060", "\x00"])
+def test_unseen_characters_do_not_count_in_what_a_span_states(mark: str):
+    text = f"to {mark}Lima{mark} now"
+    assert tagged(read([{"start": 3, "end": 9, "text": "Lima", "label": "LOC"}], text)) == EXPECTED[:1]
+    assert tagged(read([{"start": 4, "end": 8, "text": f"{mark}Lima", "label": "LOC"}], text)) == EXPECTED[:1]
+    if mark != "\x00":
+        assert tagged(read([{"text": f"{mark}Lima", "label": "LOC"}], "to Lima now")) == EXPECTED[:1]
+
+
+def test_a_text_of_another_unicode_form_is_found():
+    assert tagged(read([{"text": "Zoe\u0308", "label": "PER"}])) == [("Zo\u00eb", "B-PER")]
 
 
 def test_labels_of_spans_stand_for_their_tags():
@@ -209,6 +233,14 @@ def test_an_odd_tag_is_named_with_its_row(tmp_path: Path):
         conll(tmp_path, "Ana B-PER\nleft O\n\nLima B-LOC\nat 0\n")
     labels = ["B-PER", "B-LOC", "O", "0"]
     assert conll(tmp_path, "Ana B-PER\nleft O\n\nLima B-LOC\nat 0\n", labels=labels).labels == tuple(labels)
+
+
+def test_tags_that_mark_no_spans_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert conll(tmp_path, "Ana PER\nRuiz PER\nleft O\n").metric == "accuracy"
+    assert "some.conll: the tags PER, O mark no spans, so words are scored one by one" in caplog.text
+    caplog.clear()
+    assert conll(tmp_path, "dogs NN\nbark VB\n").metric == "accuracy"
+    assert not caplog.messages
 
 
 def test_a_file_of_one_column_is_an_error(tmp_path: Path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.tasks.metrics import marks_spans
-from lamina.tasks.tag_schemes import both_ends, is_iob2, odd_tag, recognise, to_iob2
+from lamina.tasks.tag_schemes import both_ends, has_outside, is_iob2, odd_tag, recognise, to_iob2
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,19 @@ def test_tags_that_mark_no_spans(tags: str):
         ("B_x I_x O X", "X"),
         ("B-x I-x O x-B", "x-B"),
         ("* (x* *) (y)", "(x*"),
+        ("B-x I-x O B-x|B-y", "B-x|B-y"),  # two layers of tags in one column
+        ("B-x I-x O I-x,O", "I-x,O"),
+        ("B-x I-x O B-O", "B-O"),
     ],
 )
 def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
     assert recognise(tags.split()) is None
     assert odd_tag(tags.split()) == odd
+
+
+def test_tags_of_words_outside_spans():
+    assert all(has_outside(["x", tag]) for tag in ("O", "o", "0", "_", "-", "OTHER", "O|O", "\uff2f"))
+    assert not has_outside(["DT", "NN", "ORG", "0.5x", "Overt"])
 
 
 def test_kinds_of_tags():

@@ -345,12 +345,6 @@ def test_images_at_hand(tmp_path: Path):
             ConfigError,
             r"task: split 'train' has a transform \(set_transform\)",
         ),
-        (
-            datasets.Dataset.from_list(ROWS),
-            ConfigError,
-            r"the dataset is Dataset; it must map splits to rows, as in \{",
-        ),
-        (ROWS, ConfigError, "the dataset is list; it must map splits to rows"),
     ],
 )
 def test_data_that_does_not_fit(dataset: Any, error: type[Exception], message: str):
@@ -386,6 +380,26 @@ def test_its_print_is_a_line_and_says_how_many_rows_there_are():
         "Task('mood', sequence_classification, 9 labels [c0, c1, c2, c3, c4, c5, ...], metric accuracy; "
         "rows: train: 9, validation: 2)"
     )
+
+
+def test_splits_are_named_by_a_dict():
+    for rows, parts, name in ((ROWS, None, "dataset"), ({"train": ROWS}, ["train"], "parts")):
+        call: Any = Task.from_dataset
+        with pytest.raises(ConfigError, match=rf"task: {name} is a list; it must be a dict, as in \{{'train'"):
+            call(SEQUENCE, rows, parts=parts)
+
+
+@pytest.mark.parametrize("problem_type", ["classification", "multi_label"])
+def test_a_part_without_a_label_column_is_left_out(problem_type: str, caplog: pytest.LogCaptureFixture):
+    train = [{"sentence": f"text {row}", "label": ["ab"[row % 2]]} for row in range(20)]
+    if problem_type == "classification":
+        train = [{**row, "label": row["label"][0]} for row in train]
+    how: dict[str, Any] = {"problem_type": problem_type}
+    task = Task.from_dataset(SEQUENCE, {"train": train, "test": [{"sentence": "a"}]}, **how)
+    assert [*task.splits] == ["train", "validation"]
+    assert "task/test has no column 'label', so it is left out of the task" in caplog.text
+    with pytest.raises(DataError, match=r"task/test has no column 'label'.* Did you mean 'Label'"):
+        Task.from_dataset(SEQUENCE, {"train": train, "test": [{"sentence": "a", "Label": "a"}]}, **how)
 
 
 def test_labels_are_names(tmp_path: Path):
