@@ -101,8 +101,8 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 def _check_id(name: str, revision: str | None) -> None:
     """Raise an error, before transformers asks the hub for `name`, if it is a misspelt short name or the hub is down.
 
-    transformers tries for half a minute before it reports a hub that cannot be reached. Errors that the hub reports,
-    such as an unknown id, are left to it.
+    transformers tries for half a minute before it reports that. Errors of the hub, such as an unknown id, are left to
+    it.
 
     Raises:
         ModelNotFoundError: If the name resembles a short name, or the hub cannot be reached and the local cache has no

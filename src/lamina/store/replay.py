@@ -83,8 +83,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 def _download_record(repo: str, revision: str | None) -> Path | None:
     """Return the local path of a repository's record, downloaded or cached; None if the repository has none.
 
-    The hub is asked first whether the file exists. A download of a file that is not cached would retry for 23 seconds
-    if the hub cannot be reached.
+    The hub is asked first whether the file exists, because a download would retry for 23 seconds without a hub.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError

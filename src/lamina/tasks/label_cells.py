@@ -255,8 +255,8 @@ def _json_or_literal(text: str) -> object:
 def _literal(text: str) -> object:
     """Return the list, tuple or set that a text spells in Python; None if it does not spell one.
 
-    Strings side by side, as NumPy prints them (['art' 'sport']), do not count as a list, because Python would join
-    them. Raises RepeatedKeyError if a dict in the list has a key twice.
+    Strings side by side, which Python would join, are no list: NumPy prints ['art' 'sport']. Raises RepeatedKeyError if
+    a dict in the list has a key twice.
     """
     try:
         kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]

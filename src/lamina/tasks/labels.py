@@ -28,7 +28,6 @@ from lamina.tasks.stratify import label_columns
 T = TypeVar("T")
 _WHOLE = re.compile(r"[-+]?\d+")
 _FLAGS = re.compile(r"[01]{2,}|[01](\s+[01])+")
-_MOST_CLASSES = 10  # distinct whole numbers with a decimal point that may be meant as classes
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
@@ -137,10 +136,7 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether unlabelled rows may be kept for other tasks.
-
-    They may if the kind can mask them, and the table has label columns besides the task's own.
-    """
+    """Return whether unlabelled rows may be kept: the kind can mask them, and the table has other label columns."""
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
@@ -204,14 +200,9 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
         rule = "class ids are often written like that beside empty cells. Set problem_type"
         raise DataError(f"task: {got}; {rule} 'classification' or 'regression'.", path=table.path)
-    if are_whole and len(values) <= _MOST_CLASSES:
-        what = "has %d whole numbers in column '%s', written with a decimal point, and is read as a regression"
-        hint = "Set problem_type='classification' if they are classes"
-        logger.warning(f"task: %s {what}. {hint}.", table.path, len(values), spec.label)
-    else:
-        what = "label column '%s' has numbers with a decimal point, so the task is a regression"
-        hint = "Set problem_type='classification' if they are names of classes, or 'regression' to hide this line"
-        logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label)
+    what = "label column '%s' has numbers with a decimal point, so the task is a regression"
+    hint = "Set problem_type='classification' if they are names of classes, or 'regression' to hide this line"
+    logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label)
     return "regression"
 
 
@@ -292,7 +283,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
     """Raise DataError if two class names mean the same number, such as "1" and "1.0", or bools are mixed with numbers.
 
-    Files with empty cells often write whole numbers with a decimal point. `seen` maps each name to its row and cell.
+    `seen` maps each name to its row and cell.
     """
     bools = [(row, cell) for row, cell in seen.values() if isinstance(plain(cell), bool)]
     others = [cell for _, cell in seen.values() if cell_forms.is_number(cell)]
@@ -418,19 +409,12 @@ def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
 
 def _check_flags(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
     """Raise DataError if every label is a text of 0 and 1 per class, such as "010", and `spec.labels` is not set."""
-    cells = [
-        (table, row, cell)
-        for table in tables.values()
-        for row, cell in zip(table.rows, table.cells(spec.label), strict=True)
-    ]
-    are_flags = (isinstance(cell, str) and _FLAGS.fullmatch(cell.strip()) for _, _, cell in cells)
-    if cells and not spec.labels and all(are_flags):
-        table, row, cell = cells[0]
-        problem = (
-            f"has {cell!r} in column '{spec.label}', and so has every row: 0 and 1 per class. Write it as [0, 1, 0], "
-            "or give labels= if these are names of classes."
-        )
-        raise bad_cell(table, row, spec.label, problem)
+    cells = [cell for table in tables.values() for cell in table.cells(spec.label)]
+    if cells and not spec.labels and all(isinstance(cell, str) and _FLAGS.fullmatch(cell.strip()) for cell in cells):
+        got = f"has {cells[0]!r} in column '{spec.label}', and so has every row: 0 and 1 per class"
+        hint = "Write it as [0, 1, 0], or give labels= if these are names of classes"
+        table = next(iter(tables.values()))
+        raise bad_cell(table, table.rows[0], spec.label, f"{got}. {hint}.")
 
 
 def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:

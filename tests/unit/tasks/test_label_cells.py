@@ -127,7 +127,6 @@ def test_labels_without_an_order_are_an_error():
     for labels in ({"a", "b"}, {"a": 1, "b": 0}):
         with pytest.raises(ConfigError, match=r"task: labels is a (set|dict); it must be a list or None"):
             read(["a", "b"] * 3, labels=labels)
-    assert read(["a", "b"] * 3, labels=iter("ba")).labels == ("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +270,7 @@ def test_rows_without_any_class_are_an_error():
 
 def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixture):
     assert read([1.0, 0.0] * 3).problem_type == "regression"
-    assert [text for text in caplog.messages if "has 2 whole numbers in column 'label', written with a decimal" in text]
+    assert "has numbers with a decimal point, so the task is a regression" in caplog.text
     caplog.clear()
     assert read([1.0, 0.0] * 3, problem_type="classification").labels == ("0", "1")
     assert not caplog.messages

@@ -79,7 +79,7 @@ def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
 
 def test_tags_of_words_outside_spans():
     assert all(has_outside(["x", tag]) for tag in ("O", "o", "0", "_", "-", "OTHER", "O|O", "\uff2f"))
-    assert not has_outside(["DT", "NN", "ORG", "0.5x", "Overt"])
+    assert not has_outside(["DT", "NN", "ORG", "0x", "Overt"])
 
 
 def test_kinds_of_tags():
