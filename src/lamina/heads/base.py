@@ -334,7 +334,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """
     labels = labels.tolist() if hasattr(labels, "tolist") else labels  # pyright: ignore[reportAttributeAccessIssue]
     is_number = type(labels) is int and labels <= _MOST_LABELS
-    if not is_number and (isinstance(labels, str | Mapping) or not isinstance(labels, Iterable)):
+    if not is_number and (isinstance(labels, str | Mapping | set | frozenset) or not isinstance(labels, Iterable)):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
     names: tuple[object, ...] = tuple(map(str, range(labels)) if isinstance(labels, int) else labels)
     if not all(isinstance(name, str) for name in names):
@@ -362,12 +362,12 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
     """
     if weights is None:
         return None
-    if not isinstance(weights, Iterable) or isinstance(weights, str | bytes):
-        raise ConfigError(f"{op}: class_weights are {weights!r}; a list with one positive weight per label is needed.")
-    if len(weights) != labels or not all(0 < weight < math.inf for weight in weights):
-        problem = f"class_weights are {tuple(weights)} for {labels} labels"
-        raise ConfigError(f"{op}: {problem}; one positive weight per label is needed, in their order.")
-    return tuple(float(weight) for weight in weights)
+    is_list = isinstance(weights, Iterable) and not isinstance(weights, str | bytes | Mapping | set)
+    values = tuple(weights) if is_list else ()
+    if len(values) != labels or not all(hasattr(value, "__float__") and 0 < value < math.inf for value in values):
+        problem = f"class_weights are {values or weights!r} for {labels} labels"
+        raise ConfigError(f"{op}: {problem}; a list with one positive weight per label is needed, in their order.")
+    return tuple(map(float, values))
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:

@@ -301,6 +301,7 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 def _rounding(score: float) -> float:
     """Return the largest difference that batch size or attention kernel may make to `score`; 0 for -inf (no score).
 
-    Scores differ by at most 1e-5, and by less near 0 and 1, where a probability changes less than its logit.
+    Scores up to 1 differ by at most 1e-5, and by less near 0 and 1, where a probability changes less than its logit.
     """
-    return 0.0 if score == -math.inf else min(1e-5, 4e-5 * min(abs(score), abs(1 - score))) + 1e-6
+    near = min(1e-5, 4e-5 * min(abs(score), abs(1 - score)))
+    return 0.0 if score == -math.inf else near + 1e-6 * max(1.0, abs(score))

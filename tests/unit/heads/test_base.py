@@ -24,7 +24,7 @@ def test_labels_that_are_none_or_twice_are_refused(labels: object):
         label_names("here", labels)  # pyright: ignore
 
 
-@pytest.mark.parametrize("labels", ["ab", {"a": 0}, [0, 1], (None, "a")])
+@pytest.mark.parametrize("labels", ["ab", {"a": 0}, {"a", "b"}, [0, 1], (None, "a")])
 def test_labels_that_are_no_list_of_names_are_refused(labels: object):
     with pytest.raises(ConfigError, match=r"here: labels are .*; a list of names is needed"):
         unwrap(label_names)("here", labels)  # without the checks of types that tests add
@@ -47,12 +47,12 @@ def test_weights_become_a_tuple_of_floats():
     assert check_class_weights("here", None, 2) is None
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, 1.0, 1.0)])
-def test_weights_that_do_not_fit_are_refused(weights: tuple[float, ...]):
-    with pytest.raises(
-        ConfigError, match=r"here: class_weights are \(.*\) for 2 labels; one positive weight per label"
-    ):
-        check_class_weights("here", weights, 2)
+@pytest.mark.parametrize(
+    "weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, 1.0, 1.0), (1.0, "a"), {1: 0.5, 2: 3.0}, {1.0, 2.0}, "ab"]
+)
+def test_weights_that_do_not_fit_are_refused(weights: object):
+    with pytest.raises(ConfigError, match=r"here: class_weights are .* for 2 labels; a list with one positive weight"):
+        unwrap(check_class_weights)("here", weights, 2)
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 5.0, 0.5])])

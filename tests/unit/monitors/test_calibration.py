@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,17 +65,17 @@ def test_equal_scores_are_flagged_together_or_not_at_all():
     assert 1 < top.threshold < 1 + 1e-5
 
 
-@pytest.mark.parametrize("noise", [1e-7, -1e-7, 1e-6])
-@pytest.mark.parametrize("level", [0.03, 0.5, 0.97])
+@pytest.mark.parametrize(("level", "noise"), [*product((0.03, 0.5, 0.97), (1e-7, -1e-7, 1e-6)), (2000.0, 1e-4)])
 def test_scores_that_are_equal_up_to_rounding_stay_on_one_side_under_another_kernel(level: float, noise: float):
     """Share a prefix, and so a highest score, among 16 of 100 negatives; another kernel rounds each differently."""
     tie = [level + noise * (number % 5) for number in range(16)]
     again = [level + noise * ((number * 3 + 2) % 5) for number in range(16)]
-    highest = [level / 2] * 82 + [0.985, 0.99]
+    top = 2 * max(1.0, level)  # the last may be logits, of which float32 keeps fewer decimals
+    highest = [level / 2] * 82 + [top - 0.4, top - 0.3]
     positive = [False] * 100 + [True]
-    found = Calibration.of([*highest, *tie, 0.999], positive, false_positive_rate=0.1)
+    found = Calibration.of([*highest, *tie, top], positive, false_positive_rate=0.1)
     assert found.false_positive_rate == 0.02
-    measured = Calibration.of([*highest, *again, 0.999], positive, threshold=found.threshold)
+    measured = Calibration.of([*highest, *again, top], positive, threshold=found.threshold)
     assert (measured.false_positive_rate, measured.recall) == (0.02, 1.0)
 
 
