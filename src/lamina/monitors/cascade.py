@@ -57,8 +57,6 @@ class Cascade:
 
     def __post_init__(self) -> None:
         check_fields("cascade", self)
-        if odd := [part for part in (self.first, self.second) if not isinstance(part, Monitor)]:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"cascade: got a {type(odd[0]).__name__}; its first and second are monitors.")
         object.__setattr__(self, "name", self.name or self.second.name)
         low = self.first.threshold
         if low is None:

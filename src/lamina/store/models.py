@@ -290,7 +290,7 @@ def _integers(path: Path) -> Iterator[str]:
             tensors = torch.load(path, "meta", weights_only=True, mmap=True)
             types = {key: "F" if tensor.is_floating_point() else "I" for key, tensor in tensors.items()}
         elif path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
+            with cast("Any", safe_open(path, "pt")) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
     yield from (key for key, kind in types.items() if key.endswith(("weight", "bias")) and re.match("I|U|BO", kind))
 

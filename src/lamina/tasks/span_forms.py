@@ -159,7 +159,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     if start is None and end is None and carried is not None:
         others = [key for key in fields if key not in {*_LABELS, *_TEXTS} | _NEUTRAL]
         if numbers := [key for key in others if _PLACE.fullmatch(str(plain(fields[key])))]:
-            rule = "its place is under 'start' and 'end', and without them it is labelled wherever its text occurs"
+            rule = "its place is under start and end"
             raise SpanError(shown(span), f", a span with numbers under {', '.join(numbers)}; {rule}.")
         return SpanMark(shown(span), label, text=carried)
     edges = [None if key is None else plain(fields[key]) for key in (start, end)]

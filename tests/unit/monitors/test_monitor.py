@@ -91,7 +91,7 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
         ),
         (lambda: Monitor("r", "B-y").check({"r": TAGS}), UnknownNameError, "monitor 'r': unknown label 'B-y'"),
         (lambda: Monitor("r", TAGS.labels).check({"r": TAGS}), ConfigError, "it flags every label of reader 'r'"),
-        (lambda: Cascade(5, Monitor("s", "b")), ConfigError, "cascade: got a int; its first and second"),  # type: ignore[arg-type]
+        (lambda: Cascade(5, Monitor("s", "b")), ConfigError, "cascade: first is 5; it must be a Monitor"),  # type: ignore[arg-type]
         (lambda: Cascade(Monitor("r", "a"), Monitor("s", "b")), ConfigError, "cascade 's': its first monitor has no"),
         (
             lambda: Cascade(Monitor("r", "a", threshold=0.5), Monitor("s", "b"), sure=0.5),

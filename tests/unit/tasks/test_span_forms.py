@@ -82,7 +82,7 @@ def test_forms_of_spans(form: str):
         ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
         (["PER", 0, 3], "a span is a text"),
         ({"text": "Lima", "type": "LOC", "offset": 12, "length": 4}, "with numbers under offset, length; its place is"),
-        ({"text": "Lima", "type": "LOC", "span": [12, 16]}, "with numbers under span; its place is under 'start'"),
+        ({"text": "Lima", "type": "LOC", "span": [12, 16]}, "with numbers under span; its place is under start"),
         ([0, 99, "PER"], "which is not in its text of 38 characters"),
         ([3, 4, "PER"], "which has no letter or sign"),
         ({"start": LIMA[0], "end": LIMA[1] - 1, "label": "LOC", "text": "Lima"}, "last character; add 1"),
