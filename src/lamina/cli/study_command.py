@@ -154,7 +154,6 @@ def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: P
 
 
 def _show_plan(plan: Plan, *, as_json: bool) -> None:
-    """Print the plan of a study, as tables or as JSON."""
     if as_json:
         print_json(plan)
         return

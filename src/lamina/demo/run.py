@@ -218,7 +218,6 @@ def run_demo(
 
 
 def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
-    """Return task name -> task for the three tasks over the same sentences; `files` is split -> path."""
     train, validation, test = (files[split] for split in SPLITS)
     labels = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
     tasks = {

@@ -74,7 +74,6 @@ class _ProjectedStream(Stream):
         self._buffer: Tensor | None = None  # memory of the stacked projections of a layer, reused for the next one
 
     def renewed(self) -> _ProjectedStream:
-        """Return a stream of the same members for another pass, which reuses their stacked weights and projections."""
         if self._kept is None:
             stacked = torch.stack([member.projection for member in self._members], dim=1)
             self._kernels, self._kept = stacked.unbind(0), stacked.flatten(1, 2)

@@ -395,7 +395,6 @@ class _BufferedStream(Stream):
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return, in a list, the features that `fuse` computes from the states; forget the states."""
         states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 

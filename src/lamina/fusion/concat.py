@@ -59,7 +59,6 @@ class _ConcatStream(Stream):
         self._total: Tensor | None = None  # [members, batch * tokens, dim]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Map one layer's state by each member's matrix for this layer, and add the result to the member's sum."""
         maps = [member[index] for member in self._maps]
         weight = (torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)).mT
         state = view.state.to(weight.dtype).flatten(0, 1).expand(len(maps), -1, -1)
@@ -71,7 +70,6 @@ class _ConcatStream(Stream):
             self._total.baddbmm_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the sum of each member, plus its bias if it has one. Only the shape of `mask` is used."""
         totals = require_fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]
 

@@ -59,7 +59,6 @@ class _DepthLSTMStream(Stream):
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Feed one layer's state to the LSTM cells of all members."""
         state = view.state.to(self._input[0].dtype).flatten(0, 1).expand(len(self._input[0]), -1, -1)
         gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
@@ -70,10 +69,6 @@ class _DepthLSTMStream(Stream):
         self._hidden = output_gate.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return each member's hidden state of the LSTM after the last layer.
-
-        Only the shape of `mask` is used. Raises ConfigError if no layer was fed to the stream.
-        """
         return [hidden.unflatten(0, mask.shape) for hidden in require_fed(self._hidden).unbind(0)]
 
 

@@ -56,7 +56,6 @@ class _GatedStream(WeightedSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
-        """Compute each member's weights for one layer's state, and add the weighted state to the member's sum."""
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
         weights = ((hidden * self._outer).sum(-1) + self._outer_bias).movedim(2, 0)

@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The settings, other than weights, on which a stack's states depend: see `config_facts` and `module_facts`."""
+    """The settings, beside weights, on which a stack's states depend: `config_facts` and `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]

@@ -500,7 +500,6 @@ class Answering:
         return answered
 
     def _answers(self, prepared: Prepared) -> list[Answers]:
-        """Return reader name -> prediction for each encoded example, from passes of limited size."""
         predictor = self._predictor
         budget = _BUDGETS["cpu" if predictor.device.type == "cpu" else "accelerator"]
         return predictor.predict(prepared, budget=budget if self._by_tokens else None)

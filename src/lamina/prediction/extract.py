@@ -236,7 +236,6 @@ class _Plan:
                 write_json(path, self.facts)
 
     def shape(self, number: int) -> list[int]:
-        """Return the shape of the array in file `number`: states, layers, width."""
         rows = self.parts[number]
         return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
 

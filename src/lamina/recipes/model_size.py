@@ -245,7 +245,6 @@ class Sizes:
 
 
 def _active(modules: Iterable[nn.Module]) -> int:
-    """Return the number of parameters in modules, without embeddings; a shared parameter counts once."""
     parts = [part for module in modules for part in module.modules() if not isinstance(part, nn.Embedding)]
     unique = {id(parameter): parameter.numel() for part in parts for parameter in part.parameters(recurse=False)}
     return sum(unique.values())

@@ -163,7 +163,6 @@ def _paper_table(table: PivotTable) -> DataTable:
 
 
 def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
-    """Return a table of the page with one row per run: its name, its settings and all of its scores."""
     rows = [
         {"task": row["task"], word_of(table): row["method"], **row["settings"], "run": run["reader"]}
         | {key: value for key, value in run.items() if key != "reader"}

@@ -31,7 +31,10 @@ _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string",
 
 
 class TensorMetadata(TypedDict):
-    """Describes a model's input or output in KServe's protocol. A size of -1 stands for any number of rows."""
+    """Name, type and shape of a model's input or output in KServe's protocol.
+
+    A size of -1 stands for any number of rows.
+    """
 
     name: str
     datatype: str
@@ -45,7 +48,7 @@ class OutputMetadata(TensorMetadata):
 
 
 class ModelMetadata(TypedDict):
-    """KServe's description of a model."""
+    """KServe's description of a model: its versions, platform, inputs and outputs."""
 
     name: str
     versions: list[str]

@@ -73,7 +73,7 @@ class RequestBody(Body):
 
 
 class Truncation(Body):
-    """Base class of request bodies with texts: whether texts that are too long are cut, and on which side."""
+    """Base class of request bodies: `truncate` cuts texts that are too long, on the side `truncation_direction`."""
 
     truncate: bool = Field(False, description=_TRUNCATE)
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
@@ -110,7 +110,8 @@ Inputs: TypeAlias = str | FileInput | Annotated[ListOf[str | OneOrTwo | FileInpu
 class PipelineParameters(RequestBody):
     """Options of `/predict` as clients of Hugging Face's inference endpoints send them, in `parameters`.
 
-    Options that are not supported may only have values that change nothing.
+    `top_k` is the number of labels, and `function_to_apply` turns logits into scores. Options that are not supported
+    may only have values that change nothing.
     """
 
     top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Return this many labels; by default all.")
@@ -127,7 +128,8 @@ class PipelineParameters(RequestBody):
 class PredictRequest(RequestBody, Truncation):
     """Body of `/predict`: a text, a list of texts `["a", "b", "c"]` or of pairs `[["a", "b"]]`, or files.
 
-    Two texts `["a", "b"]` are a pair if the readers were trained on pairs.
+    Two texts `["a", "b"]` are a pair if the readers were trained on pairs. `tasks` names the readers that answer (None:
+    all); `raw_scores` asks for logits.
     """
 
     inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
@@ -145,14 +147,17 @@ class PredictRequest(RequestBody, Truncation):
 
 
 class ExplainRequest(RequestBody, Truncation):
-    """Body of `/explain`: a text, a pair of texts or a file."""
+    """Body of `/explain`: a text, a pair of texts or a file, and the readers (`tasks`; None: all)."""
 
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
     tasks: ListOf[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
 
 
 class EmbedRequest(RequestBody, Truncation):
-    """Body of `/embed`: a text or a list of texts. Unsupported options may only have values that change nothing."""
+    """Body of `/embed`: a text or a list of texts. Unsupported options may only have values that change nothing.
+
+    The vectors are means over the tokens of `layer`; with `normalize` they have length 1.
+    """
 
     inputs: str | Annotated[ListOf[str], Field(min_length=1)] = Field(examples=["A text."])
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
@@ -163,7 +168,10 @@ class EmbedRequest(RequestBody, Truncation):
 
 
 class ReadersRequest(RequestBody):
-    """Body of `POST /readers`: readers of a saved bank to add. Served readers of the same names are replaced."""
+    """Body of `POST /readers`: `readers` (None: all) of the saved bank `folder` to add.
+
+    Served readers of the same names are replaced.
+    """
 
     folder: Name = Field(description="Folder of a saved bank, under --readers-root.", examples=["sentiment-v2"])
     readers: Annotated[ListOf[Name], Field(min_length=1)] | None = Field(
@@ -172,7 +180,7 @@ class ReadersRequest(RequestBody):
 
 
 class ReadersChanged(BaseModel):
-    """Response of `/readers`: the readers that are served after the change."""
+    """Response of `/readers`: the readers that are served after the change, with their versions, and the bank's."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
@@ -218,7 +226,10 @@ class InferTensor(Body):
 
 
 class InferParameters(Truncation):
-    """Options of a request in KServe's v2 protocol. The protocol leaves them to each server."""
+    """Options of a request in KServe's v2 protocol: whether tensors are returned as binary data.
+
+    The protocol leaves them to each server.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -226,7 +237,7 @@ class InferParameters(Truncation):
 
 
 class InferOutputParameters(RequestBody):
-    """Options of a requested output in KServe's v2 protocol."""
+    """Options of a requested output in KServe's v2 protocol: whether it is returned as binary data."""
 
     binary_data: bool | None = Field(None, description="Return this tensor as binary data after the JSON.")
 
@@ -262,14 +273,14 @@ class InferRequest(Body):
 
 
 class Problem(BaseModel):
-    """The body of an error response."""
+    """The body of an error response: `error` in words, and a fixed name (`error_type`) for its kind."""
 
     error: str = Field(description="The error in words.")
     error_type: str = Field(description="A fixed name for this kind of error.")
 
 
 class OpenAIError(BaseModel):
-    """Why a request failed, in OpenAI's shape."""
+    """Why a request failed, in OpenAI's shape; `param` is the key of the request that is wrong."""
 
     message: str = Field(description="The error in words.")
     type: str = Field(description="A fixed name for this kind of error.")
@@ -331,7 +342,10 @@ class Parameters(RequestBody):
 
 
 class GenerateRequest(RequestBody):
-    """Body of `/generate`, in the shape of text-generation-inference: a prompt and options."""
+    """Body of `/generate`, in the shape of text-generation-inference: a prompt and options.
+
+    With `stream`, tokens are sent one by one; with `stop_on_flag`, a monitor's flag ends the text.
+    """
 
     inputs: str = Field(examples=["Once upon a time"])
     parameters: Parameters = Field({}, validate_default=True, examples=[{"max_new_tokens": 20}])
@@ -390,7 +404,7 @@ class Message(RequestBody):
 
 
 class StreamOptions(Body):
-    """Options of a streamed chat completion, in OpenAI's shape."""
+    """Options of a streamed chat completion, in OpenAI's shape: whether it ends with the numbers of tokens."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

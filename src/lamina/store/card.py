@@ -160,7 +160,6 @@ def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
 
 
 def _row(name: str, reader: ReaderModule) -> str:
-    """Return a reader's row in the table of readers."""
     labels = [str(label) for label in reader.config.head.labels]
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     shown = ", ".join(labels[:SHOWN_LABELS]) + more

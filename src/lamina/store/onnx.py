@@ -349,7 +349,6 @@ class _Plan:
         return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
     def outputs(self, digests: Mapping[str, str]) -> dict[str, OutputFacts]:
-        """Return output name -> its entry in `onnx.json`; `digests` has a digest per reader."""
         facts = {name: _reader_facts(self.bank[name], digests[name]) for name in self.names}
         if self.main:
             value, _ = self.expected(self.inputs(*_TRACED))[self.main]
@@ -395,7 +394,6 @@ class _Graph(nn.Module):
 
 
 def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
-    """Return the entry of a reader's output in `onnx.json`; `digest` is the reader's digest."""
     head = reader.config.head
     length, listed = reader.info.get("max_length"), len(head.labels) == reader.head.outputs
     return OutputFacts(

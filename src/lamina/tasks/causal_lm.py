@@ -318,7 +318,6 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
                 self._answers[row] = outputs[at]
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first text whose next-token probabilities have NaN; None if there is none."""
         bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and has_nan(best))
         return next(bad, None)
 

@@ -185,12 +185,10 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first text with a mask token whose probabilities have NaN; None if there is none."""
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
     def predictions(self) -> list[list[MaskAnswer]]:
-        """Return for each text a list with one prediction per mask token."""
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 

@@ -215,12 +215,10 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
         self._split, self._texts = split, [""] * len(split)
 
     def add(self, rows: Sequence[int], outputs: Sequence[str], labels: Tensor | None = None) -> None:
-        """Store `outputs`, the generated texts of the examples with the indices `rows`. `labels` is unused."""
         for row, text in zip(rows, outputs, strict=True):
             self._texts[row] = text
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score of the generated texts against the labels of the split; errors as in `score_texts`."""
         return score_texts(metrics, self._texts, list(self._split.labels))
 
     def predictions(self) -> list[TextAnswer]:

@@ -330,12 +330,10 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
             self._token_tags |= zip(rows, outputs.argmax(-1).cpu(), strict=True)
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first text with a word whose logits are NaN or infinite; None if there is none."""
         word = first_invalid_row(self._logits)
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def guesses(self) -> list[Label]:
-        """Return for each text the id of the predicted tag of every word."""
         return [*self._tags()]
 
     def _tags(self) -> list[tuple[int, ...]]:
@@ -351,7 +349,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
             start += count
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score over the words that have labels; errors as in `score_tags`."""
         tags = self._token_tags or {}
         return self._score(metrics, self._both()[0], lambda window, size: tags[window][:size])
 
@@ -402,7 +399,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return [guess for guess, _ in scored], [truth for _, truth in scored]
 
     def per_class(self) -> list[ClassRow]:
-        """Return a table of scores per span label, or per tag if the tags mark no spans."""
         labels, (guesses, truths) = self._task.labels, self._both()
         if marks_spans(labels):
             return span_table(guesses, truths, labels)
@@ -410,7 +406,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return class_table(guesses, truths, labels)
 
     def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` texts with wrong spans, the most confident first; see `wrong_spans`."""
         return error_rows(self._wrong(), self._split.texts, count)
 
     def _wrong(self) -> Iterator[WrongAnswer]:
@@ -429,7 +424,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return zip(map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[list[SpanAnswer]]:
-        """Return for each text the list of its predicted spans."""
         texts = zip(self._decided(), self._texts(), strict=True)
         return [spans_of_tags(ids, scores, self._task.labels, *text) for (scores, ids), text in texts]
 

@@ -161,7 +161,6 @@ class _ErrorAnalysis:
         self._predictions = {layer: results.guesses() for layer, results in self._results.items()}
 
     def _run(self, task: Task) -> dict[int, Results]:
-        """Run all probes over the analysed split of `task`, and return layer -> the outputs of its probe."""
         names = {f"layer{layer}": layer for layer in self._layers}
         results = self._trained.run(dict.fromkeys(names, task), self._split, results_of)
         return {names[name]: outputs for name, outputs in results.items()}

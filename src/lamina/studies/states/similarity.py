@@ -54,7 +54,10 @@ _SHARE = 4  # with per="token", each minibatch has about this many tokens of eac
 
 
 class _LayerRow(TypedDict):
-    """A row of the study's table. `other_model` and `other_layer` are only set for measures of two layers."""
+    """A row of the study's table: the score of a measure for a layer of a model.
+
+    `other_model` and `other_layer` are only set for measures of two layers.
+    """
 
     measure: str
     model: str
