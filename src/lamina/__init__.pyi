@@ -16,9 +16,9 @@ from lamina.editing.record import Edit as Edit
 from lamina.editing.record import edits as edits
 from lamina.editing.reinit import reinit_ as reinit_
 from lamina.errors import LaminaError as LaminaError
-from lamina.estimators.classifier import LaminaClassifier as LaminaClassifier
-from lamina.estimators.regressor import LaminaRegressor as LaminaRegressor
-from lamina.estimators.tagger import LaminaTagger as LaminaTagger
+from lamina.estimators.predictors import LaminaClassifier as LaminaClassifier
+from lamina.estimators.predictors import LaminaRegressor as LaminaRegressor
+from lamina.estimators.predictors import LaminaTagger as LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer as LaminaTransformer
 from lamina.fusion.ada_layers import AdaLayers as AdaLayers
 from lamina.fusion.concat import Concat as Concat

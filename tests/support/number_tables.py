@@ -12,10 +12,8 @@ from sklearn.utils.validation import validate_data
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from lamina.estimators.classifier import LaminaClassifier
 from lamina.estimators.examples import check_given, data_errors
-from lamina.estimators.regressor import LaminaRegressor
-from lamina.estimators.tagger import LaminaTagger
+from lamina.estimators.predictors import LaminaClassifier, LaminaRegressor, LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer
 from lamina.layers.discovery import stacks
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from lamina.cli.output import end_if_failed, print_json, print_table
-from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output, names_of, numbers_of
+from lamina.cli.shared_options import (
+    JsonOption,
+    OverwriteOption,
+    check_output,
+    end_if_failed,
+    names_of,
+    numbers_of,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from lamina.studies.study import Study

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.filesize import decimal
 from typer import Option
 
-from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption
+from lamina.cli.shared_options import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
     from lamina.data.disk_cache import Entry

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from lamina.cli.output import Stream
+from lamina.cli.shared_options import Stream
 from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
 from lamina.utils import check_versions
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output
+from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output, print_json, print_table
 
 if TYPE_CHECKING:
     from lamina.demo.run import Demo, Prediction

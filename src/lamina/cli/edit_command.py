@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 
 from typer import Option
 
-from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument, check_output, names_of, selector_of
+from lamina.cli.shared_options import (
+    DataOption,
+    JsonOption,
+    ModelArgument,
+    check_output,
+    names_of,
+    print_json,
+    print_table,
+    selector_of,
+)
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypeAlias, TypedDict, 
 from typer import Argument, Option
 
 from lamina.cli import shared_options as options
-from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.utils import is_file, pluralize
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lamina.cli import shared_options as options
-from lamina.cli.output import print_json
+from lamina.cli.shared_options import print_json
 from lamina.utils import pluralize
 
 _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."

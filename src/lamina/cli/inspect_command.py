@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 from typer import Option
 
-from lamina.cli.output import print_json, print_table, text
-from lamina.cli.shared_options import JsonOption, ModelArgument
+from lamina.cli.shared_options import JsonOption, ModelArgument, print_json, print_table, text
 from lamina.errors import ConfigError, error_context
 from lamina.utils import pluralize
 

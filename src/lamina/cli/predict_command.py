@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 from typer import Argument, Option
 
 from lamina.cli import shared_options as options
-from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import print_json, print_table
 from lamina.errors import ConfigError, DataError, convert_errors
 from lamina.utils import pluralize
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption, names_of
+from lamina.cli.shared_options import JsonOption, names_of, print_json, print_table
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.utils import is_file, pluralize
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Argument, Option
 
-from lamina.cli.output import end_if_failed, print_json, print_table
-from lamina.cli.shared_options import DataOption, JsonOption, OverwriteOption, RayOption, check_output
+from lamina.cli.shared_options import (
+    DataOption,
+    JsonOption,
+    OverwriteOption,
+    RayOption,
+    check_output,
+    end_if_failed,
+    print_json,
+    print_table,
+)
 from lamina.registry import STUDIES
 from lamina.utils import pluralize
 

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
-from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report_command import write as write_report
-from lamina.cli.shared_options import DataOption, JsonOption, OverwriteOption, RayOption, check_output
+from lamina.cli.shared_options import (
+    DataOption,
+    JsonOption,
+    OverwriteOption,
+    RayOption,
+    check_output,
+    end_if_failed,
+    print_json,
+    print_table,
+)
 from lamina.errors import ConfigError
 from lamina.utils import check_range, pluralize
 

@@ -6,8 +6,7 @@ require_packages("studies", "studies", "scipy", "sklearn")
 
 from lamina.studies.benchmarking.benchmark import benchmark
 from lamina.studies.cutting.advise import advise
-from lamina.studies.cutting.insertion import insertion
-from lamina.studies.cutting.reinit_study import reinit
+from lamina.studies.cutting.finetuned import insertion, reinit
 from lamina.studies.cutting.removal import removal
 from lamina.studies.probing.error_analysis import errors
 from lamina.studies.probing.probe import probe

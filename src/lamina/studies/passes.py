@@ -1,31 +1,38 @@
-"""Run a model for a study: batches go in, and each layer's state is passed to a function as it is computed."""
+"""Run a model for a study: batches go in, and each layer's state is passed to a function as it is computed.
+
+States can be reduced to one vector per text or per token, and prompts can be continued.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lamina.bank.stack_pass import real_tokens
-from lamina.data.batches import check_tokenizer, length_batches
+from lamina.data.batches import check_tokenizer, length_batches, tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
 from lamina.layers.hooks import StopForward, run_stacks, token_mask, tower_inputs
 from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
-from lamina.layers.types import Batch, Processor
+from lamina.layers.types import Batch
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.runner import own_processor
 from lamina.tasks.kind import TextInputs
+from lamina.utils import check_range, derive_seed
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
+    from lamina.layers.types import Processor
+    from lamina.studies.states.measures import LayerMeasure
     from lamina.tasks.base import Inputs
 
 # A text, or a pair of texts.
@@ -181,3 +188,157 @@ def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
     if not total:
         raise ConfigError("study: there is no batch; at least one is needed.")
     yield [*previous, *group]
+
+
+MOST_TOKENS = 16  # tokens of one text that become rows, at most
+
+
+@final
+class RowVectors:
+    """Runs a model over batches, and returns one vector per row and layer. Measures receive all states during the run.
+
+    Args:
+        reader: Reads the layers' states.
+        measures: Measures that receive every state.
+        per: What a row is. "text": a text, as the mean over its tokens without padding. "token": one of at most 16
+            tokens of each text, drawn at random.
+        seed: Seed of the draw; together with a text's number it decides which tokens are drawn.
+
+    Attributes:
+        tokens: With `per="token"`, the number of tokens that were read so far, without padding.
+    """
+
+    def __init__(
+        self, reader: LayerReader, measures: Sequence[LayerMeasure], *, per: Literal["text", "token"], seed: int
+    ) -> None:
+        self.reader, self.measures = reader, measures
+        self._per, self._seed = per, seed
+        self.tokens = 0
+
+    def read(self, group: Group) -> list[Tensor]:
+        """Run the model over a group's batches, and return the vectors `[rows, width]` of its rows, layer by layer.
+
+        With `per="text"`, row i is the group's text with the i-th lowest number. The order of tokens is arbitrary, but
+        the same for all layers.
+        """
+        parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
+        order: list[int] = []
+        for numbers, batch in group:
+            drawn: list[tuple[Tensor, Tensor]] = []
+
+            def on_state(
+                layer: int,
+                state: Tensor,
+                real: Tensor,
+                numbers: list[int] = numbers,
+                drawn: list[tuple[Tensor, Tensor]] = drawn,
+            ) -> None:
+                index = self.reader.layers.index(layer)
+                for measure in self.measures:
+                    measure.on_state(index, state, real)
+                if self._per == "token" and not drawn:  # once per batch, so that all layers have the same tokens
+                    drawn.append(draw_tokens(real, numbers, self._seed))
+                    self.tokens += int(real.sum())
+                parts[index].append(state[drawn[0]].float() if drawn else mean_state(state, real))
+
+            self.reader.read(batch, on_state)
+            order += numbers
+        sort = torch.tensor(np.argsort(order)) if self._per == "text" else slice(None)
+        return [torch.cat(vectors)[sort] for vectors in parts]
+
+
+def mean_state(
+    state: Float[Tensor, "batch tokens width"], counted: Bool[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch width"]:
+    """Return each text's mean state, over the tokens where `counted` is True, in float32; NaN without such a token."""
+    weights = counted.float() / counted.sum(1, keepdim=True)
+    return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
+
+
+def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Draw at most `MOST_TOKENS` tokens of each text; return (rows, positions), two index tensors `[drawn]`.
+
+    `real` is True at tokens that are not padding. The draw depends on the seed and a text's number (in `numbers`)
+    alone, not on the other texts of the batch.
+    """
+    rows: list[int] = []
+    positions: list[int] = []
+    for row, (mask, number) in enumerate(zip(real.cpu(), numbers, strict=True)):
+        tokens = mask.nonzero().flatten().numpy()
+        drawn = np.random.default_rng(derive_seed(seed, number)).permutation(len(tokens))[:MOST_TOKENS]
+        rows += [row] * len(drawn)
+        positions += tokens[drawn].tolist()
+    return torch.tensor(rows, device=real.device), torch.tensor(positions, device=real.device)
+
+
+def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
+    """Return a mask in the shape of the token `ids`, False at special tokens such as padding, and else True.
+
+    The tokens for an unknown and for a masked word do not count as special here.
+    """
+    tokenizer = tokenizer_of(processor)
+    in_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    special = [number for number in tokenizer.all_special_ids if number not in in_text]
+    return ~torch.isin(ids, torch.tensor(special, dtype=torch.long))
+
+
+_TOGETHER = 32  # maximum number of prompts of one length that are continued in one call
+
+
+def prompt_ids(
+    model: PreTrainedModel, texts: Iterable[Text], processor: Processor, *, tokens: int | None, op: str
+) -> list[Tensor]:
+    """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
+
+    Texts longer than `tokens` (None: what the model allows) are truncated; texts without a token are left out. Raises
+    DataError if no text has a token, and the errors of `text_inputs`. Messages begin with `op`, the study's name.
+    """
+    limit = length_limit(model, processor)
+    inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
+    prompts: list[Tensor] = []
+    for row in range(len(inputs.lengths)):
+        ids = inputs.batch([row])["input_ids"]
+        positions = is_text_token(ids, processor)[0].nonzero().flatten().tolist()
+        if positions:
+            prompts.append(ids[0, : positions[-1] + 1])
+    if not prompts:
+        raise DataError(f"{op}: no prompt has a token to continue; pass texts with words.")
+    return prompts
+
+
+def continuations(
+    model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
+) -> list[list[int]]:
+    """Continue each prompt (token ids `[tokens]`) by greedy decoding, and return the generated token ids of each.
+
+    Generation stops after `new_tokens` tokens, or after an end token, which is part of the result. Prompts of the same
+    length are continued together, so that no prompt is padded. Raises ConfigError, whose message begins with `op`, if
+    `new_tokens` is below 1, or the longest prompt plus `new_tokens` is longer than what the model allows.
+    """
+    longest = max(map(len, prompts))
+    check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    end_tokens = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    # a finished continuation is padded up to the longest of its batch; what comes after an end token is cut off below
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+    options["pad_token_id"] = min(end_tokens, default=0)
+    generated: dict[int, list[int]] = {}
+    rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    while rows:
+        length = len(prompts[rows[0]])
+        group = [row for row in rows[:_TOGETHER] if len(prompts[row]) == length]
+        rows = rows[len(group) :]
+        ids = torch.stack([prompts[row] for row in group]).to(model.device)
+        with torch.no_grad(), evaluating(model):
+            texts = cast("Tensor", model.generate(ids, attention_mask=torch.ones_like(ids), **options))  # pyright: ignore
+        for row, tokens in zip(group, texts[:, length:].tolist(), strict=True):
+            end = next((place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens))
+            generated[row] = tokens[:end]
+    return [generated[row] for row in range(len(prompts))]
+
+
+def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
+    """Return the share (0 to 1) of the tokens of `whole` (not empty) before its first difference from `other`."""
+    pairs = enumerate(zip(whole, other, strict=False))
+    equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
+    return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lamina.cli.output import Stream, print_json, print_table, text
+from lamina.cli.shared_options import Stream, print_json, print_table, text
 
 
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]):

@@ -13,9 +13,7 @@ from tests.support.training import tiny_model, tiny_tokenizer
 
 import lamina
 from lamina.errors import BaseMismatchError, StoreError
-from lamina.estimators.classifier import LaminaClassifier
-from lamina.estimators.regressor import LaminaRegressor
-from lamina.estimators.tagger import LaminaTagger
+from lamina.estimators.predictors import LaminaClassifier, LaminaRegressor, LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer
 
 FAST = {"epochs": 2, "options": {"cache": "off"}}

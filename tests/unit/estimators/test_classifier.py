@@ -14,7 +14,7 @@ from tests.support.portions import one_in
 
 import lamina
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.estimators.classifier import LaminaClassifier
+from lamina.estimators.predictors import LaminaClassifier
 
 FAST = {"learning_rate": 0.05, "epochs": 8, "batch_size": 4, "options": {"cache": "off"}}
 

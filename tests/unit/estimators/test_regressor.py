@@ -8,7 +8,7 @@ import torch
 
 import lamina
 from lamina.errors import ConfigError, DataError
-from lamina.estimators.regressor import LaminaRegressor
+from lamina.estimators.predictors import LaminaRegressor
 
 FAST = {"learning_rate": 0.05, "epochs": 20, "batch_size": 4, "options": {"cache": "off"}}
 

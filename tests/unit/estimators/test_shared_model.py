@@ -13,7 +13,7 @@ import lamina
 from lamina.errors import ConfigError
 from lamina.estimators import base as shared
 from lamina.estimators.base import model_of
-from lamina.estimators.classifier import LaminaClassifier
+from lamina.estimators.predictors import LaminaClassifier
 
 FAST = {"epochs": 1, "options": {"cache": "off"}}
 

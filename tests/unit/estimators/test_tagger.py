@@ -9,7 +9,7 @@ from sklearn.model_selection import GridSearchCV
 
 import lamina
 from lamina.errors import ConfigError, DataError
-from lamina.estimators.tagger import LaminaTagger
+from lamina.estimators.predictors import LaminaTagger
 
 WORDS = [["anna", "went", "to", "paris"], ["ben", "saw", "rome", "and", "oslo"], ["the", "film"], []] * 2
 TAGS = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "O", "B-LOC", "O", "B-LOC"], ["O", "O"], []] * 2

@@ -19,8 +19,7 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
-from lamina.studies.probing.baselines import baseline_predictions
-from lamina.studies.probing.controls import code_length, code_portions, control_task, only_rows
+from lamina.studies.probing.controls import baseline_predictions, code_length, code_portions, control_task, only_rows
 from lamina.studies.probing.probe import ProbeComparison, compare_probes, conclusions, probe
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, ProbeSpec, probe_rows
 from lamina.studies.statistics import Difference

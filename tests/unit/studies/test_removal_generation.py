@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lamina import truncate_
 from lamina.errors import ConfigError, DataError, LaminaError
 from lamina.studies import removal
-from lamina.studies.cutting.greedy_decoding import continuations, prompt_ids, same_share
+from lamina.studies.passes import continuations, prompt_ids, same_share
 from lamina.studies.run_study import load_study_recipe
 
 TEXTS = ["the film is good .", "anna was very slow", "ben and anna", "a bad film and a good film in paris"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lamina.errors import UnknownNameError
-from lamina.studies.probing.row_scores import row_counts
+from lamina.studies.statistics import row_counts
 from lamina.tasks.base import TaskOutline
 from lamina.tasks.metrics import score_classes, score_multi_label, score_numbers, score_tags
 

@@ -26,7 +26,7 @@ from lamina.layers.preserve import preserve_training
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.benchmarking import regressions
 from lamina.studies.benchmarking.probing_sets import portion, read_set
-from lamina.studies.probing.baselines import text_features
+from lamina.studies.probing.controls import text_features
 from lamina.studies.probing.probe_cell import results_of
 from lamina.tasks import kind_of
 from lamina.tasks.split import Split

@@ -1,29 +1,43 @@
-"""Fine-tune an edited model in a cell of a study, and compare the scores of models trained with the same seeds."""
+"""The studies `insertion` and `reinit`, which edit a model, fine-tune it, and compare scores seed by seed.
+
+`insertion` measures what inserted layers cost, by their number, their position and their initial weights. `reinit`
+measures what pre-training gave each layer, by re-initialising the top blocks before fine-tuning.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, check_known
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
-from lamina.studies.runner import fresh_model
-from lamina.studies.study import rows_where
+from lamina.studies.runner import (
+    Cell,
+    Training,
+    cell_settings,
+    edited_stack,
+    fresh_model,
+    named_tasks,
+    run_cells,
+    study_of_cells,
+)
+from lamina.studies.study import Figure, rows_where
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
-from lamina.utils import JSON, check_range, derive_seed, seed_torch
+from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, seed_torch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.layers.types import Processor
-    from lamina.studies.runner import Training
+    from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
 # Names of edits with their arguments, as in the methods of a recipe: [("insert", {"position": "ffn", ...})].
@@ -129,3 +143,313 @@ def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mappi
     interval = f"95 % {difference.mean - difference.interval:+.3f} to {difference.mean + difference.interval:+.3f}"
     verdict = "a difference" if abs(difference.mean) > difference.interval else "no difference can be concluded"
     return f"{what}: {facts} ({interval}, {difference.count} seeds): {verdict}."
+
+
+_OP = "insertion"
+_STARTS: dict[str, dict[str, JSON]] = {  # name of a start -> the arguments of `insert_` that give it
+    "identity": {"init": "identity"},
+    "xavier": {"init": "xavier", "placement": "output"},
+}
+_NONE = "none"  # the end and the start of a model without inserted layers
+
+
+class _Insertion(NamedTuple):
+    """One setting of the study: which blocks get inserted layers, and how the layers are initialised.
+
+    Its fields are table columns.
+
+    Attributes:
+        end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
+        start: Initial weights: "identity", "xavier", or "none".
+        inserted: Number of blocks that get inserted layers.
+    """
+
+    end: str
+    start: str
+    inserted: int
+
+
+@check_types("insertion")
+def insertion(  # noqa: D417, PLR0913 the options of a public entry point
+    model: PreTrainedModel | str | Path,
+    tasks: Mapping[str, Task] | Task,
+    *,
+    processor: Processor | None = None,
+    counts: Literal["all"] | Sequence[int] = "all",
+    ends: Sequence[Literal["top", "bottom"]] = ("top", "bottom"),
+    starts: Sequence[Literal["identity", "xavier"]] = ("identity", "xavier"),
+    position: Literal["attention", "ffn", "both"] = "attention",
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float = 2e-5,
+    max_length: int | None = None,
+    stack: str | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    ray: str | None = None,
+) -> Study:
+    """Insert layers into the top k or the bottom k blocks, fine-tune the whole model, and score it after training.
+
+    Each model is also scored right after the insertion, before training. On a masked language modelling task
+    (`Task.masked_lm`) that score shows how much the insertion harms the model, and the score after training shows how
+    much of the harm is repaired.
+
+    Args:
+        model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
+            which is copied.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        counts: Values of k: the numbers of blocks that get inserted layers. "all": 0 to the depth.
+        ends: Whether the k blocks are the "top" ones, the "bottom" ones, or each in turn.
+        starts: Initial weights: "identity", which changes no output at first, or "xavier", with the activation applied
+            to the inserted layer's output.
+        position: Where in a block the layers are inserted; see `lamina.insert_`.
+        seeds: Each seed decides the new weights, the head and the order of the rows.
+        epochs: Number of fine-tuning epochs. This and all further options are the same as in `reinit`.
+
+    Returns:
+        A study with the columns "task", "end", "start" (both "none" if nothing is inserted), "inserted" (number of
+        blocks with inserted layers), "seed", "stage" ("start": before training; "trained": after it), "measure" (each
+        metric of the task) and "score".
+
+    Raises:
+        ConfigError: If a count is out of range, there is no seed, the stack has no module per block, or all cells
+            failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        UnknownNameError: If an end, a start or the stack does not exist, or a task does not have both splits.
+        ModelNotFoundError: If `model` is a name and there is no such model.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+
+    Source:
+        The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the
+        proposed method". Here the identity start is exact; the paper's is gelu(1) = 0.84 times the identity.
+    """
+    check_known(_OP, ends, ("top", "bottom"), "end")
+    check_known(_OP, starts, _STARTS, "start")
+    named = named_tasks(tasks)
+    edited = edited_stack(model, processor, stack, _OP)
+    chosen = block_counts(_OP, counts, edited.depth, seeds)
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
+    insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]
+    score = partial(finetuned_rows, model, processor, training=training, score_start=True)
+    cells = [
+        Cell(
+            {"task": name, **inserted._asdict(), "seed": seed},
+            partial(score, task, _edits(edited, inserted, position), seed),
+        )
+        for name, task in named.items()
+        for inserted in insertions
+        for seed in seeds
+    ]
+    options: dict[str, JSON] = {
+        "counts": chosen,
+        "ends": list(ends),
+        "starts": list(starts),
+        "position": position,
+        "seeds": list(seeds),
+    }
+    settings = cell_settings(model, named, edited, training, **options)
+    table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
+    sentences = [
+        _sentence(table, name, task.metric, inserted)
+        for name, task in named.items()
+        for inserted in (_with_most_layers(insertions) if len(table) else ())
+    ]
+    return study_of_cells(_OP, table, failures, settings, _figures(named), sentences)
+
+
+def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
+    """Return the edits that insert the layers of one setting, at `position` in its blocks; [] if it has none."""
+    if not inserted.inserted:
+        return []
+    first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
+    layers = list(range(first, first + inserted.inserted))
+    return [("insert", {"position": position, "layers": layers, "stack": stack.name, **_STARTS[inserted.start]})]
+
+
+def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
+    """Return the settings with layers in the most blocks, one for each combination of `end` and `start`."""
+    by_count = sorted(
+        (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
+    )
+    return list({(inserted.end, inserted.start): inserted for inserted in by_count}.values())
+
+
+def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
+    """Return a sentence that compares a task's scores with the inserted layers of one setting and without layers."""
+    blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
+    what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
+    scores = trained_scores(table, task, metric, **inserted._asdict())
+    return comparison_sentence(what, scores, trained_scores(table, task, metric, inserted=0))
+
+
+def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
+    """Return chart name -> line chart of the score over the number of blocks with new layers, per metric and end."""
+    metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
+    return {
+        f"{metric} {end}": Figure(
+            "line",
+            x="inserted",
+            colour="start",
+            facet="task",
+            where={"measure": metric, "stage": "trained", "end": end},
+            title=f"Fine-tuned with layers inserted in the {end} blocks",
+            x_title=f"blocks with inserted layers, from the {end}",
+            value_title=metric,
+            note="The identity start should stay level. A line that falls shows that its start damages the model.",
+        )
+        for metric, end in metrics
+    }
+
+
+_REINIT = "reinit"
+
+
+@check_types("reinit")
+def reinit(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel | str | Path,
+    tasks: Mapping[str, Task] | Task,
+    *,
+    processor: Processor | None = None,
+    counts: Literal["all"] | Sequence[int] = "all",
+    fractions: Sequence[float] = (1.0, 0.1, 0.01),
+    seeds: Sequence[int] = (0, 1, 2),
+    scope: Literal["linear", "block"] = "linear",
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float = 2e-5,
+    max_length: int | None = None,
+    stack: str | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    ray: str | None = None,
+) -> Study:
+    """Re-initialise the top n blocks (n = 0 to the depth), fine-tune the whole model, and score it after training.
+
+    Where the score stays the same as n grows, the task did not need what these blocks had learnt in pre-training. With
+    fewer training rows the differences are larger.
+
+    Args:
+        model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
+            which is copied.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
+        fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws other rows.
+        seeds: Each seed decides the new weights, the head, which rows are drawn, and their order.
+        scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
+        epochs: Number of fine-tuning epochs.
+        batch_size: Rows per step.
+        learning_rate: Peak learning rate; it falls to 0 linearly.
+        max_length: Maximum tokens per text. None: what the model allows.
+        stack: Name of the stack. None: the only one, or the encoder.
+        output: Folder for the finished cells. None: nothing is written.
+        resume: Do not repeat cells that are already finished in `output`.
+        progress: Show a progress bar.
+        ray: Where to run the cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
+
+    Returns:
+        A study with the columns "task", "fraction", "reinitialised" (number of blocks), "seed", "stage" ("trained"),
+        "measure" (each metric of the task) and "score", on the validation rows after the last epoch.
+
+    Raises:
+        ConfigError: If a count or fraction is out of range, there is no seed, the stack has no module per block, or all
+            cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        ModelNotFoundError: If `model` is a name and there is no such model.
+        UnsupportedModelError: If the model's layers cannot be found.
+        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+
+    Source:
+        Singh and Giovanardi 2020, "How much does pre-trained information help?", figure 1: n = 0 to 12 of BERT, on all
+        rows, a tenth and a hundredth, learning rate 2e-5, 3 epochs. The paper says nothing about biases and norms; here
+        they keep their values.
+    """
+    named = named_tasks(tasks)
+    edited = edited_stack(model, processor, stack, _REINIT)
+    chosen = block_counts(_REINIT, counts, edited.depth, seeds)
+    if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:
+        raise ConfigError(f"{_REINIT}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    cells = [
+        Cell(
+            {"task": name, "fraction": fraction, "reinitialised": count, "seed": seed},
+            partial(
+                _reinit_cell, model, processor, task, fraction, _reinit_edits(edited, count, scope), seed, training
+            ),
+        )
+        for name, task in named.items()
+        for fraction in fractions
+        for count in chosen
+        for seed in seeds
+    ]
+    options: dict[str, JSON] = {"counts": chosen, "fractions": list(fractions), "seeds": list(seeds), "scope": scope}
+    settings = cell_settings(model, named, edited, training, **options)
+    table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
+    sentences = [
+        _reinit_sentence(table, name, task.metric, fraction)
+        for name, task in named.items()
+        for fraction in (fractions if len(table) else ())
+    ]
+    figures = {
+        metric: Figure(
+            "line",
+            x="reinitialised",
+            colour="fraction",
+            facet="task",
+            where={"measure": metric},
+            title="Fine-tuned after the top blocks were re-initialised",
+            x_title="blocks re-initialised, from the top",
+            value_title=metric,
+            note="While the line stays level, the task does not need what pre-training taught these blocks.",
+        )
+        for metric in dict.fromkeys(task.metric for task in named.values())
+    }
+    return study_of_cells(_REINIT, table, failures, settings, figures, sentences)
+
+
+def _reinit_edits(stack: LayerStack, count: int, scope: str) -> Edits:
+    """Return the edits that re-initialise the top `count` blocks of a stack; [] if `count` is 0.
+
+    `scope` says which of their weights; see `lamina.reinit_`.
+    """
+    layers = list(range(stack.depth - count + 1, stack.depth + 1))
+    return [("reinit", {"layers": layers, "scope": scope, "stack": stack.name})] if count else []
+
+
+def _reinit_cell(
+    model: PreTrainedModel | str | Path,
+    processor: Processor | None,
+    task: Task,
+    fraction: float,
+    edits: Edits,
+    seed: int,
+    training: Training,
+) -> list[FinetunedRow]:
+    """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, and return its scores.
+
+    `fraction` is the share, and `seed` decides the new weights, the rows and their order. Raises ConfigError if the
+    share has no row, and the errors of `finetuned_rows`.
+    """
+    sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
+    return finetuned_rows(model, processor, sample, edits, seed, training)
+
+
+def _reinit_sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
+    """Return a sentence that compares a task's scores with the most re-initialised blocks and with none.
+
+    `fraction` is the share of the training rows that both models were trained on.
+    """
+    counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
+    most = max(map(int, counts), default=0)
+    scores, reference = (
+        trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0)
+    )
+    top = f"the top {pluralize(most, 'block')} re-initialised"
+    return comparison_sentence(
+        f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none", scores, reference
+    )

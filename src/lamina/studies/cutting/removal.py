@@ -23,8 +23,7 @@ from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of
 from lamina.prediction.evaluate import evaluate
-from lamina.studies.cutting.greedy_decoding import continuations, prompt_ids, same_share
-from lamina.studies.passes import row_groups, text_inputs
+from lamina.studies.passes import continuations, prompt_ids, row_groups, same_share, text_inputs
 from lamina.studies.runner import (
     Cell,
     Training,

@@ -14,8 +14,8 @@ from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.probing.probe import RATES, check_task
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbes, probe_bank, results_of
-from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.runner import own_processor
+from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
 from lamina.tasks.words import join

@@ -17,11 +17,10 @@ from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_k
 from lamina.layers import Site, at_site, default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.probing.baselines import baseline_predictions
+from lamina.studies.probing.controls import baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.probing.row_scores import row_counts, row_metric
 from lamina.studies.runner import Cell, own_processor, run_cells
-from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
+from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.data_checks import warn_of_texts
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
-    from lamina.studies.probing.row_scores import Label
-    from lamina.studies.statistics import Array
+    from lamina.studies.statistics import Array, Label
     from lamina.tasks.task import Task
 
 
@@ -103,7 +101,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         seeds: Each seed decides initial weights, order of the rows, the control's labels and the code's portions.
         controls: Whether to train controls.
         code_length: Whether to measure online codes in tasks with classes; doubles the time.
-        baselines: Whether to score baselines that read the text alone; see `lamina.studies.probing.baselines`.
+        baselines: Whether to score baselines that read the text alone; see `lamina.studies.probing.controls`.
         epochs: Number of passes of the probes over the training rows.
         batch_size: Rows per step.
         learning_rate: Peak learning rate of AdamW; it falls to 0 linearly. None: 3e-3 for linear probes, 1e-3 for MLPs.

@@ -20,8 +20,7 @@ from lamina.layers.preserve import evaluating, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import alike, swapped
-from lamina.studies.passes import LayerReader, group_batches, text_inputs
-from lamina.studies.states.vectors import is_text_token
+from lamina.studies.passes import LayerReader, group_batches, is_text_token, text_inputs
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, progress_bar
 

@@ -11,9 +11,16 @@ import pandas as pd
 import torch
 
 from lamina.errors import ConfigError, check_known
-from lamina.studies.passes import LayerReader, batch_groups, group_batches, row_groups, text_inputs
+from lamina.studies.passes import (
+    MOST_TOKENS,
+    LayerReader,
+    RowVectors,
+    batch_groups,
+    group_batches,
+    row_groups,
+    text_inputs,
+)
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
-from lamina.studies.states.vectors import MOST_TOKENS, RowVectors
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import JSON, check_range, check_types, derive_seed, progress_bar
 

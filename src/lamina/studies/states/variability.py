@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.studies.passes import LayerReader, group_batches
+from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state
 from lamina.studies.runner import encode_rows, own_processor
-from lamina.studies.states.vectors import is_text_token, mean_state
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
 from lamina.utils import JSON, check_types, pluralize, progress_bar
