@@ -232,7 +232,7 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a reader or label does not exist.
             ConfigError: If the monitor cannot score a text while it is generated (see `watch`), the frozen model has
-                changed, or the mask has another shape than the texts.
+                changed, or the mask has a different shape than the texts.
         """
         return monitoring.monitor_scores(self, monitor, batch, mask)
 

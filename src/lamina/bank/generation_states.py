@@ -45,7 +45,7 @@ class TokenBlock(NamedTuple):
 class GenerationObserver(ABC):
     """Receives the tokens and states of a text while `generate` writes it. Subclasses set `every`: tokens per call."""
 
-    every: int  # number of tokens that are handed over at a time
+    every: int
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:

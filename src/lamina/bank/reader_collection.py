@@ -328,8 +328,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
-                trained again; the message names both. Also if the model's weights were changed, or its blocks in
-                another way than by edits.
+                trained again; the message names both. Also if the model's weights were changed, or its blocks otherwise
+                than by edits.
         """
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:

@@ -58,7 +58,6 @@ def _facts(entry: Entry) -> Row:
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    """Return a cache entry as a row of the printed table, with the columns `_COLUMNS`."""
     from lamina.layers.selectors import ranges
 
     model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))

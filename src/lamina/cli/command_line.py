@@ -158,7 +158,7 @@ def system_error(error: BaseException) -> StoreError | None:
 def sentence(error: Exception) -> str:
     """Return an error's message on one line, with the error's notes in brackets.
 
-    For an error that is no `LaminaError`, the text says that the error is unexpected, which class it has, and how to
+    For an error that is not a `LaminaError`, the text says that the error is unexpected, which class it has, and how to
     see the traceback.
     """
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

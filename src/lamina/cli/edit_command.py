@@ -443,7 +443,6 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float | None:
-    """Return the largest absolute difference between two tensors of one name and shape; None if no tensors match."""
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     differences = (float((before[name].double() - after[name].double()).abs().max()) for name in same)
     return max(differences, default=None)

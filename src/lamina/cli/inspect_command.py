@@ -53,7 +53,7 @@ class StackFacts(TypedDict):
     Attributes:
         layers: Number of layers, with the embeddings; `depth` is the number without.
         width: Size of a state.
-        block: Classes of the blocks; None: the blocks are no modules.
+        block: Classes of the blocks; None: the blocks are not modules.
         embedding_parameters: Number of parameters outside the blocks; None: not known.
         taps: Where each layer is read.
         fingerprint: Hash of the stack's weights.
@@ -258,7 +258,7 @@ def _stack_facts(stack: LayerStack) -> StackFacts:
 def _parameters_outside_blocks(stack: LayerStack) -> int | None:
     """Return the number of a stack's parameters outside its blocks: embeddings, and norms around the blocks.
 
-    None: unknown, because the blocks are no modules.
+    None: unknown, because the blocks are not modules.
     """
     if not stack.blocks:
         return None

@@ -136,7 +136,7 @@ def names_of(values: Sequence[str] | None) -> list[str] | None:
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
-    """Return a list option's numbers; None: not given. Raise ConfigError if one is no `kind`, int or float."""
+    """Return a list option's numbers; None: not given. Raise ConfigError if one is not a `kind`, int or float."""
     try:
         return None if values is None else [kind(name) for name in names_of(values) or ()]
     except ValueError:

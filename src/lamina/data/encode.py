@@ -111,7 +111,6 @@ class Encoded:
 
     @cached_property
     def _table(self) -> pa.Table:
-        """The windows as an Arrow table."""
         if isinstance(self._rows, dict):
             return window_table(self._rows)
         return self._rows if isinstance(self._rows, pa.Table) else self._rows.data.table

@@ -6,7 +6,7 @@ that only memorised words fails there. The meaning of some words depends on the 
 people and places, Amazon is a company and a river, and `not bad` is positive.
 
 Sentences come from templates, and from a file of handwritten pairs if one is given. An unacceptable sentence has one
-grammar fault; a strange meaning is no fault. Both sentences of a handwritten pair are in the same split.
+grammar fault; a strange meaning is not a fault. Both sentences of a handwritten pair are in the same split.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Pair:
         return {word for name, _ in self.names for word in words_of(name)}
 
     def _row(self, text: str, acceptability: str) -> Sentence:
-        """Return a sentence of the pair as a row of the corpus, with the label `acceptability`."""
         words, tags = _tag_words(text, self.names)
         return Sentence(
             text=" ".join(words), words=words, tags=tags, sentiment=self.sentiment, acceptability=acceptability

@@ -270,7 +270,6 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
-    """Return the head of a baseline for a task: a linear one, or (for single layers) that of the AdaLayers paper."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
@@ -298,7 +297,6 @@ def _score(
 
 
 def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
-    """Draw each single layer's score, a curve per task, and the default reader's as a line; return `path`, the file."""
     points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
         _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]

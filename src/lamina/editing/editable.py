@@ -33,7 +33,7 @@ _QUANTISED = "the model is quantised; packed weights cannot be edited. Edit (and
 def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError, whose message begins with `op`, unless a model can be edited in place.
 
-    A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is no transformers model.
+    A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is not a transformers model.
     """
     checked_model(model, op)
     config = getattr(model, "config", None)
@@ -161,7 +161,7 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
 
 
 def _has_packed(module: nn.Module) -> bool:
-    """Return whether a module itself has quantised parameters, or weights that are no tensors (quantised by torch)."""
+    """Return whether a module itself has quantised parameters, or weights that are not tensors (quantised by torch)."""
     parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     tensors = {**parameters, **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
     # weights that are spread over devices (DTensor) wrap other tensors too

@@ -101,7 +101,7 @@ def freeze_(
 def check_parts(train: object) -> None:
     """Raise an error unless `train` is a possible argument of `freeze_`; no model is needed for this.
 
-    A text other than "inserted" raises UnknownNameError. Anything else that is no list of texts, or an empty one,
+    A text other than "inserted" raises UnknownNameError. Anything else that is not a list of texts, or an empty one,
     raises ConfigError.
     """
     if isinstance(train, str) and train != INSERTED:
@@ -133,7 +133,7 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
     """Return the parameters that `train` names; an empty set for None.
 
     Raises:
-        ConfigError: If `train` is no list of texts, is empty, or names inserted layers and the model has none.
+        ConfigError: If `train` is not a list of texts, is empty, or names inserted layers and the model has none.
         UnknownNameError: If `train` names a part that no parameter has.
     """
     if train is None:

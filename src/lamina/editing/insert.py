@@ -230,7 +230,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
     """Return the place for a new convolution of size `kernel`, after `convolution`, which is at `path` of the model.
 
-    Raises UnsupportedModelError if that is no plain convolution.
+    Raises UnsupportedModelError if that is not a plain convolution.
     """
     weight = plain_weight(model, path, convolution, _OP, convolution=True)
     axes = weight.ndim - 2

@@ -74,7 +74,7 @@ class Edit:
 def edits(model: PreTrainedModel) -> list[Edit]:
     """Return a new list of a model's edits, oldest first.
 
-    Raises ConfigError if inserted layers have been lost, or `model` is no torch module.
+    Raises ConfigError if inserted layers have been lost, or `model` is not a torch module.
     """
     model = checked_model(model, "edits")
     made = recorded(model)

@@ -231,8 +231,8 @@ class LaminaEstimator(BaseEstimator):
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
-        Without `epochs`, their number depends on the number of rows. Raises ConfigError if `options` is no mapping, or
-        has an option that is a parameter of the estimator; and the errors of `lamina.fit`.
+        Without `epochs`, their number depends on the number of rows. Raises ConfigError if `options` is not a mapping,
+        or has an option that is a parameter of the estimator; and the errors of `lamina.fit`.
         """
         own: JSONObject = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
@@ -318,7 +318,7 @@ class LaminaEstimator(BaseEstimator):
         """Save a fitted estimator in a folder: its bank, its parameters and its fitted attributes.
 
         `lamina predict` and `lamina serve` can use the folder. The model itself is not saved; `processor`, and a
-        `random_state` that is no integer, are not saved either.
+        `random_state` that is not an integer, are not saved either.
 
         Args:
             folder: Folder to write to; it is created if it does not exist. An estimator or bank saved there before is
@@ -415,7 +415,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     """Return the estimator that `write_estimator` saved in a folder, without its bank, and the name of its model.
 
     The name is None if the model has none. Raises StoreError if `estimator.json` is missing or damaged, has another
-    format, or is from another class than `kind`, the estimator's class.
+    format, or is from a different class than `kind`, the estimator's class.
     """
     path = folder / FILE
     if not path.is_file():

@@ -82,7 +82,7 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
 
     The number is the estimator's attribute `n_features_in_`. A one-dimensional `table` has no columns and passes; with
     `reset`, the attribute is then deleted. Raises DataError, whose message begins with `op`, if the table has three or
-    more columns, or another number than at `fit`.
+    more columns, or a different number than at `fit`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):
@@ -110,8 +110,8 @@ def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> No
 def as_words(X: TextsLike, op: str) -> list[list[str]]:
     """Return X as one list of words per row.
 
-    Raises DataError if X is no collection or is empty, or a row is not a list of strings. The message begins with `op`,
-    and names the first wrong row.
+    Raises DataError if X is not a collection or is empty, or a row is not a list of strings. The message begins with
+    `op`, and names the first wrong row.
     """
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")

@@ -261,7 +261,7 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
     Raises:
         ConfigError: If the stack has no module per block, its blocks pass on states in another form, or the copy does
-            not run or computes other values than the block.
+            not run or computes different values than the block.
     """
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")

@@ -52,7 +52,7 @@ class Transform(NamedTuple):
     dense: nn.Linear
     activation: Activation
     norm: nn.Module
-    bias: nn.Parameter  # added to the logits
+    bias: nn.Parameter
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Return the logits of hidden states, in the dtype of `weight`, the projection `[classes, width]`."""

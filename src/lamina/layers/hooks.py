@@ -351,7 +351,6 @@ def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, 
 
 
 def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
-    """Return the parameter names of a function; None if it begins with `*args`."""
     parameters = tuple(inspect.signature(forward).parameters.values())
     begins_with_args = bool(parameters) and parameters[0].kind is parameters[0].VAR_POSITIONAL
     return None if begins_with_args else tuple(parameter.name for parameter in parameters)
@@ -359,5 +358,4 @@ def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=1024)  # reading a signature takes longer than running a small module
 def _names_of_method(function: Callable[..., object]) -> tuple[str, ...] | None:
-    """Return the parameter names of a method, without `self`; None if it begins with `*args`."""
     return _names(MethodType(function, function))  # bound to any object, so that `self` is left out

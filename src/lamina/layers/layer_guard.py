@@ -375,7 +375,6 @@ def _read(samples: Iterable[_Sample]) -> list[int]:
 
 
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:
-    """Return a checksum of all weights, in hexadecimal."""
     digest = xxhash.xxh3_128()
     for weight in weights.values():
         content: memoryview = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -238,6 +238,5 @@ def _name_of(function: object) -> _Name:
 
 
 def _digest(tensor: Tensor) -> str:
-    """Return a digest of a tensor's type, shape and content."""
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(content)}"

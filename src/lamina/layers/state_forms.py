@@ -95,7 +95,6 @@ def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
 
 
 def _first_tensor(state: object) -> object:
-    """Return the first item of a tuple of tensors; anything else is returned unchanged."""
     if not isinstance(state, tuple):
         return state
     parts = cast("tuple[object, ...]", state)

@@ -36,10 +36,13 @@ class Aggregation(ABC):
     The running score at a token depends only on this token and earlier ones. Padding is skipped. The object itself
     holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so
     far. The caller passes it to the next call.
+
+    A token's score is one number per text; with `per_label`, `[batch, labels]`: a column per flagged label; with
+    `weighted`, `[batch, 2]`: the score and its log weight.
     """
 
-    per_label: ClassVar[bool] = False  # True: a token's score is `[batch, labels]`, one column per flagged label
-    weighted: ClassVar[bool] = False  # True: a token's score is `[batch, 2]`, the score and its log weight
+    per_label: ClassVar[bool] = False
+    weighted: ClassVar[bool] = False
 
     @abstractmethod
     def first(self, score: Tensor) -> State:

@@ -112,7 +112,7 @@ def predict_file(  # noqa: PLR0913
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, or of the path of the image or audio clip, relative to the source's folder. None: the
             only column, the one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
-        text_pair: Column of the second text. None: the examples are no pairs.
+        text_pair: Column of the second text. None: the examples are not pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
@@ -130,8 +130,8 @@ def predict_file(  # noqa: PLR0913
         backend: What computes a bank's answers, as in `predict`.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue a stopped run that had the same arguments. False: start from the first row.
-        ray: Predict with workers of Ray: "local" (on this machine), "auto" (the cluster that runs here) or HOST:PORT
-            of a cluster. This process reads and writes; the output is the same. None: without Ray.
+        ray: Predict with workers of Ray: "local" (on this machine), "auto" (the cluster that runs here) or HOST:PORT of
+            a cluster. This process reads and writes; the output is the same. None: without Ray.
         workers: Number of Ray workers. None: one per GPU of the cluster or, without GPUs, one per core. A worker that
             dies is restarted, and its rows are predicted again.
         progress: Show a progress bar.
@@ -146,7 +146,7 @@ def predict_file(  # noqa: PLR0913
             contradict each other; if a reader has the name of an output column; or if Ray has no such cluster.
         UnknownNameError: If a reader or the backend does not exist.
         NotFiniteError: If a reader gives NaN or infinity for a row.
-        BaseMismatchError: If `processor` makes other inputs than the bank's own.
+        BaseMismatchError: If `processor` makes different inputs than the bank's own.
         StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
         UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
         MissingExtraError: If the packages of Ray or of the backend are not installed.

@@ -108,7 +108,7 @@ def calibrate(  # noqa: PLR0913
             readers, or reads the decoder of an encoder-decoder model; or if the frozen model has changed since the bank
             was made.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
-        BaseMismatchError: If `processor` makes other inputs than the bank's own.
+        BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.
     """

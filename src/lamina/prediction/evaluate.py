@@ -134,7 +134,7 @@ def evaluate(  # noqa: PLR0913
         ConfigError: If a task does not fit its reader or the model, an option does not fit the tasks or another option,
             or `errors` is set for a kind of task whose predictions are not right or wrong.
         DataError: If a file cannot be read, or a column is missing.
-        BaseMismatchError: If `processor` makes other inputs than the bank's own.
+        BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
         UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
         MissingExtraError: If the packages of a metric, the backend or the baseline are not installed.
@@ -174,7 +174,7 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 
     Raises:
         UnknownNameError: If the backend does not exist.
-        ConfigError: If another backend than PyTorch was chosen for a whole model or for half precision.
+        ConfigError: If a different backend than PyTorch was chosen for a whole model or for half precision.
     """
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"

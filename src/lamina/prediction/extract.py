@@ -170,7 +170,6 @@ class _Plan:
 
     @property
     def row_bytes(self) -> np.ndarray:
-        """Size of each row's states in bytes."""
         per_token = len(self.layers) * self.stack.width * np.dtype(self.dtype).itemsize
         return self.counts * per_token
 
@@ -203,7 +202,6 @@ class _Plan:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the files of states."""
         return [f"states-{number:05}.npy" for number in range(len(self.parts))]
 
     def begin(self, folder: Path) -> None:

@@ -94,7 +94,6 @@ def export_int8(
 
 
 def _scores(exact: Mapping[str, Mapping[str, Any]], quantised: Mapping[str, Mapping[str, Any]]) -> dict[str, Int8Score]:
-    """Return task -> its first metric, with the score before quantising (`exact`) and that after (`quantised`)."""
     metrics = {name: next(iter(values)) for name, values in exact.items()}
     return {
         name: Int8Score(metric=metric, float32=float(exact[name][metric]), int8=float(quantised[name][metric]))

@@ -120,7 +120,7 @@ def predict(  # noqa: PLR0913
         UnknownNameError: If a reader or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
         StoreError: If nothing is saved at a folder or hub id, or an int8 export does not fit its bank.
-        BaseMismatchError: If `processor` makes other inputs than the bank's own.
+        BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
         MissingExtraError: If `backend` is "onnx" or "int8" and its packages are not installed.
@@ -210,7 +210,7 @@ class Predictor:
         UnknownNameError: If a reader or the backend does not exist.
         ConfigError: If there is no reader or processor, `kind` is set for a bank, `readers` for a whole model, or an
             option that has no effect on the kinds of tasks.
-        BaseMismatchError: If `processor` makes other inputs than the bank's own.
+        BaseMismatchError: If `processor` makes different inputs than the bank's own.
     """
 
     def __init__(
@@ -366,7 +366,6 @@ class Predictor:
         return Prepared(count, splits, groups, max(map(_cut, groups), default=0))
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
-        """Return a group: the readers of `reading`, with the examples of `splits` encoded for them."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {}, equal_lengths=getattr(inputs, "equal_lengths", False))
 

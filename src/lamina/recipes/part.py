@@ -19,7 +19,7 @@ Only: TypeAlias = "dict[str, list[str]]"
 def to_patterns(value: object) -> object:
     """Return a recipe's key `only` with a list of strings for each of its keys; a single value becomes a list of one.
 
-    A value that is no mapping is returned unchanged.
+    A value that is not a mapping is returned unchanged.
     """
     if not isinstance(value, dict):
         return value

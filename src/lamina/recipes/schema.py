@@ -195,13 +195,13 @@ class SubsampleRecipe(Strict):
 class MethodRecipe(Strict):
     """A way to fine-tune the model. With a `grid`, it stands for one way per combination of the grid's values.
 
-    `edits` are applied to the model before training, in their order. An edit is the name of a function, without its
-    final underscore ("insert" for `lamina.insert_`), with the function's arguments. Keys of the grid are arguments of
-    edits, such as "insert.layers", and options of `lamina.fit`. An edit with null layers is left out.
+    `edits` are applied to the model before training, in order. An edit is the name of a function, without its final
+    underscore ("insert" for `lamina.insert_`), with the function's arguments. One with null layers is left out. Keys of
+    the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; `fit` replaces the recipe's options.
     """
 
     edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
-    fit: Options = Field(default_factory=dict)  # options that replace those of the recipe for this method
+    fit: Options = Field(default_factory=dict)
     grid: Grid = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -322,7 +322,6 @@ class TaskRecipe(Strict):
 
     @property
     def _preset(self) -> Preset | None:
-        """The preset that the task names; None if the task is read from files."""
         return None if self.preset is None else find_preset(self.preset)[1]
 
     @property

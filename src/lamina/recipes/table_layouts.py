@@ -71,7 +71,7 @@ class AxisLayout(Strict):
     def shown_value(self, coordinates: Coordinates) -> object:
         """Return what this axis displays for a run with the given coordinates (its task, method and settings).
 
-        Raises ConfigError if layers are counted, and the value is no layer selector or selects all layers up to the
+        Raises ConfigError if layers are counted, and the value is not a layer selector or selects all layers up to the
         top.
 
         Returns:

@@ -22,8 +22,8 @@ WIDE = 640  # width of a chart without panels, in pixels
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
     """Return `path` as a Path, after checking that a chart of the rows can be drawn into this file.
 
-    Raises ConfigError if the path has another suffix than `.png`, `.svg` and `.html`; DataError if there are no rows,
-    or one lacks one of the `keys`. Messages begin with `op`.
+    Raises ConfigError if the path has a different suffix than `.png`, `.svg` and `.html`; DataError if there are no
+    rows, or one lacks one of the `keys`. Messages begin with `op`.
     """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:

@@ -310,7 +310,6 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
 
 
 def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
-    """Write each table of the sections as Markdown and LaTeX into `folder`, and return the names of the files."""
     names = []
     tables = [(section, table) for section in sections for table in section.tables]
     for number, (section, table) in enumerate(tables, start=1):

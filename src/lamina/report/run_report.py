@@ -61,7 +61,6 @@ def grid(table: PivotTable) -> list[list[str]]:
 
 
 def _cell_text(cell: Cell | None, table: PivotTable) -> str:
-    """Return a measured score as text, followed by "± half its interval" if it has one; "" for None."""
     if cell is None:
         return ""
     mean = f"{cell.mean:.{table.digits}f}"

@@ -126,7 +126,6 @@ def _method_name(row: SummaryRow) -> str:
 
 
 def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
-    """Return the numbers of runs of two methods as text, such as "3 runs each" or "5 and 2 runs"."""
     counts = [len(row["runs"]) for row in (first, second)]
     return (
         f"{pluralize(counts[0], 'run')} each"

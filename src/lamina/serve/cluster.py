@@ -162,7 +162,6 @@ def _ray_serve() -> ModuleType:
 
 
 def _ray() -> ModuleType:
-    """Return the module `ray`, imported only here because Ray is optional."""
     import ray
 
     return ray

@@ -156,8 +156,8 @@ class Lengths(NamedTuple):
     which read a long text in windows of this length.
     """
 
-    whole: tuple[int, ...] = ()  # of readers of whole texts, which read only a part of a long one
-    windows: tuple[int, ...] = ()  # of readers of tokens, which read a long text in windows of this length
+    whole: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
 
 
 class Worker(ABC, Generic[TokenisedT, AnswerT]):
@@ -305,7 +305,6 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
 
 def _count(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool = True) -> int:
-    """Return the number of tokens of a text or pair; with `special`, special tokens count too."""
     options = {**_WHOLE, "add_special_tokens": special}
     return len(tokenizer(*map(encodable, parts), **options)["input_ids"])
 

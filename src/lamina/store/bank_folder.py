@@ -577,7 +577,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
     """Raise StoreError if a reader's settings (`config`) describe far more parameters than its weights file can hold.
 
     The reader is built on the meta device, so that a damaged settings file cannot exhaust the memory. A part that can
-    only be built on a real model is not counted: the model limits its size. A missing weights file is no error.
+    only be built on a real model is not counted: the model limits its size. A missing weights file is not an error.
     """
     stack = pick_stack(bank.stacks, config.stack, op="bank")
     layers = select(config.fusion.selector(), stack.layers, op="reader")

@@ -87,7 +87,7 @@ def push_folder(
         token: Access token. None: the stored one.
 
     Raises:
-        StoreError: If the hub refuses or cannot be reached, or `save` raises an error that is no LaminaError.
+        StoreError: If the hub refuses or cannot be reached, or `save` raises an error that is not a LaminaError.
         LaminaError: Any that `save` raises.
     """
     api = huggingface_hub.HfApi(token=token)

@@ -179,9 +179,9 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
     """Return the names of the weights that start at random, and log them: as a warning, unless the head is new.
 
-    With `new_head`, the head got new classes, so its weights may have another shape than the saved ones. `report` is
-    the loading report of transformers. A warning is logged too if the checkpoint has weights of blocks that the config
-    lacks.
+    With `new_head`, the head got new classes, so its weights may have a different shape than the saved ones. `report`
+    is the loading report of transformers. A warning is logged too if the checkpoint has weights of blocks that the
+    config lacks.
 
     Raises:
         StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or

@@ -278,6 +278,5 @@ def run_cells(
 
 
 def _run_cell(cell: Cell) -> CellResult:
-    """Run a cell, and return its rows, each with the entries of the cell's key as its first columns."""
     rows = cast("list[Row]", cell.work())
     return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in rows]}

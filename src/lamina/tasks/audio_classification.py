@@ -199,7 +199,6 @@ def _rate_of(name: str, entry: Any) -> int:
 
 
 def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
-    """Return `samples`, an array or a list of numbers, as an array; None for anything else."""
     if isinstance(samples, np.ndarray):
         return samples
     try:

@@ -182,8 +182,8 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
     """Yield every file at any depth below the folder `root`: the parts of its path below `root`, and a `file_class`.
 
-    For links, and anything else that is no plain file, None takes the place of the `file_class`. Raises DataError if a
-    folder cannot be listed.
+    For links, and anything else that is not a plain file, None takes the place of the `file_class`. Raises DataError if
+    a folder cannot be listed.
     """
 
     def unreadable(error: OSError) -> None:

@@ -42,7 +42,7 @@ Cell: TypeAlias = object
 
 
 class LabelCellError(ValueError):
-    """Raised when a cell is no label.
+    """Raised when a cell is not a label.
 
     Attributes:
         got: Description of the cell, without the column's name; the caller adds that.
@@ -131,7 +131,7 @@ _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _what_to_do(cell: Cell) -> str:
-    """Return a sentence that says what a user can do about `cell`, which is no class name."""
+    """Return a sentence that says what a user can do about `cell`, which is not a class name."""
     if isinstance(cell, list):
         return _SEVERAL
     if isinstance(cell, Mapping):
@@ -159,7 +159,7 @@ def shown(cell: object) -> str:
 
 
 def is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text that is one, with a point before decimals. A bool is no number."""
+    """Return whether a cell is a number, or a text that is one, with a point before decimals. A bool is not."""
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None
@@ -276,7 +276,6 @@ def _literal(text: str) -> object:
 
 
 def _is_list(text: str) -> bool:
-    """Return whether a text spells a list, tuple or set in Python, or a list in JSON."""
     try:
         return spelled_list(text) is not None
     except LabelCellError:

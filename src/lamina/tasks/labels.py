@@ -211,7 +211,7 @@ def _row_of(row_and_cell: tuple[int, object]) -> int:
 
 
 def _form(cell: object, labels: Sequence[str]) -> str:
-    """Return which form a label has: "list", "whole" (number), "number" or "name". A text in `labels` is no list."""
+    """Return which form a label has: "list", "whole" (number), "number" or "name". A text in `labels` is not a list."""
     if cell_forms.has_several(cell, labels):
         return "list"
     return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
@@ -364,7 +364,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
     """Yield a column of class names as ids (positions in `labels`).
 
     Cells may also hold ids, unless a class name is a whole number. Raises DataError for a name that is not in `labels`,
-    and for a cell that is no name.
+    and for a cell that is not a name.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):
@@ -382,7 +382,7 @@ def _index(labels: Sequence[str]) -> dict[str, int]:
 def _id(
     table: Table, row: int, column: str | int, cell: object, index: Mapping[str, int], labels: Sequence[str]
 ) -> int:
-    """Return the id of the class in a cell, looked up in `index`; raise DataError if it is no class of `labels`."""
+    """Return the id of the class in a cell, looked up in `index`; raise DataError if it is not a class of `labels`."""
     with cell_errors(table, row, column):
         name = class_name(cell, index)
     if name not in index:
@@ -423,8 +423,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
     separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if no row has more than one label. Raises DataError if a text in brackets is no list, all labels are texts such as
-    "010", or several signs occur and `spec.labels` does not decide between them. The message names the row.
+    if no row has more than one label. Raises DataError if a text in brackets is not a list, all labels are texts such
+    as "010", or several signs occur and `spec.labels` does not decide between them. The message names the row.
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)

@@ -445,7 +445,6 @@ _SENTENCES = re.compile(
 
 
 def _of_corpus(name: str, predictions: list[str], references: list[str]) -> float:
-    """Return the score of all predictions together; `name` is the name of a class in `sacrebleu.metrics`."""
     from sacrebleu import metrics
 
     return getattr(metrics, name)().corpus_score(predictions, [references]).score

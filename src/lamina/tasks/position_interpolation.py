@@ -1,4 +1,4 @@
-"""Run models on images of another size than their own, by interpolating their position embeddings."""
+"""Run models on images of a different size than their own, by interpolating their position embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
     """Return additional arguments for the model's call on a batch, which let it read images of another size.
 
-    If the images have another size than the model's own, and the model can interpolate its position embeddings, the
+    If the images have a different size than the model's own, and the model can interpolate its position embeddings, the
     argument that turns this on is returned. Otherwise the result is {}.
     """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}

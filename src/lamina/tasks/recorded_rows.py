@@ -60,9 +60,9 @@ class RecordedTables(dict[str, Table]):
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """The `open_text` of a split of recorded states: a function that names an example for tables of errors."""
+    """The `open_text` of a split of `recorded` states: a function that names an example for tables of errors."""
 
-    recorded: RecordedStates  # the states of all rows
+    recorded: RecordedStates
 
     @property
     def digest(self) -> str:

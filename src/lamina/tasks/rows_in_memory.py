@@ -44,7 +44,7 @@ def named_parts(
 def _has_labels(rows: object, label: str) -> bool:
     """Return whether a dataset, or a list of dicts, has labels in the column `label`; True for any other type.
 
-    A cell that is empty or -1 is no label.
+    A cell that is empty or -1 is not a label.
     """
     if isinstance(rows, Sequence):
         return not all(is_hidden(row.get(label)) for row in rows if isinstance(row, Mapping))

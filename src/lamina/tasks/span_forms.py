@@ -66,7 +66,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     """Return the spans in a cell.
 
     Raises SpanError if the cell or a span in it has another form; UnplacedSpanError if the cell says that its annotator
-    skipped or rejected the row, or a span has several labels; LabelCellError if a label is no class name.
+    skipped or rejected the row, or a span has several labels; LabelCellError if a label is not a class name.
 
     Args:
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
@@ -175,8 +175,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 def _label(span: object, labels: Sequence[object], default: str) -> str:
     """Return the label of a span, from the values of its label keys: names, or lists with one name.
 
-    Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is no class name;
-    UnplacedSpanError if there are several labels. The message names `default`, the label of spans without one.
+    Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is not a class
+    name; UnplacedSpanError if there are several labels. The message names `default`, the label of spans without one.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     if not entries or any(map(is_missing, entries)):

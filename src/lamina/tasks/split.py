@@ -73,8 +73,8 @@ class Split:
     def of_texts(cls, texts: Sequence[Cell]) -> Split:
         """Return a split of unlabelled texts or pairs of texts, for a single use in `predict`.
 
-        If the first is no str, all are pairs. Lone surrogates are replaced. The texts stay in memory; they are written
-        to Arrow only if something reads `rows`.
+        If the first is not a str, all are pairs. Lone surrogates are replaced. The texts stay in memory; they are
+        written to Arrow only if something reads `rows`.
         """
         split = cls.__new__(cls)
         split._open_text = split._other_labels = split._strata = None
@@ -94,7 +94,6 @@ class Split:
 
     @property
     def _labels(self) -> datasets.Dataset:
-        """The dataset that holds the labels, in its column "label"; the column may be missing."""
         return self.rows if self._other_labels is None else self._other_labels
 
     @cached_property

@@ -56,9 +56,9 @@ def _nested(feature: object) -> list[object]:
 
 
 def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
-    """Return the labels in each cell of a column; None if it is no label column.
+    """Return the labels in each cell of a column; None if it is not a label column.
 
-    A column is no label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.
+    A column is not a label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.
     """
     seen: set[Hashable] = set()
     rows: list[list[Hashable]] = []

@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from lists of words and tags; arguments, result and errors as in `Kind.build`.
 
-    Tags that mark spans in another scheme than IOB2 are rewritten as IOB2, unless `spec.labels` names them as they are.
+    Tags that mark spans in a different scheme than IOB2 are rewritten as IOB2, unless `spec.labels` names them as they
+    are.
     """
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:
@@ -119,7 +120,7 @@ def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
     A tag may be the number of a label in `by_id`, which is empty if one of `labels` is a number itself. A text may be
-    such a number if all tags of the table are numbers (`are_ids`). Raises LabelCellError if the tag is no name.
+    such a number if all tags of the table are numbers (`are_ids`). Raises LabelCellError if the tag is not a name.
     """
     can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():

@@ -67,8 +67,8 @@ class BankRunner(Runner):
 
     Raises:
         ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
-            from recorded states and has no model to read inputs. For "fit" also if `processor` makes other inputs than
-            the bank's.
+            from recorded states and has no model to read inputs. For "fit" also if `processor` makes different inputs
+            than the bank's.
         BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
             bank's readers were trained.
     """
@@ -153,7 +153,7 @@ class BankRunner(Runner):
             ConfigError: If a batch does not fit in memory (the message says which batch size does), or a reader cannot
                 be trained on recorded states. Also if the base model is trained, and could not be loaded again after it
                 is saved.
-            BaseMismatchError: If a group's states were recorded from another model than the bank's.
+            BaseMismatchError: If a group's states were recorded from a different model than the bank's.
             CacheError: If `cache` is "on" and the states cannot be cached.
         """
         if self.bank.train_base:
@@ -186,7 +186,7 @@ class BankRunner(Runner):
 
         Raises:
             ConfigError: If a reader cannot be trained on these states.
-            BaseMismatchError: If the states were recorded from another model than the bank's.
+            BaseMismatchError: If the states were recorded from a different model than the bank's.
         """
         for group in groups:
             if isinstance(group.states, RowsOfStates):
@@ -237,7 +237,6 @@ class BankRunner(Runner):
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
-        """Return reader name -> labels of a batch with `rows` copies of the group's longest row."""
         row = int(np.argmax(group.inputs.lengths))
         labels = group.inputs.batch([row]).get("labels")
         from_inputs = None if labels is None else labels.expand(rows, -1)

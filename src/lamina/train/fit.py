@@ -189,7 +189,7 @@ def fit(  # noqa: PLR0913
         UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task
             shares them, and the task's `missing_labels` is None.
-        BaseMismatchError: If states were recorded from another model than the bank's.
+        BaseMismatchError: If states were recorded from a different model than the bank's.
         MissingExtraError: If TensorBoard, or a package that a metric needs, is not installed.
         CacheError: If `cache="on"` and the states cannot be stored.
         StoreError: If the output folder cannot be written, or holds files of another program (raised before training),

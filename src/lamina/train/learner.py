@@ -259,7 +259,6 @@ class Learner:
 
 
 def _optimizer(groups: Sequence[ParameterGroup], options: FitOptions) -> Optimizer:
-    """Return a new optimizer for these parameter groups, with the class and settings that `options` name."""
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if options.optimizer == "sgd":
         return torch.optim.SGD([dict(group) for group in groups], momentum=options.momentum, fused=fused)

@@ -138,7 +138,7 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
     Raises:
         LayerIndexError: If `layer_rates` names a layer that does not exist.
-        ConfigError: If a key of `layer_rates` is no layer selector, or is "inserted" and the model has no inserted
+        ConfigError: If a key of `layer_rates` is not a layer selector, or is "inserted" and the model has no inserted
             layers.
         UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
     """
@@ -166,7 +166,7 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
     """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
     A selector names layers of every stack of the model. Raises LayerIndexError if no stack has such a layer,
-    ConfigError if a key is no selector, and the errors of `stacks`.
+    ConfigError if a key is not a selector, and the errors of `stacks`.
     """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)

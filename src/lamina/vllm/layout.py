@@ -181,7 +181,7 @@ class Layout:
 
 
 def _reader_names(what: str, names: object) -> list[str]:
-    """Return readers' names, each once. Raise ConfigError, which names `what`, if `names` is no list of strings."""
+    """Return readers' names, each once. Raise ConfigError, which names `what`, if `names` is not a list of strings."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"vllm: {what} is {names!r}; it must be a list of readers' names.")
     return list(dict.fromkeys(names))

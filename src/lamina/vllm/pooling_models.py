@@ -48,8 +48,8 @@ class TextReaders:
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
         """Return request id -> scores, for the texts whose last token is in the step that was just computed.
 
-        `hidden` has the last layer's states of all requests one after the other; the first `tokens` are no padding. The
-        states of texts that have not ended are kept for the next step. Raises RuntimeError if states of a text are
+        `hidden` has the last layer's states of all requests one after the other; the first `tokens` are not padding.
+        The states of texts that have not ended are kept for the next step. Raises RuntimeError if states of a text are
         missing.
         """
         batch = self._runner.input_batch

@@ -65,9 +65,12 @@ class Message(TypedDict):
 
 
 class StepReaders(Protocol):
-    """The readers of a bank in one engine, as `install` runs them at each step."""
+    """The readers of a bank in one engine, as `install` runs them at each step.
 
-    method: ClassVar[str]  # name of the runner's method whose output carries a step's scores
+    `method` is the runner's method whose output carries the scores.
+    """
+
+    method: ClassVar[str]
 
     def read_step(self, *args: Any) -> dict[str, StepScores]:
         """Return request id -> scores for the step just computed; `args` are the arguments of the runner's method."""

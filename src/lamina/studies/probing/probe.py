@@ -524,7 +524,6 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
 
 
 def _ranges(layers: Sequence[int]) -> str:
-    """Return a list of layer numbers as text with ranges, such as "1, 3-5" for 1, 3, 4 and 5."""
     runs: list[list[int]] = []
     for layer in sorted(layers):
         if runs and layer == runs[-1][-1] + 1:

@@ -22,11 +22,13 @@ Scores = dict[str, list[float]]  # measure -> one number per layer
 class LayerMeasure(ABC):
     """Base class of measures with one number per layer: the mean over tokens or texts, accumulated batch by batch.
 
+    `names` are the measures.
+
     Args:
         layers: Number of layers that are read.
     """
 
-    names: ClassVar[tuple[str, ...]]  # names of the measures that an instance computes together
+    names: ClassVar[tuple[str, ...]]
 
     def __init__(self, layers: int) -> None:
         self._sums = torch.zeros(len(self.names), layers, dtype=torch.float64)
