@@ -149,7 +149,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 def test_edits_of_them_are_refused_at_once(edit: str, wrap: Callable[[Any], Any]):
     model = wrap(tiny_model())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ConfigError, match=f"{edit}: (the model is compiled, and would|a DataParallel came; edit the)"):
+    with pytest.raises(ConfigError, match=f"{edit}: (the model is compiled, and would|got a DataParallel; edit the)"):
         EDITS[edit](model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

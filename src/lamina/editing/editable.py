@@ -44,7 +44,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     is_offloaded = is_placed and any(parameter.is_meta for parameter in model.parameters())
     problems = (
         (compiled, "the model is compiled, and would still run the old layers. Edit it first, then compile it."),
-        (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
+        (not hasattr(config, "to_dict"), f"got a {type(model).__name__}; edit the transformers model inside it."),
         (is_quantized, _QUANTISED),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
     )
@@ -85,7 +85,7 @@ def blocks_of(stack: LayerStack, layers: object, op: str) -> list[int]:
     """Return the numbers of a stack's blocks that a layer selector names, ascending; errors as in `select_blocks`."""
     chosen = select("1-" if is_all(layers) else layers, stack.layers, op=op)
     if 0 in chosen:
-        raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
+        raise ConfigError(f"{op}: got layer 0; it is the embeddings, not a block. Use 1..{stack.depth}, or '1-'.")
     return chosen
 
 
@@ -131,7 +131,7 @@ def select_convolutions(
     chosen = select("1-" if is_all(layers) else layers, len(blocks) + 1, op=op)
     if 0 in chosen:
         raise ConfigError(
-            f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."
+            f"{op}: got layer 0; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."
         )
     paths = {module: path for path, module in by_path(model).items()}
     row, family = convolutions_of(model, op=op), family_of(model)

@@ -161,7 +161,7 @@ def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[i
         return stack_modules(model, stack)
     if not stack.blocks:
         raise ConfigError(
-            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, so only all of it can "
+            f"{_OP}: got single layers of the {stack.name} stack; it has no module per block, so only all of it can "
             "be frozen. Use layers='all'."
         )
     check_shared(stack, chosen, _OP)

@@ -111,7 +111,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     dropped = select("1-" if is_all(layers) else layers, edited.layers, op="drop_")
     if 0 in dropped:
         raise ConfigError(
-            f"drop_: layer 0 came; it is the embeddings, not a block, and always stays. Use 1..{edited.depth}."
+            f"drop_: got layer 0; it is the embeddings, not a block, and always stays. Use 1..{edited.depth}."
         )
     return _keep(
         model, edited, "drop", [layer for layer in range(1, edited.depth + 1) if layer not in dropped], dropped

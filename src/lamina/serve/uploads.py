@@ -81,7 +81,7 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
     fitting = tuple(name for name in names if medium_of(bank, name) == medium)
     if not fitting or (tasks is not None and len(fitting) < len(names)):
         other = next(name for name in names if name not in fitting)
-        raise ConfigError(f"serve: {medium} came for '{other}', which reads {medium_of(bank, other)}.")
+        raise ConfigError(f"serve: got {medium} for '{other}', which reads {medium_of(bank, other)}.")
     return fitting
 
 

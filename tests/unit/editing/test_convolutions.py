@@ -286,7 +286,7 @@ def test_a_convolution_that_computes_its_weight_since_is_not_folded():
     ("options", "error", "match"),
     [
         ({"layers": 3}, LayerIndexError, "layer 3 does not exist"),
-        ({"layers": [0, 1]}, ConfigError, r"layer 0 came; the convolutions of the feature_encoder.* Use 1\.\.2"),
+        ({"layers": [0, 1]}, ConfigError, r"got layer 0; the convolutions of the feature_encoder.* Use 1\.\.2"),
         ({"stack": "main"}, UnknownNameError, "unknown stack of convolutions 'main'; known: feature_encoder"),
         ({"kernel": 4}, ConfigError, "kernel is 4; it must be odd"),
         ({"kernel": -1}, ConfigError, "kernel is -1; it must be odd"),

@@ -203,7 +203,7 @@ def test_freezing_twice_adds_up():
 
 def test_a_model_without_blocks_is_frozen_as_a_whole():
     model = FAMILIES["xlm"].known()
-    with pytest.raises(ConfigError, match="single layers of the main stack came; it has no module per block"):
+    with pytest.raises(ConfigError, match="got single layers of the main stack; it has no module per block"):
         freeze_(model, 1)
     assert frozen(model) == set()
     freeze_(model)

@@ -320,7 +320,7 @@ def test_shared_blocks_are_all_or_none():
         ({"kernel": 5}, ConfigError, "kernel is 5 and position is 'attention'; only layers after convolutions"),
         ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'; known: main"),
         ({"layers": 4}, LayerIndexError, r"layer 4 does not exist.*0\.\.3"),
-        ({"layers": "bottom:2"}, ConfigError, "layer 0 came; it is the embeddings"),
+        ({"layers": "bottom:2"}, ConfigError, "got layer 0; it is the embeddings"),
     ],
 )
 def test_bad_options_touch_nothing(options, error, match):

@@ -86,8 +86,8 @@ def test_the_table_of_positions_goes_to_the_new_first_block(tmp_path: Path):
         [
             (lambda model: lamina.keep_(model, [0]), r"keep_: no block would stay; the main stack has 3 blocks"),
             (lambda model: lamina.drop_(model, "all"), r"drop_: no block would stay"),
-            (lambda model: lamina.drop_(model, [0]), r"drop_: layer 0 came; it is the embeddings, .* always stays"),
-            (lambda model: lamina.duplicate_(model, "bottom:2"), r"duplicate_: layer 0 came; it is the embeddings"),
+            (lambda model: lamina.drop_(model, [0]), r"drop_: got layer 0; it is the embeddings, .* always stays"),
+            (lambda model: lamina.duplicate_(model, "bottom:2"), r"duplicate_: got layer 0; it is the embeddings"),
             (lambda model: lamina.keep_(model, [1, 1]), r"names layer 1 twice"),
             (
                 lambda model: lamina.duplicate_(model, [2]),

@@ -198,7 +198,7 @@ def test_options_that_cannot_be(settings, told):
 
 def test_layers_and_stacks_that_are_not_there():
     model = tiny_model()
-    with pytest.raises(ConfigError, match=r"layer 0 came; it is the embeddings.*Use 1\.\.3"):
+    with pytest.raises(ConfigError, match=r"got layer 0; it is the embeddings.*Use 1\.\.3"):
         reinit_(model, "0-2")
     with pytest.raises(LayerIndexError, match="layer 4 does not exist"):
         reinit_(model, 4)

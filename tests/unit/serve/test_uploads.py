@@ -85,7 +85,7 @@ def test_a_text_is_never_used_as_a_path(images: TestClient, sounds: TestClient, 
     file = tmp_path / "image.png"
     file.write_bytes(PNG)
     for inputs in (str(file), [str(file)], [[str(file)]]):
-        assert asked(images, inputs, 422)["error"] == "serve: text came for 'animal', which reads image."
+        assert asked(images, inputs, 422)["error"] == "serve: got text for 'animal', which reads image."
         assert "which reads audio" in asked(sounds, inputs, 422)["error"]
     assert asked(images, {"path": str(file)}, 422)["error_type"] == "Validation"
     assert asked(images, str(file), 422, path="/explain")
@@ -108,7 +108,7 @@ def test_a_text_is_never_used_as_a_path(images: TestClient, sounds: TestClient, 
             413,
             "the files have 134,217,728 pixels in all; 67,108,864 are allowed",
         ),
-        ({"audio": in_base64(WAV)}, 422, "audio came for 'animal', which reads image"),
+        ({"audio": in_base64(WAV)}, 422, "got audio for 'animal', which reads image"),
         ({"image": in_base64(PNG), "audio": in_base64(WAV)}, 422, 'as {"image": Base64} or {"audio"'),
         ([{"image": in_base64(PNG)}, {"audio": in_base64(WAV)}], 422, "inputs are of several kinds"),
     ],
@@ -120,7 +120,7 @@ def test_bad_files_are_refused(images: TestClient, inputs: Any, status: int, err
 def test_a_bank_for_texts_refuses_files():
     with TestClient(create_app(tiny_bank())) as client:
         said = asked(client, {"image": in_base64(PNG)}, 422)["error"]
-        assert said == "serve: image came for 'mood', which reads text."
+        assert said == "serve: got image for 'mood', which reads text."
         tasks = client.get("/info").json()["tasks"]
     assert {task["reads"] for task in tasks.values()} == {"text"}
 
@@ -166,5 +166,5 @@ def test_a_bank_with_readers_of_texts_and_images_answers_by_those_that_fit():
         assert {task: scores(said) for task, said in found.items()} == {
             "shade": pytest.approx(image["shade"]["probabilities"])
         }
-        assert "image came for 'topic'" in asked(client, {"image": in_base64(PNG)}, 422, tasks=["topic"])["error"]
+        assert "got image for 'topic'" in asked(client, {"image": in_base64(PNG)}, 422, tasks=["topic"])["error"]
         assert list(asked(client, "good film", path="/explain")["tasks"]) == ["topic"]
