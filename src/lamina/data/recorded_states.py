@@ -407,7 +407,6 @@ def _tensor_place(path: Path, tensor: str | None) -> Place:
 
 
 def _sized(place: Place) -> Place:
-    """Return `place`; raise ValueError if the file is too short for it."""
     end = place.start + int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
     if (size := place.path.stat().st_size) < end:
         raise ValueError(f"it has {size} bytes and needs {end}, so it was cut off")

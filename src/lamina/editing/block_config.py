@@ -137,7 +137,6 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
 
 
 def _cache_depth(part: PretrainedConfig) -> int:
-    """Return how many entries transformers' cache has for a model with the config `part`; 0 if unknown."""
     return getattr(part.get_text_config(decoder=True), "num_hidden_layers", 0)
 
 

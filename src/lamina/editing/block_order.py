@@ -179,7 +179,6 @@ def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str |
 
 
 def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
-    """Return a model of the same class without weights, built from a config as loading would build it."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return type(model)(type(config).from_dict(config.to_dict()))
 
@@ -219,7 +218,6 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    """Return path -> module for a block, without dropout and without `first`, parts that only the first block has."""
     return {
         name: module
         for name, module in block.named_modules()

@@ -243,7 +243,6 @@ def _silent_value(block: nn.Module, name: str) -> float:
 
 
 def _state(values: Sequence[object]) -> Tensor | None:
-    """Return the first hidden state `[batch, tokens, width]` in `values`, a block's arguments or results; else None."""
     return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
 
 

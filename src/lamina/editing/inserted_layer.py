@@ -171,7 +171,6 @@ def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tens
 
 
 def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
-    """Raise ConfigError if a projection with inserted layers was replaced or wrapped by another module."""
     if not layers:
         kind = f"{type(projection).__module__.split('.')[0]}'s {type(projection).__name__}"
         problem = f"{kind} has replaced a projection, and the layers that were inserted after it are lost"
@@ -200,7 +199,6 @@ def mark_states(
 
 
 def _marked(states: object) -> object:
-    """Return a marked view of `states` if it is a tensor; return anything else unchanged."""
     if not isinstance(states, Tensor):
         return states
     view = states.view_as(states)

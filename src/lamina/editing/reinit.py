@@ -104,7 +104,6 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Raise ConfigError if a weight of the modules `inside`, which will be reset, is shared with a module outside."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):

@@ -211,7 +211,6 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Return tower name ("text") -> stack, for each tower that has one stack whose layers can be found."""
     by_name: dict[str, LayerStack] = {}
     paths = {module: path for path, module in by_path(model).items()}
     for name, tower in towers_of(model).items():
@@ -348,7 +347,6 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
 
 
 def _hint_for(target: nn.Module) -> str:
-    """Return a sentence that says what to do about a model that fails on a probe input."""
     if main_device(target).type == "meta":
         return "Load its weights first."
     parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
@@ -398,10 +396,6 @@ def _tokens_of(name: str, probe: Probe) -> int | None:
 
 
 def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int | None) -> tuple[Tensor, ...]:
-    """Convert each state by its form in `forms` to `[batch, tokens, width]`; with form None it is returned unchanged.
-
-    `tokens` is the number of tokens in the stack's input; None if it reads no text.
-    """
     return tuple(state_of(state, form, tokens) for state, form in zip(states, forms, strict=True))
 
 

@@ -175,7 +175,6 @@ class _Plan:
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of states of each row."""
         return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
 
     @cached_property
@@ -277,7 +276,6 @@ class _Plan:
                 yield number, values
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """Return a row's states, `[tokens, layers, width]`. With pooling, `tokens` is 1: one vector for the row."""
         if self.pooling is None:
             return states
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]

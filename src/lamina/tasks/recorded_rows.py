@@ -267,7 +267,7 @@ def splits_on_states(
 
     Raises:
         ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
-            missing, two splits would have the same states, or states come from several models.
+            missing, or two splits would have the same states.
         LaminaError: As in `Task.from_states`; also if the labels are in another order.
     """
     folders: Mapping[str, str | Path] = states if isinstance(states, Mapping) else {"train": states}
@@ -292,7 +292,6 @@ def splits_on_states(
         _check_order(op, splits[part], recorded, label)
         numbered: Any = splits[part].rows.add_column("row", rows.tolist())  # pyright: ignore[reportArgumentType]
         by_split[part] = splits[part].with_examples(numbered, RecordedRow(recorded))
-    _check_alike({part: opened[folders.get(part, folders["train"])] for part in by_split})
     return by_split
 
 

@@ -208,7 +208,6 @@ def _folders(output: Path | None, task: str) -> _Folders | None:
 
 
 def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
-    """Return metric name -> line chart of the scores of all layers' linear readers. `metrics` maps task to metric."""
     return {
         metric: Figure(
             "line",

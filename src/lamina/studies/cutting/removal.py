@@ -361,7 +361,6 @@ def _measure_generation(
 
 
 def _figures() -> dict[str, Figure]:
-    """Return two charts: the measured drop against each proxy's prediction, and the drop by the first removed block."""
     return {
         "predicted and measured": Figure(
             "scatter",
