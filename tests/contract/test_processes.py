@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
@@ -38,11 +37,10 @@ def become(rank: int, port: int) -> None:
     os.environ.update({name: str(value) for name, value in names.items()})
 
 
-def train_as_rank(rank: int, folder: Path, port: int) -> None:
-    """Train what every run of the tests compares, as one of two processes."""
+def train_as_rank(rank: int, folder: Path, port: int, name: str) -> None:
+    """Do one of the runs that tests compare, as one of two processes."""
     become(rank, port)
-    for name in COMMON:
-        run(folder / name, name)
+    run(folder / name, name)
 
 
 def command_as_rank(rank: int, folder: Path, port: int) -> None:
@@ -56,14 +54,14 @@ def command_as_rank(rank: int, folder: Path, port: int) -> None:
             raise RuntimeError(f"lamina train ended with code {ended.value.code}")
 
 
-def fork_two(folder: Path, work: Callable[[int, Path, int], None] = train_as_rank) -> None:
+def fork_two(folder: Path, *names: str, work: Callable[..., None] = train_as_rank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    start_processes(work, args=(folder, port), nprocs=2, start_method="fork")
+    start_processes(work, args=(folder, port, *names), nprocs=2, start_method="fork")
 
 
 def launch_two(folder: Path) -> None:
-    """Have torchrun start them, which costs the imports of three processes."""
+    """Have torchrun start them and do all runs, since it costs the imports of three processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "tests.support.in_processes", str(folder), *BANKS, *MODELS],
@@ -78,16 +76,11 @@ def launch_two(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[Path], None]], Path]:
-    """Return a function that starts two processes and returns the folder they wrote; it starts them once a way."""
-
-    @functools.cache
-    def folder_of(start: Callable[[Path], None]) -> Path:
-        folder = tmp_path_factory.mktemp("two")
-        start(folder)
-        return folder
-
-    return folder_of
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with what the two processes of torchrun wrote."""
+    folder = tmp_path_factory.mktemp("two")
+    launch_two(folder)
+    return folder
 
 
 def differences(one: Path, other: Path, *, key_bias: bool) -> dict[str, float]:
@@ -107,16 +100,18 @@ def differences(one: Path, other: Path, *, key_bias: bool) -> dict[str, float]:
     return {key: gap for key, value in ours.items() if (gap := float((value - theirs[key]).abs().max())) > 1e-5}
 
 
-CASES = [pytest.param(name, fork_two, marks=() if name == "readers" else pytest.mark.long) for name in COMMON]
-CASES += [pytest.param(name, launch_two, marks=pytest.mark.full) for name in (*BANKS, *MODELS)]
+CASES = [pytest.param(name, False, marks=() if name == "readers" else pytest.mark.long) for name in COMMON]
+CASES += [pytest.param(name, True, marks=pytest.mark.full) for name in (*BANKS, *MODELS)]
 
 
-@pytest.mark.parametrize(("name", "start"), CASES)
-def test_two_processes_train_as_one_does(
-    name: str, start: Callable[[Path], None], two: Callable[[Callable[[Path], None]], Path], tmp_path: Path
-):
+@pytest.mark.parametrize(("name", "by_torchrun"), CASES)
+def test_two_processes_train_as_one_does(name: str, by_torchrun: bool, request: pytest.FixtureRequest, tmp_path: Path):
     run(tmp_path / name, name)
-    ours, theirs = tmp_path / name, two(start) / name
+    two: Path = request.getfixturevalue("launched") if by_torchrun else tmp_path / "two"
+    if not by_torchrun:
+        two.mkdir()
+        fork_two(two, name)
+    ours, theirs = tmp_path / name, two / name
     for file in sorted(path.name for path in ours.glob("*.safetensors")):
         assert not differences(ours / file, theirs / file, key_bias=name in MODELS)
     one, other = (json.loads((folder / "run" / "history.json").read_text())["history"] for folder in (ours, theirs))
@@ -138,7 +133,7 @@ def test_two_processes_of_one_recipe_share_its_output(tmp_path: Path):
         "methods": {**common, "tasks": {"a": task}, "methods": {"plain": {}}},
     }.items():
         (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
-    fork_two(tmp_path, command_as_rank)
+    fork_two(tmp_path, work=command_as_rank)
     assert (tmp_path / "readers" / "lamina.json").is_file()
     assert (tmp_path / "methods" / "models" / "a" / "config.json").is_file()
     for name, trained in (("readers", "a-last-0"), ("methods", "a-plain-0")):  # half of a batch for each process
