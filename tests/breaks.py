@@ -724,6 +724,7 @@ def main() -> int:
         print("\n".join(f"{fault.name}  [{', '.join(fault.tests)}]" for fault in faults) or "no fault has this name")
         return int(not faults)
     missed = 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the tests that run end too
     with tempfile.TemporaryDirectory(prefix="lamina-breaks-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
