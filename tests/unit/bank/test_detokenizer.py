@@ -12,7 +12,7 @@ def pieces_of(pieces: Detokenizer, ids: list[int]) -> list[str]:
     return [*(pieces.add(token) for token in ids), pieces.rest()]
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=20))
+@given(st.text("a \n\0\x7fß\u0301߿\u0800€\ufffd\U00010000🙂\U0010ffff", max_size=20))  # of one to four bytes
 def test_pieces_of_whole_characters_join_to_the_text(text: str):
     pieces = Detokenizer(BYTES)
     told = pieces_of(pieces, BYTES(text)["input_ids"])

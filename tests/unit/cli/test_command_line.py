@@ -188,14 +188,6 @@ def test_help_loads_no_torch():
     assert done.stdout.endswith("set()\n")
 
 
-def test_the_installed_command_is_quiet(base):
-    code = "from lamina.cli import main; main()"
-    arguments = [sys.executable, "-c", code, "inspect", str(base), "--weights", "--json"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("{")
-
-
 def test_warnings_go_where_standard_error_goes_now(monkeypatch: pytest.MonkeyPatch):
     """A program may take it elsewhere, as notebooks and tests do, and close what it was."""
     logger = logging.getLogger("lamina")
