@@ -45,7 +45,7 @@ WHOLE_RUNS = (
     "unit/studies/test_removal",
     "unit/train",
 )
-# What is tried here is the search for a model's stacks; elsewhere equal models are searched once.
+# Files that try the search for a model's stacks; elsewhere equal models are searched once.
 SEARCHES = ("contract/test_layers", "hostile/test_foreign_code", "hostile/test_wrappers", "unit/layers", "vllm")
 # Files that share what is dear to make or to import: work -> beginnings of their paths.
 TOGETHER = {

@@ -34,7 +34,9 @@ class KilledError(Exception):
 
 def bank_and_tasks(rows: int = 20) -> tuple[ReaderBank, dict[str, Task]]:
     """Readers with dropout, over the same and over other texts, some of them cut into windows."""
-    task, other = yes_no(train=rows, validation=12), names(metric="accuracy", train=8, validation=8, low=20, high=60)
+    few = 2 * rows // 5
+    task = yes_no(train=rows, validation=3 * rows // 5)
+    other = names(metric="accuracy", train=few, validation=few, low=20, high=60)
     tasks = {"one": task, "two": task, "three": other}
     readers = {name: reader(tasks[name], dropout=0.2, seed=seed) for seed, name in enumerate(tasks)}
     return tiny_bank(readers), tasks
