@@ -160,8 +160,8 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
     """Return the examples in a table: `tags` are the tag names of its rows, None for a word without a label.
 
-    A warning is logged if a span begins at a word without letters or signs. Raises DataError for a tag that is not in
-    `spec.labels`.
+    Warnings tell spans that begin at a word without letters or signs, and words that are pieces of a tokenizer. Raises
+    DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
@@ -173,10 +173,16 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]])
     begun = [[word for word, mark in zip(*row, strict=True) if mark and mark[:2] == "B-"] for row in sentences]
     blank = [at for at, words in enumerate(begun) if not all(word_spans(str(word)) for word in words)]
     _warn(table, blank, "a span that begins at a word without letters or signs, which no plain text has")
+    pieces = [at for at, words in enumerate(table.column(spec.text)) if any(map(_is_piece, words))]
+    _warn(table, pieces, "a word that begins with ## or \u2581, as tokenizers write pieces; plain texts have words")
     joined = [join(words) for words in lab.every_row(table).column(spec.text)]
     ids = (tuple(index[mark] for mark in marks) for marks in tags)
     every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
     return Split.of((text for text, _ in joined), every, (spans for _, spans in joined))
+
+
+def _is_piece(word: object) -> bool:
+    return len(str(word)) > 2 and str(word).startswith(("##", "\u2581"))
 
 
 # Texts and spans

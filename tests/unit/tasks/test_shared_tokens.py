@@ -182,6 +182,10 @@ def test_spans_at_words_that_no_plain_text_has_are_counted(caplog: pytest.LogCap
     row = {"tokens": ["a", "\u200b", " ", "b"], "tags": ["B-X", "I-X", "B-X", "O"]}
     Task.from_dataset("token_classification", {"train": [row], "validation": [row]}, text="tokens", label="tags")
     assert "1 of 1 rows have a span that begins at a word without letters or signs" in caplog.text
+    row = {"tokens": ["An", "##a", "#", "##"], "tags": ["B-X", "I-X", "O", "O"]}
+    rows = {"train": [row, {"tokens": ["b", "##"], "tags": ["O", "O"]}]}
+    Task.from_dataset("token_classification", {**rows, "validation": [row]}, text="tokens", label="tags")
+    assert "1 of 2 rows have a word that begins with ## or \u2581, as tokenizers write pieces" in caplog.text
 
 
 def test_tags_that_no_token_can_tell_apart_are_counted(caplog: pytest.LogCaptureFixture):
