@@ -26,6 +26,7 @@ from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import Comparison, compare_tags, error_rows, first_invalid_row, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
+from lamina.tasks.label_cells import has_several
 from lamina.tasks.metrics import SUBTOKENS, Tags, class_table, marks_spans, score_classes, score_tags, span_table
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer
 from lamina.tasks.split import Split, checked_texts
@@ -214,8 +215,9 @@ class TokenClassificationKind(TextClassKind):
         """Make the examples of every split, from lists of words and tags or from texts and spans.
 
         Columns of CoNLL files are numbers; by default the first one has the words and the last one the tags. If the
-        text column has texts and not lists of words, labels are spans; see `span_splits`. Tags that mark spans in other
-        schemes become IOB2; see `tag_splits`. See `Kind.build` for arguments, result and errors.
+        text column has texts, and neither lists of words nor texts that spell such lists, labels are spans; see
+        `span_splits`. Tags that mark spans in other schemes become IOB2; see `tag_splits`. See `Kind.build` for
+        arguments, result and errors.
         """
         if all(table.numbered for table in tables.values()):
             text, label = self.usual_columns
@@ -224,7 +226,10 @@ class TokenClassificationKind(TextClassKind):
             _check_columns(tables)
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         first = next(iter(tables.values()), None)
-        if first is not None and (spec.text_pair is not None or isinstance(first.column(spec.text)[0], str)):
+        text = None if first is None else first.column(spec.text)[0]
+        if isinstance(text, str) and has_several(text):  # a list as text, as pandas writes it to CSV files
+            tables = lab.as_lists(lab.as_lists(tables, spec), replace(spec, label=spec.text))
+        elif spec.text_pair is not None or isinstance(text, str):
             return span_splits(tables, spec)
         return tag_splits(lab.labelled(tables, spec), spec)
 

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
+import pytest
+from tests.support.files import put
+
+from lamina.errors import DataError
 from lamina.tasks.metrics import marks_spans
 from lamina.tasks.tag_schemes import both_ends, has_outside, is_iob2, odd_tag, recognise, to_iob2
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,17 @@ def test_tags_that_mark_no_spans(tags: str):
 def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
     assert recognise(tags.split()) is None
     assert odd_tag(tags.split()) == odd
+
+
+def test_lists_of_words_and_tags_that_are_texts(tmp_path: Path):
+    """As pandas writes them to a CSV file."""
+    path = put(tmp_path / "some.csv", "words,tags\n\"['Ana', 'left']\",\"['B-PER', 'O']\"\n['so'],['O']\n")
+    task = Task.from_files("token_classification", train=path, validation=path, text="words", label="tags")
+    assert list(task.split("train").texts) == ["Ana left", "so"]
+    assert [[task.labels[tag] for tag in tags] for tags in task.split("train").labels] == [["B-PER", "O"], ["O"]]
+    path = put(tmp_path / "some.csv", "words,tags\n\"['Ana', 'left']\",['B-PER' 'O']\n")
+    with pytest.raises(DataError, match=r"row 2 has .* in column 'tags', which is in brackets but no list"):
+        Task.from_files("token_classification", train=path, validation=path, text="words", label="tags")
 
 
 def test_tags_of_words_outside_spans():
