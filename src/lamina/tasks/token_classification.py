@@ -372,8 +372,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
         `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window, for the metric
-        over sub-tokens. That metric compares them with true tags: a word's tag at the word's first token, and its
-        continuation (I- for B-) at the others.
+        over sub-tokens, whose true tags continue that of the word (I- for B-).
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != SUBTOKENS]
