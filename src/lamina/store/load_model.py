@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
-_WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
+_WRAPPERS = dict.fromkeys(
+    (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^(?:module\.)+"), ""
+)
 _INNER = ".module."  # what DataParallel around a part of the model adds
 
 
@@ -162,17 +164,17 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
-        model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
+        model, report = load_weights(key_mapping={**_WRAPPERS})
     base = f"{model.base_model_prefix}."  # names may have it on one side only
     inner = {key.replace(_INNER, ".").removeprefix(base) for key in report["unexpected_keys"] if _INNER in key}
     if inner & {key.removeprefix(base) for key in report["missing_keys"]}:
-        model, report = load_weights(key_mapping={**dict.fromkeys(_WRAPPERS, ""), re.escape(_INNER): "."})
+        model, report = load_weights(key_mapping={**_WRAPPERS, re.escape(_INNER): "."})
     names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
     for known in (names, {name.removeprefix(base) for name in names}) if names <= {*report["missing_keys"]} else ():
         longest = max(known, key=len, default="")
         owners = {key.removesuffix(longest) for key in saved if longest and key.endswith(f".{longest}")}
         if len(owners) == 1 and 2 * len({owner + name for owner in owners for name in known} & saved) > len(known):
-            return load_weights(key_mapping={f"^{re.escape(owner)}": "" for owner in owners})
+            return load_weights(key_mapping={**_WRAPPERS, **{f"^{re.escape(owner)}": "" for owner in owners}})
     return model, report
 
 

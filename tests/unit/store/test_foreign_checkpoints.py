@@ -38,7 +38,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
     "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
     "of a model with a head": lambda name: f"module.bert.{name}",
     "a part of another module": lambda name: f"model.{name}",
-    "a wrapper around such a part": lambda name: f"model.module.bert.{name}",
+    "a wrapper around such a part": lambda name: f"module.module.model.bert.{name}",
     "sentence-transformers": lambda name: f"0.auto_model.{name}",
     "checkpointed blocks": lambda name: name.replace("layer.0.", "layer.0._checkpoint_wrapped_module."),
 }
