@@ -92,7 +92,7 @@ def test_lists_of_words_and_tags_that_are_texts(tmp_path: Path):
     assert list(task.split("train").texts) == ["Ana left", "so"]
     assert [[task.labels[tag] for tag in tags] for tags in task.split("train").labels] == [["B-PER", "O"], ["O"]]
     path = put(tmp_path / "some.csv", "words,tags\n\"['Ana', 'left']\",['B-PER' 'O']\n")
-    with pytest.raises(DataError, match=r"row 2 has .* in column 'tags', which is in brackets but no list"):
+    with pytest.raises(DataError, match=r"row 2 has .* in column 'tags', which is in brackets but not a list"):
         Task.from_files("token_classification", train=path, validation=path, text="words", label="tags")
 
 
