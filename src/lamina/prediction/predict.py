@@ -141,12 +141,14 @@ class Prepared:
         splits: Kind of task -> the examples as that kind reads them.
         groups: The same examples as inputs; each group is run by itself.
         cut: Number of examples that are too long to be read whole.
+        tokens: Number of tokens of all examples, without padding.
     """
 
     count: int
     splits: Mapping[str, Split]
     groups: Sequence[Group]
     cut: int = 0
+    tokens: int = 0
 
     def warn(self, op: str) -> None:
         """Log a warning if an example is too long to be read whole; `op` begins the message."""
@@ -363,7 +365,8 @@ class Predictor:
                 groups += [self._encode(part, splits) for part in apart]
             else:
                 groups.append(group)
-        return Prepared(count, splits, groups, max(map(_cut, groups), default=0))
+        tokens = sum(int(sum(group.inputs.lengths)) for group in groups)
+        return Prepared(count, splits, groups, max(map(_cut, groups), default=0), tokens)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
