@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
-from lamina.layers.block_moves import MOVES, Move, moved, order_of
-from lamina.layers.selectors import ranges
+from lamina.layers.stack import MOVES, Move, moved, order_of, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

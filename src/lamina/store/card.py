@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lamina.fusion import FUSIONS
-from lamina.layers.selectors import ranges
+from lamina.layers.stack import ranges
 from lamina.monitors import Cascade
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers import stacks
-from lamina.layers.adapters import adapted_layers
 from lamina.layers.stack import by_path
+from lamina.layers.wrappers import adapted_layers
 from lamina.store.models import empty_model
 from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem, without_numbers
 

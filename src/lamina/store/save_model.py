@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
-from lamina.layers.adapters import check_no_adapters
-from lamina.layers.wrappers import unwrapped
+from lamina.layers.wrappers import check_no_adapters, unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.reload_check import check_reloads

@@ -14,7 +14,7 @@ import torch
 from lamina.editing.inserted_layer import InsertedLayer
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select, stacks
-from lamina.layers.layer_modules import layer_modules
+from lamina.layers.discovery import layer_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
