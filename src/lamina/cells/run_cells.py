@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from lamina.errors import ConfigError, LaminaError, StoreError, first_line, memory_errors
 from lamina.prediction.ray_workers import RETRIES, connected, import_ray
-from lamina.train.identity import difference, seal, unseal
+from lamina.train.checkpoint import difference, seal, unseal
 from lamina.utils import JSONObject, derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Shelf:
     Args:
         folder: Folder of the files.
         run: Function that returns what a cell's result depends on besides its key, such as settings and data,
-            JSON-ready; see `lamina.train.identity.difference`.
+            JSON-ready; see `lamina.train.checkpoint.difference`.
         op: The operation, for messages.
         what: Word for all cells together in messages: "study" or "run".
     """

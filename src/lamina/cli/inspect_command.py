@@ -184,7 +184,7 @@ def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
 
 def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
     """Print a table of the monitors of the bank in `folder`, with their rates on unseen texts."""
-    from lamina.store.card import MONITOR_COLUMNS, monitor_cells
+    from lamina.store.hub import MONITOR_COLUMNS, monitor_cells
 
     rows = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
     print_table(f"Monitors of {folder}", MONITOR_COLUMNS, rows)

@@ -129,8 +129,8 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
         seeds: Number of seeds, from 0. They replace the recipe's. None: the recipe's.
     """
     from lamina.recipes.expand import read_sweeps, with_part, with_sweep
-    from lamina.recipes.part import read_only
     from lamina.recipes.schema import load_recipe
+    from lamina.recipes.table_layouts import read_only
 
     loaded = load_recipe(recipe)
     if sweep:
@@ -150,7 +150,7 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
     check_range("train", "--memory", memory, _LEAST_GIB, _MOST_GIB)
     if memory is not None:
         return int(memory * (1 << 30))
-    from lamina.recipes.fit_memory import free_memory
+    from lamina.recipes.estimate import free_memory
 
     return free_memory()
 
@@ -161,7 +161,7 @@ def _show(run: RecipeResult, folder: Path) -> None:
     A sweep prints its best 20 rows; `table.md` in `folder`, the output folder, has all rows. The remarks say why F1 is
     missing, how many training texts were truncated or have no label, and what the constant prediction scores.
     """
-    from lamina.recipes.summary_table import notes, printed
+    from lamina.recipes.paper_tables import notes, printed
 
     columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table

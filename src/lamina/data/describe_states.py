@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lamina.data.recorded_states import ENDINGS, RecordedStates, place_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.store.files import write_json
-from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
+from lamina.store.manifest import STATES, StatesArray, StatesManifest
 from lamina.utils import atomic_write, is_dir
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from lamina.layers.recorded import StatesPooling
-    from lamina.store.states_manifest import StatesAxis
+    from lamina.store.manifest import StatesAxis
 
 
 @dataclass(frozen=True)

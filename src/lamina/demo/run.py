@@ -21,8 +21,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.curves import draw_curves
-from lamina.report.importance_charts import importance
+from lamina.report.importance_charts import draw_curves, importance
 from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import fit

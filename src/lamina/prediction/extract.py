@@ -28,7 +28,7 @@ from lamina.layers.recorded import StatesPooling
 from lamina.layers.wrappers import unwrapped
 from lamina.prediction.bulk import usual_column
 from lamina.store.files import check_room, claimed, read_json, write_json
-from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
+from lamina.store.manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.split import Split

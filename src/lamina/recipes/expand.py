@@ -11,9 +11,9 @@ import yaml
 
 from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_applied
-from lamina.recipes.part import matches
 from lamina.recipes.schema import MethodRecipe, check_options, full_only, parse_recipe, slug
 from lamina.recipes.strict_yaml import Fields, parse_yaml
+from lamina.recipes.table_layouts import matches
 from lamina.train.grid import MOST_RUNS, RunSpec, apply_sweep, expand, full_key
 from lamina.train.options import FitOptions
 

@@ -20,8 +20,8 @@ from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.train.engine import check_device
 from lamina.train.groups import groups_of
+from lamina.train.learner import parameter_groups
 from lamina.train.options import FitOptions
-from lamina.train.parameter_groups import parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

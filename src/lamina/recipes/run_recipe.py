@@ -21,19 +21,18 @@ from lamina.bank import ReaderBank
 from lamina.cells.run_cells import Cell, Failure, note_failures, run_cells
 from lamina.errors import ConfigError, error_context, require_packages
 from lamina.recipes.edits import apply_edits
+from lamina.recipes.estimate import BATCHES, fitted_batches, save_batches
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.fit_memory import BATCHES, fitted_batches, save_batches
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.monitor_keys import monitored_report
-from lamina.recipes.paper_tables import pivot
+from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries
 from lamina.recipes.preflight import check_edits, measured
 from lamina.recipes.report_file import REPORT, Report, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
-from lamina.recipes.summary_table import SummaryRow, markdown, summaries
 from lamina.store import load
 from lamina.store.files import claimed, staged
 from lamina.store.models import writing_class
-from lamina.train.data_checks import warn_of_texts
+from lamina.train.groups import warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from lamina.cells.run_cells import State
     from lamina.layers.types import Processor
-    from lamina.recipes.fit_memory import Batches
+    from lamina.recipes.estimate import Batches
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.store.files import Files

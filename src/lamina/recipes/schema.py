@@ -28,7 +28,6 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
 from lamina.recipes.monitor_keys import MonitorRecipe, check_monitor
-from lamina.recipes.part import matches, to_patterns
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
     AS_LIST,
@@ -38,6 +37,8 @@ from lamina.recipes.table_layouts import (
     TableRecipe,
     axes_label,
     column_name,
+    matches,
+    to_patterns,
     to_text,
     with_published,
 )

@@ -16,9 +16,8 @@ from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import discard, move
-from lamina.train.checkpoint import Checkpoints
+from lamina.train.checkpoint import Checkpoints, data_digests, reader_settings, starting_weights
 from lamina.train.engine import join_processes
-from lamina.train.identity import data_digests, reader_settings, starting_weights
 from lamina.train.options import FitOptions
 from lamina.train.results import sort_key
 from lamina.utils import is_dir, rank
@@ -202,7 +201,7 @@ class SeparateRuns:
         """Return everything that decides what the run `name` learns, JSON-ready.
 
         It is saved with the run's results, and compared when the run is resumed; see
-        `lamina.train.identity.difference`.
+        `lamina.train.checkpoint.difference`.
         """
         recipe, spec = self.recipe, self.specs[name]
         task = self.tasks[spec.task][spec.repeat]

@@ -6,6 +6,8 @@ are the values of its properties.
 
 from __future__ import annotations
 
+import csv
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -18,7 +20,7 @@ from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lamina.recipes.strict_yaml import YamlFile
 
@@ -236,3 +238,51 @@ def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | No
 def column_name(column: str, metric: str, table: TableRecipe) -> str:
     """Return the name of a table's column; if the table has several metrics, the metric is added to `column`."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
+
+
+# "task", "method" or a key of a grid -> patterns, in which * stands for any text; one of them must match
+Only: TypeAlias = "dict[str, list[str]]"
+
+
+def to_patterns(value: object) -> object:
+    """Return a recipe's key `only` with a list of strings for each of its keys; a single value becomes a list of one.
+
+    A value that is not a mapping is returned unchanged.
+    """
+    if not isinstance(value, dict):
+        return value
+    listed = {key: item if isinstance(item, list) else [item] for key, item in value.items()}
+    return {key: [to_text(item) for item in items] for key, items in listed.items()}
+
+
+def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
+    """Return whether a run matches the patterns of every key that it has.
+
+    Args:
+        only: Key -> patterns, one of which must match. A key that the run lacks is ignored, so that methods without a
+            grid stay.
+        run: "task", "method" and keys of the grid -> the run's value. Some may be missing.
+    """
+    return all(
+        any(fnmatchcase(to_text(run[key]), pattern) for pattern in patterns)
+        for key, patterns in only.items()
+        if key in run
+    )
+
+
+def read_only(texts: Sequence[str]) -> Only:
+    """Return key -> patterns from the option --only of the command line, such as "method=baseline,unit*".
+
+    If a key occurs several times, its patterns are joined. A name with a comma is put in double quotes. Raises
+    ConfigError if a text has another form.
+    """
+    only: Only = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        patterns = [pattern for row in csv.reader([values], skipinitialspace=True) for pattern in row if pattern]
+        if not key.strip() or not patterns:
+            raise ConfigError(
+                f"only: '{text}' names nothing; the form is key=pattern,pattern, as in task=cola or 'method=unit*'."
+            )
+        only.setdefault(key.strip(), []).extend(pattern.strip() for pattern in patterns)
+    return only

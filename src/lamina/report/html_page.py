@@ -16,7 +16,7 @@ from lamina.recipes.report_file import REPORT, STUDY
 from lamina.report.chart_files import PIXELS, save_chart, sized
 from lamina.report.charts import layout_of, spec_of, theme
 from lamina.report.run_report import labelled
-from lamina.report.run_section import run_section
+from lamina.report.sections import run_section
 from lamina.report.study_section import study_section
 from lamina.store.files import read_json, settle, staged
 from lamina.utils import is_dir, is_file, pluralize, write_text

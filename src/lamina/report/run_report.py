@@ -11,8 +11,7 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.recipes.table_layouts import PARAMETERS
-from lamina.report.curves import draw_curves
-from lamina.report.importance_charts import draw_importances
+from lamina.report.importance_charts import draw_curves, draw_importances
 from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, no_pipe, parse_json, write_text
 

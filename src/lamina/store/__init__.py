@@ -2,7 +2,7 @@
 
 from lamina.layers.fingerprints import fingerprint
 from lamina.store.bank_folder import bank_of_states, load_bank, push_bank, save_bank
-from lamina.store.card import model_card
+from lamina.store.hub import model_card
 from lamina.store.load_model import load, outline
 from lamina.store.models import empty_model, load_config, load_processor, saved_class
 from lamina.store.save_model import save

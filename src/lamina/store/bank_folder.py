@@ -37,7 +37,6 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import StackSettings, fingerprint_of, fingerprint_of_tensors
 from lamina.layers.recorded import RecordedFacts, RecordedModel
 from lamina.layers.wrappers import check_no_adapters, checked_model
-from lamina.store.card import model_card
 from lamina.store.files import (
     check_finite,
     claimed,
@@ -48,7 +47,7 @@ from lamina.store.files import (
     write_json,
     write_tensors,
 )
-from lamina.store.hub import local_folder, push_folder
+from lamina.store.hub import local_folder, model_card, push_folder
 from lamina.store.load_model import load
 from lamina.store.manifest import (
     BASE,
@@ -63,13 +62,12 @@ from lamina.store.manifest import (
     Manifest,
     ReaderFacts,
     StackFacts,
+    StatesManifest,
     library_versions,
 )
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_processor, load_saved_processor, save_processor
-from lamina.store.reload_check import changed_blocks
-from lamina.store.save_model import listed_names, save, saved_names
-from lamina.store.states_manifest import StatesManifest
+from lamina.store.save_model import changed_blocks, listed_names, save, saved_names
 from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.identity import data_digests
+from lamina.train.checkpoint import data_digests
 from lamina.utils import JSON, Row
 
 if TYPE_CHECKING:

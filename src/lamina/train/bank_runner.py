@@ -18,13 +18,12 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
 from lamina.store.processors import check_same_inputs
-from lamina.store.reload_check import check_reloads
+from lamina.store.save_model import check_reloads
 from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
-from lamina.train.identity import reader_settings, starting_weights
-from lamina.train.learner import BASE, Learner
-from lamina.train.parameter_groups import parameter_groups, reader_groups
+from lamina.train.checkpoint import reader_settings, starting_weights
+from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
 from lamina.utils import world_size
 
 if TYPE_CHECKING:

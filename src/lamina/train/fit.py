@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from lamina.errors import check_known
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.recorded_rows import splits_on_states
-from lamina.train.data_checks import warn_of_texts
-from lamina.train.groups import tasks_by_name, with_positive
+from lamina.train.groups import tasks_by_name, warn_of_texts, with_positive
 from lamina.train.options import OF_BANKS, FitOptions
 from lamina.train.training_run import train
 from lamina.utils import rank

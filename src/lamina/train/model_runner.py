@@ -11,14 +11,13 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.layers.preserve import eval_mode
 from lamina.store.models import load_processor
-from lamina.store.reload_check import check_reloads
+from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
-from lamina.train.identity import starting_weights
-from lamina.train.learner import Learner
-from lamina.train.parameter_groups import parameter_groups
+from lamina.train.checkpoint import starting_weights
+from lamina.train.learner import Learner, parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -23,10 +23,9 @@ from lamina.tasks.recorded_rows import recorded_of
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.base import checked_target
-from lamina.train.checkpoint import Checkpoints
+from lamina.train.checkpoint import Checkpoints, identity
 from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
 from lamina.train.groups import groups_of, max_length, tasks_by_name
-from lamina.train.identity import identity
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
 from lamina.train.plan import Plan

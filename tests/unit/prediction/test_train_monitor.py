@@ -23,7 +23,7 @@ from lamina.monitors import LastScore, Monitor
 from lamina.prediction import monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
 from lamina.prediction.train_monitor import score_replies
-from lamina.store.card import model_card
+from lamina.store.hub import model_card
 from lamina.tasks.task import Task
 
 GOOD = ("the", "a", "film", "is", "good", "very", "paris", "anna", "went", "to", "and", "fun")

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lamina.errors import ConfigError, StoreError
-from lamina.recipes import fit_memory
-from lamina.recipes.estimate import estimate
+from lamina.recipes import estimate as fit_memory
+from lamina.recipes.estimate import BATCHES, GIB, estimate, fitted_batches, save_batches
 from lamina.recipes.expand import expand_recipe, with_part
-from lamina.recipes.fit_memory import BATCHES, GIB, fitted_batches, save_batches
 from lamina.recipes.preflight import load_outlines
 from lamina.recipes.schema import load_recipe, parse_recipe
 

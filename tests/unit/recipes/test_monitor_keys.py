@@ -17,7 +17,7 @@ from lamina.recipes.report_file import read_report_file
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import Recipe, parse_recipe
 from lamina.report.run_report import write_report
-from lamina.report.run_section import run_section
+from lamina.report.sections import run_section
 
 READER = {"fusion": {"name": "ada_layers", "dim": 8}, "head": {"pooling": "mean"}}
 GUARD = {"task": "film", "flag": "bad", "rate": 0.1}

@@ -9,8 +9,8 @@ import pytest
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.recipes.expand import expand_recipe, with_part
 from lamina.recipes.paper_tables import pivot
-from lamina.recipes.part import read_only
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe, row_and_column_names
+from lamina.recipes.table_layouts import read_only
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
 GLUE = load_recipe(PAPERS / "insertion" / "table-1.yaml")

@@ -11,7 +11,7 @@ from tests.support.portions import one_in
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.paper_tables import check_one_metric, pivot
+from lamina.recipes.paper_tables import check_one_metric, pivot, summaries
 from lamina.recipes.report_file import (
     REPORT,
     Cell,
@@ -23,12 +23,11 @@ from lamina.recipes.report_file import (
     write_report_file,
 )
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
-from lamina.recipes.summary_table import summaries
 from lamina.train.results import summarise
 
 
 def summary(task: str, method: str, settings: dict[str, Any], scores: list[float], **more: Any) -> dict[str, Any]:
-    """A row of a run's table, as `lamina.recipes.summary_table.summaries` makes it."""
+    """A row of a run's table, as `lamina.recipes.paper_tables.summaries` makes it."""
     metric = more.pop("metric", "accuracy")
     names = [f"{task}-{method}-{json.dumps(settings)}-{seed}" for seed in range(len(scores))]
     runs = [

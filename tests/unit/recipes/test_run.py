@@ -20,9 +20,9 @@ from lamina.prediction import evaluate
 from lamina.recipes import run_recipe as runner
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_task
+from lamina.recipes.paper_tables import markdown, plus_minus, summaries
 from lamina.recipes.run_recipe import RecipeResult, run_recipe
 from lamina.recipes.schema import parse_recipe
-from lamina.recipes.summary_table import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task

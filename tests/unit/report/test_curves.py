@@ -10,7 +10,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.curves import curve_rows, draw_curves
+from lamina.report.importance_charts import curve_rows, draw_curves
 
 
 def point(series: str, x: float | str | None, mean: float, interval: float | None = 0.1, **more: Any) -> Point:

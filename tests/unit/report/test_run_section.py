@@ -10,7 +10,7 @@ import pytest
 
 from lamina.errors import StoreError
 from lamina.recipes.report_file import REPORT, Cell, Curves, PivotTable, Point, Report, write_report_file
-from lamina.report.run_section import run_section
+from lamina.report.sections import run_section
 from lamina.train.results import summarise
 
 

@@ -15,7 +15,7 @@ from transformers import AlbertConfig, AlbertModel, BertConfig, BertForSequenceC
 
 import lamina
 from lamina.errors import ConfigError
-from lamina.store.reload_check import check_reloads
+from lamina.store.save_model import check_reloads
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 

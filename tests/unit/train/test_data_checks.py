@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lamina.tasks.task import Task
-from lamina.train.data_checks import warn_of_texts
+from lamina.train.groups import warn_of_texts
 
 
 def task(name: str, train: list[Any], validation: list[Any], **more: Any) -> Task:

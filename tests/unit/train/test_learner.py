@@ -13,9 +13,8 @@ from tests.support.training import reader, same, tiny_bank
 from torch import nn
 
 from lamina.errors import ConfigError
-from lamina.train.learner import Learner, Progress
+from lamina.train.learner import Learner, Progress, reader_groups
 from lamina.train.options import FitOptions
-from lamina.train.parameter_groups import reader_groups
 
 
 def learner(total: int = 5, rate: float = 1.0, metric: str = "accuracy", **options: Any) -> Learner:

@@ -9,8 +9,8 @@ from tests.support.finetuned import albert, bert, t5
 
 import lamina
 from lamina.errors import ConfigError, LayerIndexError
+from lamina.train.learner import learning_rates, parameter_groups
 from lamina.train.options import FitOptions
-from lamina.train.parameter_groups import learning_rates, parameter_groups
 
 RATE = 1.0
 

@@ -22,7 +22,7 @@ from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_m
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
-from lamina.train.data_checks import warn_of_texts
+from lamina.train.groups import warn_of_texts
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
