@@ -18,8 +18,7 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
-from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
-from lamina.monitors.monitor import Monitor
+from lamina.monitors.monitor import AnyMonitor, Cascade, Monitor, start_monitors
 
 if TYPE_CHECKING:
     from lamina.bank.reader_collection import ReaderCollection
