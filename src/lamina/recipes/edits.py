@@ -15,9 +15,9 @@ from lamina.editing.freeze import check_parts, freeze_
 from lamina.editing.insert import RANDOM, insert_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, convert_errors
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError, check_known, convert_errors
 from lamina.layers import select
-from lamina.recipes.strict_yaml import Strict, checked
+from lamina.recipes.strict_yaml import Strict, checked, error_at
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
@@ -98,6 +98,24 @@ def arguments_of(edit: str) -> type[BaseModel]:
     checks = {name: Annotated[object, checked(check)] for name, check in _CHECKED.items()}
     arguments.model_rebuild(_types_namespace={"Literal": Literal, **checks})
     return arguments
+
+
+def check_named_edit(edit: Mapping[str, Arguments | None], more: Mapping[str, type[Strict]] | None = None) -> None:
+    """Check an edit of a recipe or a plan: one name with its arguments. `more` has the arguments of a plan's own edits.
+
+    Raises ConfigError unless there is exactly one name; ValidationError if there is no such edit, or an argument is not
+    allowed.
+    """
+    if len(edit) != 1:
+        raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
+    for name, arguments in edit.items():
+        with error_at(name):
+            if more is not None and name in more:
+                more[name].model_validate(arguments, strict=True)
+            elif more is not None and name not in EDITS:
+                raise UnknownNameError(op="plan", got=str(name), known=[*EDITS, *more], what="edit")
+            else:
+                check_edit(name, arguments or {})
 
 
 def check_edit(edit: str, arguments: Arguments) -> None:

@@ -26,7 +26,7 @@ from lamina.bank import Reader
 from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
-from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
+from lamina.recipes.edits import arguments_of, check_edit, check_named_edit, check_selector, config_of
 from lamina.recipes.monitor_keys import MonitorRecipe, check_monitor
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
@@ -76,15 +76,6 @@ def check_options(options: Mapping[str, object]) -> None:
         if isinstance(options.get(key), dict):
             raise ConfigError(f"{key} is {options[key]}; give one number here, and tasks and readers their own")
     FitOptions.of(options)
-
-
-def _check_edit(edit: Edit) -> None:
-    """Raise ConfigError or ValidationError unless `edit` has one known name, with arguments that the edit allows."""
-    if len(edit) != 1:
-        raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
-    for name, arguments in edit.items():
-        with error_at(name):
-            check_edit(name, arguments)
 
 
 Edit: TypeAlias = dict[str, Fields]  # the name of an edit -> its arguments
@@ -201,7 +192,7 @@ class MethodRecipe(Strict):
     the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; `fit` replaces the recipe's options.
     """
 
-    edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
+    edits: list[Annotated[Edit, checked(check_named_edit)]] = Field(default_factory=list)
     fit: Options = Field(default_factory=dict)
     grid: Grid = Field(default_factory=dict)
 

@@ -18,10 +18,10 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, Valida
 from lamina.bank import ReaderBank
 from lamina.editing.duplicate import drop_
 from lamina.editing.editable import movable_stack
-from lamina.errors import ConfigError, UnknownNameError, check_known
+from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups
-from lamina.recipes.edits import EDITS, apply_edits, check_edit, is_random
+from lamina.recipes.edits import apply_edits, check_named_edit, is_random
 from lamina.recipes.load_tasks import NOT_DATA, load_task
 from lamina.recipes.schema import TaskRecipe, slug
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
@@ -382,24 +382,7 @@ class DropLeast(Strict):
     stack: str | None = None
 
 
-def _check(edit: Fields) -> None:
-    """Check `edit`, an entry of a plan: one name with its arguments.
-
-    Raises ConfigError if it does not have exactly one name; ValidationError if there is no such edit, or an argument is
-    not allowed.
-    """
-    if len(edit) != 1:
-        raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
-    for name, arguments in edit.items():
-        with error_at(name):
-            if name == DROP_LEAST:
-                DropLeast.model_validate(arguments, strict=True)
-            elif name in EDITS:
-                check_edit(name, arguments or {})
-            else:
-                raise UnknownNameError(op="plan", got=str(name), known=[*EDITS, DROP_LEAST], what="edit")
-
-
+_CHECKED = checked(partial(check_named_edit, more={DROP_LEAST: DropLeast}))
 _NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, str) else value)
 
 
@@ -424,7 +407,7 @@ class EditPlan(Strict):
         task: The name of a preset, or the keys of a task in a recipe.
     """
 
-    edits: list[Annotated[Fields, checked(_check)]] = Field(min_length=1)
+    edits: list[Annotated[Fields, _CHECKED]] = Field(min_length=1)
     seed: Seed = 0
     task: Annotated[PlanTask | None, _NAMED] = None
 
