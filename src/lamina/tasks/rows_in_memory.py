@@ -81,29 +81,27 @@ def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]])
 logger = logging.getLogger(__name__)
 
 
-def named_parts(
+def rows_by_part(
     name: str, dataset: Mapping[str, object], parts: Mapping[str, str] | None, label: str
-) -> dict[str, object]:
-    """Return the rows for each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
+) -> dict[str, datasets.Dataset | dict[str, list[object]]]:
+    """Return `rows_of` each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
 
     `name` is the task's name, and `label` its label column. A split of another name without labels is left out, with a
-    warning.
-
-    Raises:
-        UnknownNameError: If `parts` names a part or a split that does not exist, a split of another name has labels, or
-            no split has one of these names.
+    warning. Raises UnknownNameError if `parts` names a part or a split that does not exist, a split of another name has
+    labels, or no split has one of these names; and the errors of `rows_of`.
     """
-    if parts is not None:
+    if parts is None:
+        named = {part: rows for part, rows in dataset.items() if part in PARTS}
+        for split in (split for split in dataset if split not in PARTS):
+            if not named or _has_labels(dataset[split], label):
+                hint = f"Give parts={{'train': ..., 'validation': '{split}'}} to say which splits are read"
+                raise UnknownNameError(op=f"task {name}", got=split, known=PARTS, what="split", hint=hint)
+            logger.warning("task %s: the split '%s' has no labels, so it is left out", name, split)
+    else:
         check_known(f"task {name}", parts, PARTS, "part")
         check_known(f"task {name}", parts.values(), dataset, "split of the dataset")
-        return {part: dataset[split] for part, split in parts.items()}
-    named = {part: rows for part, rows in dataset.items() if part in PARTS}
-    for split in (split for split in dataset if split not in PARTS):
-        if not named or _has_labels(dataset[split], label):
-            hint = f"Give parts={{'train': ..., 'validation': '{split}'}} to say which splits are read"
-            raise UnknownNameError(op=f"task {name}", got=split, known=PARTS, what="split", hint=hint)
-        logger.warning("task %s: the split '%s' has no labels, so it is left out", name, split)
-    return named
+        named = {part: dataset[split] for part, split in parts.items()}
+    return {part: rows_of(part, rows, label) for part, rows in named.items()}
 
 
 def _has_labels(rows: object, label: str) -> bool:

@@ -29,8 +29,7 @@ from lamina.tasks.rows_in_memory import (
     check_spec,
     classes_without_rows,
     input_column,
-    named_parts,
-    rows_of,
+    rows_by_part,
     warn_of_cases,
 )
 from lamina.tasks.split import Split, held_out, limited
@@ -213,7 +212,7 @@ class Task:
         """
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
-        task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
+        task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, None, f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows, columns=self.columns)
 
@@ -386,15 +385,8 @@ class Task:
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
-        return _assemble(
-            spec,
-            tables,
-            metrics=metric,
-            name=name,
-            seed=seed,
-            limits=(limit, limit_validation),
-            label_all_tokens=label_all_tokens,
-        ).sized(image_size)
+        limits = (limit, limit_validation)
+        return _assemble(spec, tables, metric, name, limits, seed, label_all_tokens).sized(image_size)
 
     @classmethod
     @check_types("task")
@@ -441,22 +433,15 @@ class Task:
                 a list of dicts, or an option does not fit the kind, such as `image_size` for texts.
         """
         kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
-        splits = {part: rows_of(part, rows, label) for part, rows in named_parts(name, dataset, parts, label).items()}
+        splits = rows_by_part(name, dataset, parts, label)
         if not splits:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         classes, flagged = check_names(labels), positive_name(positive)
         how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, flagged)
         spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
-        return _assemble(
-            spec,
-            tables,
-            metrics=metric,
-            name=name,
-            seed=seed,
-            limits=(limit, limit_validation),
-            label_all_tokens=label_all_tokens,
-        ).sized(image_size)
+        limits = (limit, limit_validation)
+        return _assemble(spec, tables, metric, name, limits, seed, label_all_tokens).sized(image_size)
 
     @classmethod
     def from_states(
@@ -485,7 +470,7 @@ class Task:
         kind = kind_of(kind) if isinstance(kind, str) else kind
         tables, get = recorded_tables(kind, (train, validation, test), options), options.get
         name, limits = get("name") or tables.name, (get("limit"), get("limit_validation"))
-        return _assemble(tables.spec, tables, metrics=get("metric"), name=name, seed=get("seed", 0), limits=limits)
+        return _assemble(tables.spec, tables, get("metric"), name, limits, get("seed", 0))
 
     @classmethod
     @check_types("task")
@@ -530,21 +515,13 @@ class Task:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
             check_known(f"task {short}", sources, PARTS, "split")
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
-        return _assemble(
-            spec,
-            tables,
-            metrics=preset.metrics,
-            name=short,
-            seed=seed,
-            limits=(limit, limit_validation),
-            label_all_tokens=label_all_tokens,
-        ).sized(image_size)
+        limits = (limit, limit_validation)
+        return _assemble(spec, tables, preset.metrics, short, limits, seed, label_all_tokens).sized(image_size)
 
 
 def _assemble(
     spec: ColumnSpec,
     tables: Mapping[str, Table],
-    *,
     metrics: str | tuple[str, ...] | None,
     name: str,
     limits: tuple[int | None, int | None] = (None, None),
