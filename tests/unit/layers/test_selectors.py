@@ -60,7 +60,7 @@ def test_none_from_an_end(end):
 
 
 def test_backwards():
-    with pytest.raises(ConfigError, match=r"'4-2' runs backwards.*Use '2-4'"):
+    with pytest.raises(ConfigError, match=r"'4-2' is descending.*Use '2-4'"):
         select("4-2", 7, op="tap")
 
 

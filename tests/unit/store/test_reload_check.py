@@ -58,8 +58,8 @@ CHANGES = {
     deleted: "there is no weight 'bert.encoder.layer.2.",
     sliced: "there is no weight 'bert.encoder.layer.2.",
     repeated: r"the weight 'bert.encoder.layer.3.* has no place",
-    shared: "'bert.encoder.layer.0.* and 'bert.encoder.layer.1.* are one",
-    shared_in_part: "'bert.encoder.layer.0.output.dense.weight' and 'bert.encoder.layer.2.* are one",
+    shared: "'bert.encoder.layer.0.* and 'bert.encoder.layer.1.* are shared",
+    shared_in_part: "'bert.encoder.layer.0.output.dense.weight' and 'bert.encoder.layer.2.* are shared",
     widened: r"layer.1.intermediate.dense.bias' is \[24\], and its config says \[16\]",
     another_head: "there is no weight 'classifier.bias'",
 }
