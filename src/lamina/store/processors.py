@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSON, JSONObject
 
 # Attributes that a caller may set on a loaded tokenizer, and that its files do not always hold.
-_SET = ("truncation_side", "model_max_length")
+_SET = ("truncation_side", "model_max_length", "split_special_tokens")
 # Facts that mean the same in every version of transformers.
 _LASTING = ("size", "vocabulary", "added tokens", "special tokens", *_SET)
 # Parts of a joint processor -> the class in transformers of such a processor by itself; subclasses come first.
@@ -54,7 +54,7 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
     facts["added tokens"] = _digest(sorted(added.items()))
     facts["special tokens"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    facts |= {name: getattr(tokenizer, name, None) for name in _SET}
+    facts |= {name: value for name in _SET if (value := getattr(tokenizer, name, None))}
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         state: JSONObject = json.loads(backend.to_str())
         facts["model"] = _digest({name: value for name, value in state["model"].items() if name != "vocab"})

@@ -49,6 +49,10 @@ def special(tokenizer: Any) -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["good"]})
 
 
+def split(tokenizer: Any) -> None:
+    tokenizer.split_special_tokens = True
+
+
 def cased(tokenizer: Any) -> None:
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
 
@@ -58,6 +62,7 @@ CHANGES = {
     "model_max_length": shorter,
     "special tokens|added tokens": special,
     "normalizer": cased,
+    "split_special_tokens": split,
 }
 
 
