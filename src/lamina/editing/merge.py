@@ -16,7 +16,7 @@ from lamina.editing.inserted_layer import (
     remove_layers_after,
     unmark_states_of,
 )
-from lamina.editing.record import Edit, record, recorded
+from lamina.editing.record import Edit, edits, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.discovery import stacks
 from lamina.layers.roles import ROLES, family_of, modules_at
@@ -48,14 +48,15 @@ def merge_(model: PreTrainedModel) -> Edit:
         The edit, with the names of the changed and the removed parameters.
 
     Raises:
-        ConfigError: If the model has no inserted layers; if one is not linear because its activation is on the output;
-            if one is a convolution with a kernel above 1; if the model cannot be edited (quantised, compiled,
-            offloaded, with adapters).
+        ConfigError: If the model has no inserted layers, or has lost some; if one is not linear because its activation
+            is on the output; if one is a convolution with a kernel above 1; if the model cannot be edited (quantised,
+            compiled, offloaded, with adapters).
         UnsupportedModelError: If a projection's weight is also used elsewhere, where the inserted layer does not apply;
             if it also projects position embeddings, in a family that cannot have separate projections for them; or if
             the inserted layer mixes channels that a grouped convolution keeps apart.
     """
     check_editable(model, _OP)
+    edits(model)  # refuses a model that has lost inserted layers
     projections = projections_with_layers(model)
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
