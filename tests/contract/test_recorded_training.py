@@ -104,7 +104,9 @@ def texts_task(**parts: tuple[list[str], list[str]]) -> Task:
 
 
 @pytest.mark.parametrize("by_split", [False, True])
-def test_states_given_to_fit_take_the_place_of_the_texts(tmp_path: Path, by_split: bool):
+def test_states_given_to_fit_take_the_place_of_the_texts(
+    tmp_path: Path, by_split: bool, capfd: pytest.CaptureFixture[str]
+):
     columns = labelled_texts(20)
     parts = {"train": columns, "validation": labelled_texts(6)} if by_split else {"train": columns}
     live = texts_task(**parts)  # without a validation split, two rows are held out
@@ -113,7 +115,9 @@ def test_states_given_to_fit_take_the_place_of_the_texts(tmp_path: Path, by_spli
     with_model, without = tiny_bank({"x": reader}), ReaderBank.from_states(folders["train"])
     without.add("x", reader)
     expected = train(with_model, {"x": live})
+    capfd.readouterr()
     result = train(without, {"x": live}, states={"x": folders} if by_split else folders["train"])
+    assert not any(capfd.readouterr())  # no progress bar of another library
     assert largest_difference(weights(with_model), weights(without)) <= WITHIN
     assert result.best["x"]["accuracy"] == expected.best["x"]["accuracy"]
 

@@ -290,7 +290,8 @@ def splits_on_states(
             raise ConfigError(f"{op}: '{part}' would get those of another split. Give {{'{part}': FOLDER}} too.")
         used |= places
         _check_order(op, splits[part], recorded, label)
-        numbered: Any = splits[part].rows.add_column("row", rows.tolist())  # pyright: ignore[reportArgumentType]
+        # rows made anew: to add a column to chosen rows, datasets would copy them and show a progress bar
+        numbered: Any = Split.of(splits[part].texts).rows.add_column("row", rows.tolist())  # pyright: ignore
         by_split[part] = splits[part].with_examples(numbered, RecordedRow(recorded))
     return by_split
 

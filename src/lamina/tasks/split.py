@@ -187,7 +187,7 @@ class Split:
 
     def with_examples(self, rows: datasets.Dataset, open_text: Callable[[Cell, int], object]) -> Split:
         """Return a split with the same labels and other examples, made from `rows` by `open_text`."""
-        return Split(derived(rows, self.rows), open_text, self._other_labels, self._strata)
+        return Split(derived(rows, self.rows), open_text, self._labels, self._strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
         """Return a split with the same examples and one of `labels` for each; -100 marks a missing class."""
