@@ -273,10 +273,12 @@ def times(scale: float) -> str:
 def runs_remark(cells: Sequence[Cell | Point]) -> str:
     """Return the remark below a chart: how many runs its points average, and whether intervals are drawn.
 
-    `cells` must not be empty.
+    "" without `cells`.
     """
     counts = sorted({cell.runs for cell in cells})
-    if counts[-1:] == [1]:
+    if not counts:
+        return ""
+    if counts == [1]:
         return "One run per point, so there is no interval"
     span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
     if counts[-1] < INTERVAL_SEEDS:

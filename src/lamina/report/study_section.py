@@ -345,10 +345,10 @@ def _metrics(rows: Frame) -> set[str]:
 def _across(points: list[Mark]) -> list[Mark]:
     """Return the points of a line chart; a point without x is replaced by one at each end of the x axis.
 
-    If no point has an x, nothing is returned.
+    If no point has an x, the axis is the point 0.
     """
     along = list(dict.fromkeys(row["x"] for row in points if "x" in row))
-    ends = list(dict.fromkeys([*along[:1], *along[-1:]]))
+    ends = list(dict.fromkeys([*along[:1], *along[-1:]])) or [0]
     pairs = [[row] if "x" in row else [{**row, "x": end, "across": True} for end in ends] for row in points]
     return [row for pair in pairs for row in pair]
 

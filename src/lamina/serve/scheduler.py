@@ -245,7 +245,7 @@ class Scheduler:
 
         Raises:
             UnknownNameError: If a reader does not exist.
-            ConfigError: If `tasks` is empty, a named reader does not read such examples, or no reader does.
+            ConfigError: If `texts` or `tasks` is empty, a named reader does not read such examples, or no reader does.
             DataError: If a file is not an image or an audio file of a known format.
             TooLargeError: If the files are too large once decoded.
             OverloadedError: If too many requests wait already.

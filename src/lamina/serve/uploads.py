@@ -78,10 +78,12 @@ def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
 def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Example]) -> tuple[str, ...]:
     """Return the names of the readers that answer about `examples`, in the order of the bank.
 
-    `examples` has at least one, and all are of one kind (text, image or audio). If `tasks` is None, all readers of this
-    kind answer. Raises UnknownNameError if a name in `tasks` is not a reader of the bank, and ConfigError if `tasks` is
+    All examples are of one kind (text, image or audio). If `tasks` is None, all readers of this kind answer. Raises
+    UnknownNameError if a name in `tasks` is not a reader of the bank, and ConfigError if `examples` or `tasks` is
     empty, a named reader does not read such examples, or no reader does.
     """
+    if not examples:
+        raise ConfigError("serve: no text came; at least one is needed.")
     check_known("serve", tasks or (), bank, "task")
     medium = examples[0].medium if isinstance(examples[0], Upload) else TEXT
     names = tuple(name for name in bank if tasks is None or name in tasks)

@@ -264,12 +264,14 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
     "rouge1", "rouge2", "rougeL" and "rougeLsum" are means over the texts of an F-measure from 0 to 1. Words are in
     lower case and stemmed by Porter's algorithm, and "rougeLsum" compares sentence by sentence: both texts are split at
     line breaks and after the signs that end a sentence. "bleu" and "chrf" are scores of the whole corpus from 0 to 100,
-    with the default settings of sacrebleu. Raises UnknownNameError for other metrics.
+    with the default settings of sacrebleu. Raises UnknownNameError for other metrics, and DataError without texts or if
+    the numbers of texts differ.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
         The stemmer is Porter's original; others have exceptions for a few words, which change ROUGE by less than 0.001.
     """
+    _check_rows(predictions, references)
     texts = list(predictions), list(references)
     known = {
         **{name: partial(_rouge, name, *texts) for name in ("rouge1", "rouge2", "rougeL")},

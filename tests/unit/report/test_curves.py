@@ -10,7 +10,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.importance_charts import curve_rows, draw_curves
+from lamina.report.importance_charts import curve_rows, curves_drawing, draw_curves
 
 
 def point(series: str, x: float | str | None, mean: float, interval: float | None = 0.1, **more: Any) -> Point:
@@ -108,6 +108,8 @@ def test_other_formats(tmp_path: Path, suffix: str):
 
 
 def test_what_cannot_be_drawn(tmp_path: Path):
+    empty = curves_drawing(curves([]))
+    assert (empty.rows, empty.remark) == ([], "")
     with pytest.raises(DataError, match="figure: there are no rows to draw"):
         draw_curves(curves([]), tmp_path / "f.png")
     with pytest.raises(ConfigError, match=r"figure: the path ends in '\.gif'"):

@@ -62,6 +62,8 @@ def test_what_has_no_layer_is_a_line_across():
     assert [(row["x"], row["value"], row["colour"]) for row in across] == [(1, 0.4, "tfidf"), (2, 0.4, "tfidf")]
     assert [row["x"] for row in drawing.rows if not row.get("across")] == [1, 2]
     assert "a dashed line has no layer" in drawing.remark
+    alone = drawing_of(of(Figure("line", x="layer"), layer=[None], score=[0.4]), "it")
+    assert [(row["x"], row["value"]) for row in alone.rows] == [(0, 0.4)]
 
 
 def test_layers_run_upwards_and_names_stay_in_their_order():

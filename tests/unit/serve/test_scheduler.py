@@ -441,6 +441,8 @@ def test_a_text_that_is_read_in_windows_by_one_task_is_cut_for_another(make: Cal
 def test_tasks_must_exist(make: Callable[..., Scheduler]):
     with pytest.raises(UnknownNameError, match=r"serve: unknown task 'mod'; known: mood, who. Did you mean 'mood'"):
         make().ask(["a"], ["mod"])
+    with pytest.raises(ConfigError, match=r"serve: no text came; at least one is needed"):
+        make().ask([])
 
 
 class ByPass(Slow):

@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 from tests.support.deaths import forked
 
-from lamina.errors import UnknownNameError
+from lamina.errors import DataError, UnknownNameError
 from lamina.tasks.metrics import score_texts
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -77,6 +77,9 @@ def test_bleu_by_hand():
 def test_names_that_are_none():
     with pytest.raises(UnknownNameError, match=r"metrics: unknown metric 'rougel'; .* Did you mean 'rougeL'\?"):
         score_texts(("rougel",), ["a"], ["a"])
+    for texts, problem in (([], "there are no rows"), (["a"], "1 predictions for 0 targets")):
+        with pytest.raises(DataError, match=f"metrics: {problem}"):
+            score_texts(("rougeLsum",), texts, [])
 
 
 def test_no_package_that_fetches_models_is_needed():
