@@ -500,10 +500,13 @@ def test_streams_that_are_not_utf_8():
         ("report", "x" * 300),
         ("cache", "--cache-dir", "train.tsv"),
         (*DEMO[:2], "x" * 300),
+        ("bench", "probes", "--data", "x" * 300),
+        (*SERVE, "--readers-root", "x" * 300),
+        (*EXTRACT, "--layers", "9" * 5000),
         (*EDIT[:-1], ""),
         ("report", "out", "--output="),
     ],
-    ids=lambda arguments: " ".join(arguments).replace("x" * 300, "xxx"),
+    ids=lambda arguments: " ".join(arguments).replace("x" * 300, "xxx").replace("9" * 5000, "999"),
 )
 def test_names_that_cannot_be(arguments: tuple[str, ...], made: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(made)

@@ -38,7 +38,10 @@ SECTIONS = {  # heading in the help of `lamina` -> its commands
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _HINTS = {  # error number of the system -> what to do
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Free disk space"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Check the path and its rights"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR),
+        "Check the path and its rights",
+    ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
 }
 _OUTPUT = ("-o", "--output")

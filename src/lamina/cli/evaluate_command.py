@@ -40,11 +40,11 @@ _TASK = (
 
 
 class Columns(TypedDict, total=False):
-    """The columns `text`, `text_pair` and `label` of a file, by name or position (int), as set on the command line."""
+    """The columns `text`, `text_pair` and `label` of a file, by name or number, as set on the command line."""
 
-    text: str | int
-    text_pair: str | int
-    label: str | int
+    text: str
+    text_pair: str
+    label: str
 
 
 class Span(TypedDict):
@@ -133,9 +133,7 @@ def evaluate(  # noqa: PLR0913
         own = labels.get(name) if isinstance(labels, dict) else labels
         tasks[name] = _task(head, source, data=data, split=split, columns={**columns, **_columns(label=own)})
     if file is not None:
-        named = labels if labels is None or isinstance(labels, dict) else _column(labels)
-        named = {key: _column(name) for key, name in labels.items()} if isinstance(labels, dict) else named
-        chosen = FileColumns(columns.get("text"), columns.get("text_pair"), named)
+        chosen = FileColumns(columns.get("text"), columns.get("text_pair"), labels)
         tasks, flags = tasks_of_file(target, file, split, chosen, positive=flags, train=tfidf), None
     scores = run(
         target,
@@ -169,17 +167,9 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
     return named
 
 
-def _column(name: str) -> str | int:
-    return int(name) if name.removeprefix("-").isdecimal() else name
-
-
 def _columns(**names: str | None) -> Columns:
-    """Return the columns that are set, as arguments of `Task.from_files`; a number becomes an int.
-
-    `names` is argument -> column, or None if it is not set.
-    """
-    numbered = {key: _column(name) for key, name in names.items() if name}
-    return cast("Columns", numbered)
+    """Return the columns that are set, as arguments of `Task.from_files`: argument -> column."""
+    return cast("Columns", {key: name for key, name in names.items() if name})
 
 
 def _sources(pairs: list[str]) -> dict[str, str]:

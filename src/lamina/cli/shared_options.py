@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 from contextlib import suppress
@@ -146,12 +147,9 @@ def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) ->
 
 def selector_of(text: str | None) -> str | list[int]:
     """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1", "" for None, else the text."""
-    numbers = [part.strip() for part in (text or "").split(",")]
-    return [int(part) for part in numbers] if all(map(_is_integer, numbers)) else text or ""
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    parts = (text or "").split(",")
+    are_numbers = all(re.fullmatch(r"\s*-?\d{1,9}\s*", part) for part in parts)  # Python reads at most 4,300 digits
+    return [int(part) for part in parts] if are_numbers else text or ""
 
 
 WIDE = 160  # characters per line where the output is not a terminal

@@ -119,6 +119,7 @@ def test_what_can_go_on_after_an_interruption_says_how(lamina, monkeypatch: pyte
         (OSError(errno.ENOSPC, "full", "out/x"), "out/x cannot be read or written (No space left on device). Free"),
         (OSError(errno.EDQUOT, "full"), "a file cannot be read or written (Disk quota exceeded). Free disk space, and"),
         (PermissionError(errno.EACCES, "no", "x"), "x cannot be read or written (Permission denied). Check the path"),
+        (OSError(errno.ENAMETOOLONG, "no", "x"), "x cannot be read or written (File name too long). Check the path"),
         (Exception('error: IoError(Os { code: 28, kind: StorageFull, message: "full" })'), "No space left on device"),
         (RuntimeError("No space left on device (os error 28)"), "No space left on device"),
     ],
