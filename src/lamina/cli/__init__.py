@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Words of the command line, without the program's name. None: the arguments of this process.
     """
-    from lamina.cli.command_line import build, quiet
+    try:
+        from lamina.cli.command_line import build, quiet
 
-    quiet()
-    build().main(args=arguments, prog_name="lamina")
+        quiet()
+        build().main(args=arguments, prog_name="lamina")
+    except KeyboardInterrupt:
+        sys.exit(130)

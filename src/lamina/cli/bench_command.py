@@ -41,7 +41,7 @@ class SettingOfSets(StrEnum):
     """How `lamina bench` chooses the rows that it trains on and scores.
 
     It trains on up to 1,024 rows ("normal"), on few ("scarce"), on fewer of one class ("imbalance"), or scores rows of
-    another kind ("shift"); see `lamina.studies.benchmark`.
+    another kind ("shift").
     """
 
     NORMAL = "normal"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
-    from lamina.store.onnx import OutputFacts
 
 _SAVED = "Folder or hub id of a saved bank, or folder of a whole model, edited or not."
 _FORMAT = (
@@ -150,7 +149,10 @@ def _export_graph(
     if as_json:
         print_json({"folder": str(out), **facts.model_dump()})
     else:
-        rows = [_row(name, output) for name, output in facts.outputs.items()]
+        rows = [
+            (name, (output.kind or "the model").replace("_", " "), " x ".join(output.axes), ", ".join(output.labels))
+            for name, output in facts.outputs.items()
+        ]
         print_table(f"{out}: within {facts.max_difference:.0e} of PyTorch", _COLUMNS, rows)
 
 
@@ -184,8 +186,3 @@ def _export_int8(
         scores = (facts.int8 or {}).items()
         rows = [(name, own.metric, own.float32, own.int8, own.int8 - own.float32) for name, own in scores]
         print_table(f"{out}: int8", ("reader", "metric", "float32", "int8", "change"), rows)
-
-
-def _row(name: str, output: OutputFacts) -> tuple[object, ...]:
-    kind = (output.kind or "the model").replace("_", " ")
-    return name, kind, " x ".join(output.axes), ", ".join(output.labels)

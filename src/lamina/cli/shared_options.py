@@ -148,7 +148,7 @@ def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) ->
 def selector_of(text: str | None) -> str | list[int]:
     """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1", "" for None, else the text."""
     parts = (text or "").split(",")
-    are_numbers = all(re.fullmatch(r"\s*-?\d{1,9}\s*", part) for part in parts)  # Python reads at most 4,300 digits
+    are_numbers = all(re.fullmatch(r"\s*-?\d{1,9}\s*", part) for part in parts)
     return [int(part) for part in parts] if are_numbers else text or ""
 
 

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from lamina.errors import CacheError, ConfigError, UnknownNameError, convert_errors
-from lamina.utils import JSONObject, fsync, is_dir, no_pipe
+from lamina.utils import MAX_BYTES, JSONObject, fsync, is_dir, no_pipe, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -124,7 +124,7 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
     If the index has another format, only the key "format" is returned; if its checksum is wrong, {}. Raises ValueError
     if the file is not a JSON object, and OSError if it cannot be read.
     """
-    facts = json.loads(no_pipe(path).read_text(encoding="utf-8"))
+    facts = json.loads(read_bytes(path, MAX_BYTES))
     if not isinstance(facts, dict):
         raise ValueError("not a JSON object")
     if (written := facts.get("format")) != FORMAT:

@@ -177,7 +177,8 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if the header cannot be read, two columns have the same name, or the only name may hold several.
+    DataError if the header cannot be read or is blank, two columns have the same name, or the only name may hold
+    several.
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -192,6 +193,8 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
     held: list[tuple[int, list[str] | DataError]] = []  # blank rows wait here until a row follows that is not blank
     for number, cells in rows:
+        if cells and not any(map(str.strip, names)):
+            raise DataError(f"read: {path} begins with a blank line; the first line names the columns.", path=str(path))
         held.append((number, cells or [""]))
         for at, row in held if cells else ():
             if isinstance(row, DataError):

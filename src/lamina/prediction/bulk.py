@@ -31,7 +31,7 @@ from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
 from lamina.train.options import PassOptions
-from lamina.utils import check_range, check_types, fsync, is_file, remove_leftovers, write_text
+from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -202,7 +202,7 @@ def predict_file(  # noqa: PLR0913
         job.run(here, chunk_rows, progress=progress)
         partial.finish(output)
     if partial.skipped:
-        logger.warning("predict: %d rows of %s could not be read and were left out", partial.skipped, source)
+        logger.warning("predict: left out %s of %s that cannot be read", pluralize(partial.skipped, "row"), source)
     return FileResult(output, partial.rows, partial.skipped)
 
 
@@ -222,7 +222,7 @@ def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     It is the only column; else the only one in `learnt`, which readers learnt from; else the first of `USUAL_COLUMNS`.
     Raises DataError if there are several columns and none of them fits, or the file cannot be read.
     """
-    first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
+    first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
     names = list(first.columns)
     known = [name for name in learnt if name in names]
     usual = known if len(known) == 1 else [name for name in USUAL_COLUMNS if name in names]

@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from lamina.cli import command_line as app
+from lamina.cli import main
 from lamina.errors import ConfigError, LaminaError
 
 
@@ -102,6 +104,13 @@ def test_an_error_of_the_input_is_one_line_and_ends_with_2(lamina, monkeypatch: 
 def test_an_interruption_ends_with_130(lamina, monkeypatch: pytest.MonkeyPatch):
     ran = ends(lamina, monkeypatch, KeyboardInterrupt())
     assert (ran.code, ran.out, ran.err) == (130, "", "interrupted\n")
+
+
+def test_an_interruption_before_a_command_runs_ends_with_130(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "build", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 130
 
 
 def test_what_can_go_on_after_an_interruption_says_how(lamina, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -161,6 +161,13 @@ def test_columns_that_another_sign_divides(tmp_path: Path, name: str, text: str)
         list(read_chunks(put(tmp_path, name, text)))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("text", ["\nlabel\nx\n", "  \n \n"])
+def test_a_header_that_is_blank(tmp_path: Path, name: str, text: str):
+    with pytest.raises(DataError, match="begins with a blank line; the first line names the columns"):
+        list(read_chunks(put(tmp_path, name, text)))
+
+
 def test_a_pipe_and_a_broken_link_are_no_ordinary_files(tmp_path: Path):
     (tmp_path / "link.csv").symlink_to(tmp_path / "link.csv")
     with pytest.raises(DataError, match=r"link.csv is not a regular file; a file is needed.$"):

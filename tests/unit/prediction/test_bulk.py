@@ -69,6 +69,10 @@ def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Pat
     assert [row["text"] for row in rows(tmp_path / "b.jsonl")] == ["a title"]
     run(made, source, tmp_path / "c.jsonl", readers=["who"])
     assert [row["text"] for row in rows(tmp_path / "c.jsonl")] == ["a note"]
+    source = source.with_suffix(".jsonl")  # a first row without the column does not make another one the only one
+    source.write_text('{"mood": "good"}\n{"mood": "bad", "ticket": "bad"}\n')
+    with pytest.raises(DataError, match="row 1 has no value in column 'ticket'"):
+        run(made, source, tmp_path / "d.jsonl", readers=["mood"])
 
 
 def test_formats(tmp_path: Path):
