@@ -156,7 +156,7 @@ def test_clearing_takes_what_is_asked_for_and_nothing_else(tmp_path: Path):
         fill(tmp_path, key)
     (tmp_path / "notes").mkdir()
     (tmp_path / ("e" * 32 + ".txt")).write_text("mine")
-    with pytest.raises(ConfigError, match="'a' begins 2 keys"):
+    with pytest.raises(ConfigError, match="'a' is the start of 2 keys"):
         clear(tmp_path, "a")
     for which in ("f", ""):
         with pytest.raises(UnknownNameError, match=f"unknown entry '{which}'"):
