@@ -334,4 +334,5 @@ class StatesManifest(SavedFacts):
     def facts(self) -> RecordedFacts:
         """The facts about the model that the manifest holds."""
         own = {field.name: getattr(self, field.name) for field in fields(RecordedFacts)}
-        return RecordedFacts(**own | {"layers": tuple(self.layers)})
+        own["layers"] = tuple(self.layers)
+        return RecordedFacts(**own)
