@@ -141,7 +141,19 @@ def evaluate(  # noqa: PLR0913
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
     check_range("evaluate", "errors", errors, 0)
-    options = PassOptions.among("evaluate", locals())
+    options = PassOptions.checked(
+        "evaluate",
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        precision=precision,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+    )
     target = checked_target("evaluate", bank_or_model)
     _check_backend(target, backend, precision)
     # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task

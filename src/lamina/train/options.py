@@ -79,11 +79,6 @@ class PassOptions(BaseModel):
             raise cls._first_error(error, options, op) from None
 
     @classmethod
-    def among(cls, op: str, named: Mapping[str, object], **more: object) -> Self:
-        """Build the options from those of a function's arguments, `named`, that are options; see `checked`."""
-        return cls.checked(op, **{name: named[name] for name in cls.model_fields if name in named}, **more)
-
-    @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
         """Build the options from a mapping, such as a recipe's. `op` and the errors are those of `checked`."""
         return cls.checked(op, **given)
