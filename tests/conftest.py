@@ -45,8 +45,6 @@ WHOLE_RUNS = (
     "unit/studies/test_removal",
     "unit/train",
 )
-# Files that try the search for a model's stacks; elsewhere equal models are searched once.
-SEARCHES = ("contract/test_layers", "hostile/test_foreign_code", "hostile/test_wrappers", "unit/layers", "vllm")
 # Files that share what is dear to make or to import: work -> beginnings of their paths.
 TOGETHER = {
     "shipped recipes": tuple(
@@ -206,19 +204,8 @@ def _shape_checks(request: pytest.FixtureRequest) -> None:
     """Check shapes where the parts are tested; in whole runs the checks would take two thirds of the time."""
     import jaxtyping
 
-    jaxtyping.config.update("jaxtyping_disable", _is_below(request, WHOLE_RUNS))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _found_stacks(request: pytest.FixtureRequest) -> None:
-    from tests.support.found_stacks import find_anew
-
-    find_anew(_is_below(request, SEARCHES))
-
-
-def _is_below(request: pytest.FixtureRequest, places: tuple[str, ...]) -> bool:
-    """Return whether the path of a module below tests/ begins with one of `places`."""
-    return request.path.relative_to(request.config.rootpath / "tests").as_posix().startswith(places)
+    runs = request.path.relative_to(request.config.rootpath / "tests").as_posix().startswith(WHOLE_RUNS)
+    jaxtyping.config.update("jaxtyping_disable", runs)
 
 
 @pytest.fixture(autouse=True)

@@ -44,23 +44,3 @@ def test_shapes_are_checked():
     assert fusion(torch.zeros(2, 3, 5, 4), mask).shape == (3, 5, 4)
     with pytest.raises(TypeCheckError, match="states"):
         fusion(torch.zeros(3, 5, 4), mask)
-
-
-def test_stacks_that_were_found_are_used_for_equal_models_alone(monkeypatch: pytest.MonkeyPatch):
-    import torch
-    from tests.support import found_stacks
-    from tests.support.stored import tiny_model
-
-    from lamina.layers import stacks
-
-    searched, find = [], found_stacks._find
-    monkeypatch.setattr(found_stacks, "_find", lambda model: searched.append(model) or find(model))
-    monkeypatch.setattr(found_stacks, "_found", {})
-    first, equal, other, hooked = (tiny_model(7) for _ in range(4))
-    other.embeddings.word_embeddings.weight.data[3, 1] += 1
-    hooked.encoder.layer[1].register_forward_hook(lambda *_: None)
-    with torch.no_grad():
-        found = [stacks(model)["main"] for model in (first, equal, other, hooked)]
-    assert searched == [first, other, hooked]
-    assert list(found[1].blocks) == list(equal.encoder.layer)
-    assert len({tuple((point.path, point.call) for point in stack.points) for stack in found}) == 1
