@@ -16,7 +16,8 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, read_flags, word_labels
 from lamina.tasks.split import Split, held_out, limited
-from lamina.tasks.tag_schemes import join, to_iob2
+from lamina.tasks.tag_schemes import to_iob2
+from lamina.tasks.words import join
 
 CORPUS = ["the cat sat on the mat .", "äöü 12,345.67 numbers - dashes"] * 5
 

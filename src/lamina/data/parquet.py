@@ -1,12 +1,7 @@
-"""Read Parquet files with bounded memory, although a small file may hold the same long text many times.
-
-The errors of all files of examples stand here too; each names the file, the row and the column.
-"""
+"""Read Parquet files with bounded memory, although a small file may hold the same long text many times."""
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,53 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lamina.errors import DataError, convert_errors, listed
-from lamina.utils import MAX_BYTES, is_dir, is_file, similar_file
+from lamina.data.row_errors import bad_row, existing, missing_column
+from lamina.errors import DataError, convert_errors
+from lamina.utils import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import datasets
 
     from lamina.data.arrow import Record
-
-_SET_BY = {  # default name of a column -> the advice if a file has no such column
-    "sentence": " Name the column of the texts with `text`.",
-    "label": " Name the column of the labels with `label`.",
-}
-
-
-def existing(path: str | Path) -> Path:
-    """Return `path` as a Path; raise DataError unless an ordinary file is there."""
-    if not is_file(path):
-        exists = os.path.lexists(path)
-        problem = "is a folder" if is_dir(path) else "is not a regular file" if exists else "is not there"
-        hint = "" if exists else similar_file(path)
-        raise DataError(f"read: {path} {problem}; a file is needed.{hint}", path=str(path))
-    return Path(path)
-
-
-def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
-    """Return the DataError for a file without the column `name`; `known` are the names of its columns."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else _SET_BY.get(name, "")
-    reason = f"has no column '{name}'; its columns are: {listed(name, known)}"
-    return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
-
-
-def missing_value(path: object, row: int, column: str) -> DataError:
-    """Return the DataError for a row without a value in a column."""
-    return bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
-
-
-def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
-    """Return the DataError for a row of a file. `reason` says what is wrong; it follows "row 3 " in the message.
-
-    `column` is the column at fault. None: the whole row is.
-    """
-    return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)
-
 
 MOST_BYTES = 1 << 30  # bytes of cells that any file may hold
 MOST_RATIO = 100  # a larger file may hold this number of times its own size; texts are compressed about 3 times

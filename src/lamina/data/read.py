@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 from lamina.data.arrow import CHUNK, Cell, Column, Record, columns_of, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
-from lamina.data.parquet import bad_row, existing, missing_column, missing_value, parquet_errors, read_parquet
+from lamina.data.parquet import parquet_errors, read_parquet
+from lamina.data.row_errors import bad_row, existing, missing_column, missing_value
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, RepeatedKeyError, check_range, parse_json
 

@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from lamina.data.parquet import missing_column, parquet_errors
+from lamina.data.parquet import parquet_errors
+from lamina.data.row_errors import missing_column
 from lamina.errors import DataError, convert_errors
 from lamina.store.files import check_room
 from lamina.store.manifest import STATES, StatesManifest

@@ -19,7 +19,8 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.label_cells import class_name, is_missing
 from lamina.tasks.metrics import marks_spans, score_tags
 from lamina.tasks.split import Split
-from lamina.tasks.tag_schemes import join, odd_tag, recognise, to_iob2
+from lamina.tasks.tag_schemes import odd_tag, recognise, to_iob2
+from lamina.tasks.words import join
 
 if TYPE_CHECKING:
     from sklearn.utils import ClassifierTags, Tags

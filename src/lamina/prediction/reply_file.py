@@ -20,7 +20,7 @@ from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
 from lamina.tasks.metrics import named_class
 from lamina.tasks.span_forms import SpanError, places, read_spans
-from lamina.tasks.tag_schemes import Span, word_spans
+from lamina.tasks.words import Span, word_spans
 from lamina.utils import parse_json
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from lamina.layers.causality import is_causal
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits
 from lamina.tasks.chat_templates import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
-from lamina.tasks.class_results import WordTargets
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.language_modeling import (
     Candidate,
@@ -34,6 +33,7 @@ from lamina.tasks.language_modeling import (
 )
 from lamina.tasks.outputs import Outputs, Results
 from lamina.tasks.split import Split, checked_texts
+from lamina.tasks.targets import WordTargets
 from lamina.tasks.text_to_text import TextAnswer, generate, texts_of
 
 if TYPE_CHECKING:

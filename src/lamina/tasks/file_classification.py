@@ -24,10 +24,11 @@ from lamina.errors import ConfigError, DataError, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, InputsT, LabelledTask, Source
-from lamina.tasks.class_results import ClassResults, RowTargets, label_array
+from lamina.tasks.class_results import ClassResults
 from lamina.tasks.kind import ClassKind
 from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
+from lamina.tasks.targets import RowTargets, label_array
 
 if TYPE_CHECKING:
     import datasets

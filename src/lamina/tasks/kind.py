@@ -27,7 +27,7 @@ from lamina.tasks.base import (
     LabelledTask,
     Targets,
 )
-from lamina.tasks.class_results import ClassResults, RowTargets, WordTargets, first_window_targets, label_array
+from lamina.tasks.class_results import ClassResults
 from lamina.tasks.labels import (
     bad_cell,
     class_ids,
@@ -42,6 +42,7 @@ from lamina.tasks.labels import (
 )
 from lamina.tasks.outputs import Outputs, Results
 from lamina.tasks.split import Split, checked_texts
+from lamina.tasks.targets import RowTargets, WordTargets, first_window_targets, label_array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

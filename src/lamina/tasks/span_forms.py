@@ -16,7 +16,8 @@ from typing import TypeAlias, cast, final
 import regex
 
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, plain, shown, spelled_list
-from lamina.tasks.tag_schemes import SPAN_LABEL, Span
+from lamina.tasks.tag_schemes import SPAN_LABEL
+from lamina.tasks.words import Span
 from lamina.utils import RepeatedKeyError, parse_json
 
 LabelledSpan: TypeAlias = tuple[Span, str]

@@ -27,19 +27,17 @@ from lamina.tasks.span_forms import (
 from lamina.tasks.split import Split
 from lamina.tasks.tag_schemes import (
     SPAN_LABEL,
-    Span,
     TagScheme,
     both_ends,
     has_outside,
     iob2_labels,
     is_iob2,
     is_kept,
-    join,
     odd_tag,
     recognise,
     to_iob2,
-    word_spans,
 )
+from lamina.tasks.words import Span, join, word_spans
 
 logger = logging.getLogger(__name__)
 

@@ -22,16 +22,10 @@ from lamina.tasks.base import (
 )
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of, named_class
+from lamina.tasks.naming_checks import NOTHING_SPARE, check_spec, classes_without_rows, input_column, warn_of_cases
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
-from lamina.tasks.rows_in_memory import (
-    NOTHING_SPARE,
-    check_spec,
-    classes_without_rows,
-    input_column,
-    rows_by_part,
-    warn_of_cases,
-)
+from lamina.tasks.rows_in_memory import rows_by_part
 from lamina.tasks.split import Split, held_out, limited
 from lamina.tasks.stratify import SampleSize, strata_of, subsample_rows
 from lamina.utils import JSON, check_types

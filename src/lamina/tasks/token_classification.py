@@ -24,21 +24,16 @@ from lamina.errors import DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask
-from lamina.tasks.class_results import (
-    Comparison,
-    WordTargets,
-    compare_tags,
-    error_rows,
-    first_invalid_row,
-    most_frequent_tag,
-)
+from lamina.tasks.class_results import Comparison, compare_tags, error_rows, first_invalid_row, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
 from lamina.tasks.label_cells import has_several
 from lamina.tasks.metrics import SUBTOKENS, Tags, class_table, marks_spans, score_classes, score_tags, span_table
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer
 from lamina.tasks.split import Split, checked_texts
-from lamina.tasks.tag_schemes import Span, continued, divided, word_spans
+from lamina.tasks.tag_schemes import continued
 from lamina.tasks.tagged_examples import span_splits, tag_splits
+from lamina.tasks.targets import WordTargets
+from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON
 
 PIECES = "pieces"  # the key in the `info` of a reader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ from lamina.data.batches import batches, length_batches
 from lamina.errors import ConfigError, NotFiniteError
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import checked_model, main_device
+from lamina.tasks.position_interpolation import size_arguments
 from lamina.train.learner import BASE
 from lamina.utils import progress_bar
 
@@ -338,48 +338,3 @@ class Runner(ABC):
                 what = f"example {row}" if group.part == "predict" else f"row {row} of the {group.part} part"
                 message = f"{self.op}: {self.title(name)} gives NaN or infinity for {what}, counted from 0"
                 raise NotFiniteError(f"{message}; a score is a finite number.", name=name, row=row)
-
-
-_INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
-
-
-def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
-    """Return additional arguments for the model's call on a batch, which let it read images of another size.
-
-    If the images have a different size than the model's own, and the model can interpolate its position embeddings, the
-    argument that turns this on is returned. Otherwise the result is {}.
-    """
-    return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
-
-
-def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
-    """Return why the model fails on a batch, as text, if it fails because of the size of its images.
-
-    Returns None if the size is right or not known, or if the model can interpolate.
-    """
-    sizes = _other_size(model, batch)
-    if sizes is None or _interpolates(model):
-        return None
-    batch_size, model_size = (" x ".join(map(str, size)) for size in sizes)
-    return f"{type(model).__name__} is built for images of {model_size}, got {batch_size}, and takes no {_INTERPOLATE}"
-
-
-def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (height, width) of a batch's images and of the model's own; None if they are equal or not known."""
-    image_size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
-    values = batch.get("pixel_values")
-    if values is None or values.ndim != 4 or image_size is None:
-        return None
-    batch_size = tuple(values.shape[-2:])
-    model_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    return None if batch_size == model_size else (batch_size, model_size)
-
-
-def _interpolates(model: PreTrainedModel) -> bool:
-    """Return whether a model's `forward` has the argument for interpolation, or passes it on to a child that has it."""
-    parameters = inspect.signature(model.forward).parameters
-    if _INTERPOLATE in parameters:
-        return True
-    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    parts = (inspect.signature(part.forward).parameters for part in model.children())
-    return passes_on and any(_INTERPOLATE in part_parameters for part_parameters in parts)

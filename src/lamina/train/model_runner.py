@@ -14,7 +14,8 @@ from lamina.store.models import load_processor
 from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
-from lamina.train.base import Runner, size_problem
+from lamina.tasks.position_interpolation import size_problem
+from lamina.train.base import Runner
 from lamina.train.checkpoint import starting_weights
 from lamina.train.learner import Learner, parameter_groups
 

@@ -16,8 +16,8 @@ from lamina.errors import ConfigError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.image_classification import resized, set_image_size, target_of
+from lamina.tasks.position_interpolation import size_arguments, size_problem
 from lamina.tasks.task import Task
-from lamina.train.base import size_arguments, size_problem
 
 KIND = kind_of("image_classification")
 PROCESSORS = {

@@ -19,8 +19,8 @@ from lamina.data.windows import IGNORED
 from lamina.fusion.concat import Concat
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.tag_schemes import join, word_spans
 from lamina.tasks.task import Task
+from lamina.tasks.words import join, word_spans
 
 if TYPE_CHECKING:
     from pathlib import Path

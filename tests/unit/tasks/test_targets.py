@@ -12,9 +12,9 @@ import torch
 from lamina.errors import ConfigError
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import EncodeOptions, Inputs
-from lamina.tasks.class_results import label_array
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.split import Split
+from lamina.tasks.targets import label_array
 
 OPTIONS = EncodeOptions(part="test", max_length=16)
 TEXTS = ["the film is good", "anna was in paris and ben", "bad"]

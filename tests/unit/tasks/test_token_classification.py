@@ -17,9 +17,9 @@ from lamina.errors import DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
-from lamina.tasks.tag_schemes import join, word_spans
 from lamina.tasks.task import Task
 from lamina.tasks.token_classification import spans_of_tags
+from lamina.tasks.words import join, word_spans
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from lamina.studies.runner import own_processor
 from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
-from lamina.tasks.tag_schemes import join
+from lamina.tasks.words import join
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize
 
