@@ -5,12 +5,12 @@ from lamina import monitors as monitors
 from lamina import studies as studies
 from lamina.bank import Reader as Reader
 from lamina.bank import ReaderBank as ReaderBank
-from lamina.editing.duplicate import drop_ as drop_
 from lamina.editing.duplicate import duplicate_ as duplicate_
-from lamina.editing.duplicate import keep_ as keep_
-from lamina.editing.duplicate import truncate_ as truncate_
 from lamina.editing.freeze import freeze_ as freeze_
 from lamina.editing.insert import insert_ as insert_
+from lamina.editing.keep import drop_ as drop_
+from lamina.editing.keep import keep_ as keep_
+from lamina.editing.keep import truncate_ as truncate_
 from lamina.editing.merge import merge_ as merge_
 from lamina.editing.record import Edit as Edit
 from lamina.editing.record import edits as edits

@@ -16,8 +16,9 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 import lamina
 from lamina.editing.block_order import rearrange
-from lamina.editing.duplicate import drop_, duplicate_, keep_
+from lamina.editing.duplicate import duplicate_
 from lamina.editing.editable import movable_stack
+from lamina.editing.keep import drop_, keep_
 from lamina.errors import ConfigError
 from lamina.layers import stacks
 

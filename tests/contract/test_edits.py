@@ -11,9 +11,9 @@ from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, HEADED, READABLE
 from transformers import AutoModel
 
-from lamina.editing.duplicate import truncate_
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.record import Edit, edits
 from lamina.editing.reinit import reinit_
 from lamina.errors import ConfigError

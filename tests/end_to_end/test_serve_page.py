@@ -16,7 +16,7 @@ from tests.support.stored import tiny_bank
 
 import lamina
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.bank import layer_amounts
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import ImageClassification, SequenceClassification

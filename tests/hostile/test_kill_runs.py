@@ -25,7 +25,7 @@ from tests.support.stored import save_base, tiny_bank, tiny_model
 from lamina import predict_file
 from lamina.cli.edit_command import edit
 from lamina.data.disk_cache import clear, entries
-from lamina.editing.duplicate import truncate_
+from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
 from lamina.errors import StoreError
 from lamina.prediction.bulk import Partial

@@ -15,7 +15,7 @@ from tests.support import training
 from tests.support.deaths import contents, deaths, dies, is_interrupted, is_killed, shown
 from tests.support.stored import tiny_bank, tiny_model
 
-from lamina.editing.duplicate import truncate_
+from lamina.editing.keep import truncate_
 from lamina.errors import LaminaError, StoreError
 from lamina.recipes.report_file import REPORT, Curves, Point, Report, read_report_file, write_report_file
 from lamina.report import write_report

@@ -18,7 +18,8 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
-from lamina.monitors.monitor import AnyMonitor, Cascade, Monitor, start_monitors
+from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
+from lamina.monitors.monitor import Monitor
 
 if TYPE_CHECKING:
     from lamina.bank.reader_collection import ReaderCollection

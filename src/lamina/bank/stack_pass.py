@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lamina.bank.reader import ReaderModule, ReaderOutput
+from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, is_full, require_fed
-from lamina.fusion.paired_layers import segments_of, separators_of
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
 

@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
+from lamina.bank.detokenizer import Detokenizer
 from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens, stored_monitors
 from lamina.bank.stack_pass import Inputs, StackPass
-from lamina.bank.step import Detokenizer, Step
+from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import unwrapped
-from lamina.monitors.monitor import AnyMonitor, Cascade, start_monitors
+from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
 from lamina.utils import check_range
 

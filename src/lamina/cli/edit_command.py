@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.editing.record import Edit, StackPicture
+    from lamina.editing.block_picture import StackPicture
+    from lamina.editing.record import Edit
     from lamina.layers.types import Processor
     from lamina.studies.cutting.least_blocks import EditPlan, LeastBlocks
     from lamina.utils import JSON
@@ -359,7 +360,8 @@ def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_wei
     None, nothing is saved, and the edits are tried on a model without weights. With `new_weights`, weights that the
     files lack start at random. Raises LaminaError if the model cannot be loaded or saved, or an edit does not fit it.
     """
-    from lamina.editing.record import edits, names_now, stack_pictures
+    from lamina.editing.block_picture import stack_pictures
+    from lamina.editing.record import edits, names_now
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)
@@ -452,7 +454,7 @@ def _show(facts: EditFacts) -> None:
     If they are known, also the blocks of each stack before and after, what measured cuts cost, and how the outputs
     differ.
     """
-    from lamina.editing.record import drawn
+    from lamina.editing.block_picture import drawn
 
     before, after = facts["before"], facts["after"]
     rows: list[tuple[object, ...]] = [

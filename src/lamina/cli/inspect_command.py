@@ -15,9 +15,9 @@ from lamina.utils import pluralize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lamina.editing.record import StackPicture
+    from lamina.editing.block_picture import StackPicture
     from lamina.layers import LayerStack
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
     from lamina.store.manifest import ReaderFacts
     from lamina.utils import JSON
 
@@ -135,7 +135,7 @@ def inspect(  # noqa: PLR0913
     print(f"{facts['model']}: {architecture}, {text(facts['parameters'])} parameters")
     for name, stack_facts in facts["stacks"].items():
         _show(name, stack_facts)
-    from lamina.editing.record import drawn
+    from lamina.editing.block_picture import drawn
 
     for name, picture in facts.get("edited", {}).items():
         print(f"\n{name}, edited:")
@@ -215,7 +215,8 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
     With `weights=True` the weights are loaded, and each stack gets a fingerprint (hash); otherwise only the config is
     read. Raises ModelNotFoundError if the model cannot be found, and UnsupportedModelError if its layers cannot.
     """
-    from lamina.editing.record import edits, stack_pictures
+    from lamina.editing.block_picture import stack_pictures
+    from lamina.editing.record import edits
     from lamina.layers import stacks
     from lamina.store import fingerprint, load, outline
 

@@ -2,19 +2,11 @@
 
 from typing import Any
 
-from lamina.monitors.aggregations import (
-    AGGREGATIONS,
-    EMA,
-    Aggregation,
-    AttentionMean,
-    LastScore,
-    MeanScore,
-    MultiMax,
-    RollingMax,
-    SoftmaxMean,
-)
+from lamina.monitors.aggregations import EMA, AttentionMean, LastScore, MeanScore, MultiMax, RollingMax, SoftmaxMean
+from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.monitor import Cascade, Monitor
+from lamina.monitors.cascade import Cascade
+from lamina.monitors.monitor import Monitor
 from lamina.monitors.reply_drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
 from lamina.registry import provider
 

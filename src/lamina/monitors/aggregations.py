@@ -1,11 +1,8 @@
-"""Aggregations turn the scores of a text's tokens into a running score of the text.
-
-It is the last token's score, or a mean or maximum of the scores so far. Their base class stands here too.
-"""
+"""Aggregations: running scores of a text by the last token's score, and by means and maxima of the scores so far."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -13,122 +10,11 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
-from lamina.registry import Registry
+from lamina.monitors.base import Aggregation, State
 from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
-
-AGGREGATIONS: Registry[Aggregation] = Registry(
-    "aggregation",
-    {
-        "last_score": "lamina.monitors.aggregations:LastScore",
-        "mean_score": "lamina.monitors.aggregations:MeanScore",
-        "ema": "lamina.monitors.aggregations:EMA",
-        "rolling_max": "lamina.monitors.aggregations:RollingMax",
-        "multi_max": "lamina.monitors.aggregations:MultiMax",
-        "softmax_mean": "lamina.monitors.aggregations:SoftmaxMean",
-        "attention_mean": "lamina.monitors.aggregations:AttentionMean",
-    },
-)
-State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far; every tensor is [batch, ...]
-
-
-class Aggregation(ABC):
-    """A rule that turns the scores of a text's tokens into one running score of the text.
-
-    Subclasses are frozen dataclasses.
-
-    The running score at a token depends only on this token and earlier ones. Padding is skipped. The object itself
-    holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so
-    far. The caller passes it to the next call.
-
-    A token's score is one number per text; with `per_label`, `[batch, labels]`: a column per flagged label; with
-    `weighted`, `[batch, 2]`: the score and its log weight.
-    """
-
-    per_label: ClassVar[bool] = False
-    weighted: ClassVar[bool] = False
-
-    @abstractmethod
-    def first(self, score: Tensor) -> State:
-        """Return the state of each text after its first token.
-
-        Args:
-            score: Score of this token in each text, `[batch]`; `[batch, columns]` if the class has several scores per
-                token (`per_label` or `weighted`).
-        """
-
-    @abstractmethod
-    def next(self, state: State, score: Tensor) -> State:
-        """Return the state of each text after one more token.
-
-        Args:
-            state: State after the tokens before, from `first` or `next`.
-            score: Score of the new token in each text, shaped as in `first`.
-        """
-
-    @abstractmethod
-    def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the running score of each text, `[batch]`, from the state after its latest token."""
-
-    def running(
-        self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens"]:
-        """Return the running score of each text at each of its tokens.
-
-        Args:
-            scores: Scores of the tokens. One column; or one per flagged label (`per_label`); or the score and its log
-                weight (`weighted`).
-            mask: True at tokens, False at padding.
-
-        Returns:
-            Running scores in float64. Padding repeats the score of the token before it; before the first token it is
-            NaN.
-        """
-        return RunningScore(self).add(scores, mask)
-
-
-@final
-class RunningScore:
-    """An aggregation in progress over a batch of texts. How tokens are divided into chunks makes no difference."""
-
-    def __init__(self, aggregation: Aggregation) -> None:
-        self._aggregation = aggregation
-        self._state: State | None = None  # None before the first token
-        # [batch], True in texts that have had a real token; None once all have, which saves the comparisons
-        self._begun: Tensor | None = None
-
-    def add(
-        self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens"]:
-        """Add the next tokens of each text, and return its running score at each; see `Aggregation.running`."""
-        has_columns = self._aggregation.per_label or self._aggregation.weighted
-        scores = scores.double() if has_columns else scores.double().squeeze(-1)
-        values = [self._add_token(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
-        return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
-
-    def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Add a token of each text where `real` is True; return all running scores, NaN before a text's first token."""
-        aggregation = self._aggregation
-        if self._state is None:
-            fresh, self._begun = aggregation.first(score), torch.zeros_like(real)
-            self._state = fresh
-        elif self._begun is None:
-            fresh = aggregation.next(self._state, score)
-        else:  # some texts begin with this token, others are under way
-            fresh = _where(self._begun, aggregation.next(self._state, score), aggregation.first(score))
-        all_real = bool(real.all())
-        self._state = fresh if all_real else _where(real, fresh, self._state)
-        if self._begun is not None:
-            self._begun = None if all_real else self._begun | real
-        value = aggregation.value(self._state)
-        return value if self._begun is None else value.masked_fill(~self._begun, torch.nan)
-
-
-def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    pairs = zip(then, other, strict=True)
-    return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)
+    from jaxtyping import Float
 
 
 @final

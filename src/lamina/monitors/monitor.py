@@ -1,23 +1,20 @@
-"""Monitors: which label of a reader is watched, how token scores are aggregated, and which score flags a text.
-
-A cascade has a cheap monitor for every token, and a larger one only where the cheap one is unsure.
-"""
+"""Monitors: which label of a reader is watched, how token scores are aggregated, and which score flags a text."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self, final, get_args
+from typing import TYPE_CHECKING, Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, check_known
 from lamina.heads.base import HeadConfig
-from lamina.monitors.aggregations import AGGREGATIONS, EMA, Aggregation, RunningScore
+from lamina.monitors.aggregations import EMA
+from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
 from lamina.utils import check_fields
@@ -243,139 +240,3 @@ class MonitorGroup(RunningMonitors):
         scores = self._monitors[0].token_scores(logits, self._head)
         count = len(self._monitors)
         return self._running.add(scores.flatten(0, 1), mask.repeat(count, 1)).unflatten(0, (count, -1))
-
-
-@final
-@dataclass(frozen=True)
-class Cascade:
-    """Two monitors: a cheap one for every token, and a larger one only for tokens where the cheap one is unsure.
-
-    At each token, the score of the first monitor decides:
-
-    - below the first monitor's threshold, the text is not flagged;
-    - from `sure` on, the text is flagged;
-    - in between, the second monitor's reader is run. The second monitor aggregates only the tokens in between, and
-      flags the text if its own threshold is reached. If it has no threshold, it flags nothing.
-
-    Both readers read the same pass of the model, so a cascade saves the computation of the second reader. `Watch.asked`
-    and `Calibration.asked` are the fraction of the tokens for which the second reader was run.
-
-    Args:
-        first: The cheap monitor, for example with a `SingleLayer` fusion. Calibrate it for a high false positive rate:
-            a text below its threshold is never flagged.
-        second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
-        sure: Score of the first monitor that flags the text without the second. None: no score does.
-        name: Name of the cascade. None: the second monitor's name.
-
-    Raises:
-        ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`; or an option has a
-            wrong type.
-    """
-
-    first: Monitor
-    second: Monitor
-    sure: float | None = None
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields("cascade", self)
-        object.__setattr__(self, "name", self.name or self.second.name)
-        low = self.first.threshold
-        if low is None:
-            raise ConfigError(f"cascade '{self.name}': its first monitor has no threshold. Calibrate it first.")
-        if self.sure is not None and not low < self.sure:
-            problem = f"sure is {self.sure}, and the first monitor's threshold {low}"
-            raise ConfigError(f"cascade '{self.name}': {problem}; sure must be above it.")
-
-    @property
-    def readers(self) -> tuple[str, ...]:
-        """Names of the two readers; the second reads only the tokens at which the first monitor is unsure."""
-        return (self.first.reader, self.second.reader)
-
-    @property
-    def reader(self) -> str:
-        """Name of the reader that the cascade is saved with: the second one."""
-        return self.second.reader
-
-    @property
-    def threshold(self) -> float | None:
-        """Threshold of the second monitor, which decides the flags; None if it has none."""
-        return self.second.threshold
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The calibration of the second monitor's threshold; None if it was not calibrated."""
-        return self.second.calibration
-
-    def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Check that both monitors fit the heads of their readers; raise the errors of `Monitor.check`."""
-        self.first.check(heads)
-        self.second.check(heads)
-
-    def to_dict(self) -> dict[str, JSON]:
-        """Return the fields as JSON-ready values, for `from_dict`."""
-        return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
-
-    @classmethod
-    def from_dict(cls, fields: JSONObject) -> Self:
-        """Build a cascade from the fields that `to_dict` returned; raise the errors of `Cascade` and `Monitor`."""
-        both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
-        return cls(**{**fields, **both})
-
-
-AnyMonitor = Monitor | Cascade
-
-
-def start_monitors(
-    monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
-) -> list[tuple[tuple[str, ...], RunningMonitors]]:
-    """Start monitors on a new batch of texts; monitors that can be computed together become one object.
-
-    Args:
-        monitors: Name -> monitor.
-        heads: Reader name -> config of its head.
-
-    Returns:
-        Pairs: names of monitors, and the object that computes their running scores. Monitors with equal `Monitor.group`
-        share one object; each cascade has its own.
-    """
-    groups: dict[Hashable, list[str]] = defaultdict(list)
-    for name, monitor in monitors.items():
-        groups[monitor.group(heads) if isinstance(monitor, Monitor) else name].append(name)
-    started: list[tuple[tuple[str, ...], RunningMonitors]] = []
-    for names in groups.values():
-        first, alike = monitors[names[0]], [one for name in names if isinstance(one := monitors[name], Monitor)]
-        running = _RunningCascade(first, heads) if isinstance(first, Cascade) else MonitorGroup(alike, heads)
-        started.append((tuple(names), running))
-    return started
-
-
-class _RunningCascade(RunningMonitors):
-    """A cascade in progress over a batch of texts. `start_monitors` makes it."""
-
-    def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
-        self._cascade = cascade
-        self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
-
-    def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens with both monitors, as `RunningMonitors.add` does, and return the cascade's score at each.
-
-        The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else the
-        second monitor's running score. The second reader is run only for texts that have a token of this last sort.
-        """
-        score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
-        certain = mask & (score >= (torch.inf if sure is None else sure))
-        unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))
-        rows = unsure.any(1)
-
-        def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return logits of the reader `name` for all texts: computed where a token is unsure, else 0."""
-            logits = get_logits(name, rows)
-            whole = logits.new_zeros(len(rows), *logits.shape[1:])
-            whole[rows] = logits
-            return whole
-
-        value = torch.full_like(score, -torch.inf)
-        if bool(rows.any()):
-            value = torch.where(unsure, self._second.add(get_unsure_logits, unsure)[0], value)
-        return value.masked_fill(certain, torch.inf).unsqueeze(0)

@@ -20,7 +20,8 @@ from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
-from lamina.monitors.calibration import Facts, Unit, alarms_per_thousand, check_confidence, threshold_per_thousand
+from lamina.monitors.calibration import Facts, Unit, check_confidence
+from lamina.monitors.token_rate import alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
 
 
 class MessageScore(TypedDict):

@@ -20,7 +20,8 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
 from lamina.layers.wrappers import usable_device
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
-from lamina.monitors.calibration import TokenRateTest, Unit, check_confidence, needed_negatives
+from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
+from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts, today
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import torch
 from pydantic import BaseModel, create_model
 
-from lamina.editing.duplicate import drop_, duplicate_, keep_, truncate_
+from lamina.editing.duplicate import duplicate_
 from lamina.editing.freeze import check_parts, freeze_
 from lamina.editing.insert import RANDOM, insert_
+from lamina.editing.keep import drop_, keep_, truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError, check_known, convert_errors

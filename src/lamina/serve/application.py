@@ -38,22 +38,16 @@ from lamina.serve import responses, telemetry
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
+from lamina.serve.json_body import use_json_routes
 from lamina.serve.kserve import add_kserve
-from lamina.serve.middleware import (
-    HeadAsGet,
-    RequestGuard,
-    RootPath,
-    path_of,
-    problem_body,
-    wait_while_connected,
-    wrong_place,
-)
+from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
+from lamina.serve.problems import problem_body, wait_while_connected, wrong_place
 from lamina.serve.reload import Reloader, add_reader_routes
 from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
 from lamina.serve.schemas import EmbedRequest, ExplainRequest, ModerationRequest, OpenAIProblem, PredictRequest, Problem
 from lamina.serve.settings import Settings
 from lamina.serve.telemetry import RequestMetrics, ServerMetrics
-from lamina.serve.uploads import Example, TooLargeError, medium_of, use_json_routes
+from lamina.serve.uploads import Example, TooLargeError, medium_of
 from lamina.serve.web_page import add_page, default_examples, default_title, learnt_pairs
 from lamina.serve.workers import EmbedWorker, Prediction, TooLongError
 from lamina.tasks import kind_of
@@ -63,7 +57,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lamina.bank import ReaderBank
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
     from lamina.serve.scheduler import ServedBank
     from lamina.serve.telemetry import BatchTiming
     from lamina.serve.workers import AnyWorker

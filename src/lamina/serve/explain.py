@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, final
 
 import torch
 
-from lamina.bank.bank import layer_amounts
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted

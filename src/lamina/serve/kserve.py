@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 from fastapi import HTTPException, Request, Response
 
 from lamina.errors import ConfigError, check_known
-from lamina.serve.middleware import wait_while_connected
+from lamina.serve.json_body import JSONRequest, JSONRoute, parse_body
+from lamina.serve.problems import wait_while_connected
 from lamina.serve.responses import scores_whole_texts
 from lamina.serve.schemas import InferRequest, InferTensor
-from lamina.serve.uploads import Example, JSONRequest, JSONRoute, parse_body
+from lamina.serve.uploads import Example
 from lamina.utils import JSON
 
 if TYPE_CHECKING:

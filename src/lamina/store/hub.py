@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lamina.bank import ReaderBank, ReaderModule
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
 
 _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
+from lamina.bank.segments import separators_of
 from lamina.bank.stack_pass import StackPass, attach
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion
-from lamina.fusion.paired_layers import separators_of
 from lamina.heads import HEADS
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.layers.preserve import uncompiled

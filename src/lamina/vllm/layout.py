@@ -19,7 +19,7 @@ from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFac
 if TYPE_CHECKING:
     from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
     from lamina.vllm.engine_types import EngineConfig
 
 KEY = "lamina"  # in `additional_config` of an engine, and in `extra_args` of a request

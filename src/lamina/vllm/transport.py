@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, final
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
-from lamina.vllm.answers import RequestMonitors
 from lamina.vllm.layout import KEY, Layout
+from lamina.vllm.monitors import RequestMonitors
 from lamina.vllm.worker import ATTRIBUTE, StepScores
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES
 
 from lamina.bank import BankOutput, Reader, ReaderBank, is_read_by_bank
-from lamina.editing.duplicate import truncate_
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.support.bytes_tokenizer import BYTES
 from tests.support.stored import tiny_tokenizer
 
-from lamina.bank.step import Detokenizer
+from lamina.bank.detokenizer import Detokenizer
 
 
 def pieces_of(pieces: Detokenizer, ids: list[int]) -> list[str]:

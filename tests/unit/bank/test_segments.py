@@ -11,8 +11,9 @@ from tests.support.tiny import FAMILIES
 
 from lamina.bank import Reader, ReaderBank
 from lamina.bank.generation_states import Over
+from lamina.bank.segments import Separators, segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.paired_layers import PairedLayers, Separators, segments_of, separators_of
+from lamina.fusion.paired_layers import PairedLayers
 from lamina.heads.sequence_classification import SequenceClassification
 
 

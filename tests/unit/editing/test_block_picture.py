@@ -4,7 +4,7 @@ from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES
 
 import lamina
-from lamina.editing.record import drawn, stack_pictures
+from lamina.editing.block_picture import drawn, stack_pictures
 
 
 def test_the_blocks_before_and_after():

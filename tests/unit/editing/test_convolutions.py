@@ -9,11 +9,11 @@ from tests.support.tiny import FAMILIES
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
 
-from lamina.editing.duplicate import truncate_
 from lamina.editing.editable import convolution_blocks
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import GELU_IS_ONE, Options, insert_, replay_insert
 from lamina.editing.inserted_layer import InsertedLayer, layers_after
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError

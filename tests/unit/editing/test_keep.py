@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import lamina
 from lamina.editing import duplicate
 from lamina.editing.block_config import cut_configs
-from lamina.editing.duplicate import truncate_
+from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks

@@ -22,7 +22,7 @@ from lamina.monitors import (
     RollingMax,
     SoftmaxMean,
 )
-from lamina.monitors.aggregations import RunningScore
+from lamina.monitors.base import RunningScore
 
 CASES: dict[str, list[dict[str, Any]]] = {
     "last_score": [{}],

@@ -16,7 +16,7 @@ from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, AttentionMean, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
-from lamina.monitors.monitor import start_monitors
+from lamina.monitors.cascade import start_monitors
 
 TAGS = TokenClassification(("O", "B-x", "I-x"), encoder_layers=0)
 SEVERAL = SequenceClassification(("a", "b", "c"), pooling="mean", problem_type="multi_label")

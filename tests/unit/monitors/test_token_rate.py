@@ -9,7 +9,7 @@ import pytest
 from tests.support.portions import one_in
 
 from lamina.errors import ConfigError
-from lamina.monitors.calibration import TokenRateTest, alarms_per_thousand, threshold_per_thousand
+from lamina.monitors.token_rate import TokenRateTest, alarms_per_thousand, threshold_per_thousand
 
 
 def texts(count: int, seed: int, mean: int = 40) -> list[np.ndarray]:

@@ -13,8 +13,8 @@ from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from lamina.editing.duplicate import truncate_
 from lamina.editing.insert import insert_, inserted_at_start
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, DataError, UnknownNameError

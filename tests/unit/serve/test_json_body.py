@@ -12,7 +12,7 @@ from tests.support.portions import one_in
 from tests.support.stored import tiny_bank
 
 from lamina.serve import create_app
-from lamina.serve.uploads import parse_body, without_lone_surrogates
+from lamina.serve.json_body import parse_body, without_lone_surrogates
 
 JSON = {"content-type": "application/json"}
 

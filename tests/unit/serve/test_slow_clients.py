@@ -19,7 +19,7 @@ from tests.support.stored import tiny_bank
 from tests.support.writing import Gate, writing_bank
 
 from lamina.serve import Settings, create_app
-from lamina.serve.middleware import wait_while_connected
+from lamina.serve.problems import wait_while_connected
 from lamina.serve.server import Server, server_of
 
 

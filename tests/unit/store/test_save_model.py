@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.duplicate import truncate_
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import truncate_
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_

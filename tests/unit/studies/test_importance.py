@@ -20,7 +20,7 @@ from lamina import (
     SequenceClassification,
     SingleLayer,
 )
-from lamina.bank.bank import layer_amounts
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import contributions, importance
 

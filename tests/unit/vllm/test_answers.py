@@ -13,8 +13,9 @@ from tiny import FAMILIES
 from lamina import AdaLayers, Monitor, PooledLayers, Reader, ReaderBank, SequenceClassification, TokenClassification
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.monitors import RollingMax
-from lamina.vllm.answers import Answers, RequestMonitors
+from lamina.vllm.answers import Answers
 from lamina.vllm.layout import Layout
+from lamina.vllm.monitors import RequestMonitors
 from lamina.vllm.worker import StepScores
 
 

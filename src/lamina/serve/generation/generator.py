@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
-from lamina.bank.step import Detokenizer
+from lamina.bank.detokenizer import Detokenizer
 from lamina.bank.watching import StopOnEvent
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
-from lamina.serve.middleware import OPENAI, problem_body, wait_while_connected
+from lamina.serve.problems import OPENAI, problem_body, wait_while_connected
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
 from lamina.serve.telemetry import note_failure

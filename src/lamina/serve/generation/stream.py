@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
-    from lamina.bank.step import Detokenizer
+    from lamina.bank.detokenizer import Detokenizer
     from lamina.bank.watching import Watch
     from lamina.serve.generation.token_scores import TokenScores
     from lamina.utils import JSON

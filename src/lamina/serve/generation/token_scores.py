@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.bank.reader import BankOutput, ReaderOutput
     from lamina.bank.step import Step
-    from lamina.monitors.monitor import AnyMonitor
+    from lamina.monitors.cascade import AnyMonitor
     from lamina.serve.responses import LabelScore
     from lamina.utils import JSON
 

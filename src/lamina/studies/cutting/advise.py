@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.duplicate import truncate_
 from lamina.editing.editable import select_blocks
+from lamina.editing.keep import truncate_
 from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.preserve import evaluating

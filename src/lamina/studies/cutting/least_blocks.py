@@ -16,8 +16,8 @@ import torch
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from lamina.bank import ReaderBank
-from lamina.editing.duplicate import drop_
 from lamina.editing.editable import movable_stack
+from lamina.editing.keep import drop_
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups

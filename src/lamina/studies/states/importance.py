@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.bank.bank import layer_amounts
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import InputWeighted

@@ -1,0 +1,77 @@
+"""Monitors in an engine: the running score of each request's output, and the end of a request that is flagged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, final
+
+import numpy as np
+import torch
+
+from lamina.monitors.cascade import start_monitors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lamina.vllm.layout import Layout
+
+
+class Verdict(NamedTuple):
+    """A monitor's result for a request's output so far.
+
+    Attributes:
+        score: Score of the output up to the last token that the engine has read.
+        flagged_at: Index in the output of the token at which the score first reached the threshold; None: it has not,
+            or the monitor has no threshold.
+    """
+
+    score: float
+    flagged_at: int | None
+
+
+@final
+class RequestMonitors:
+    """The monitors of a bank, applied to the output of one request step by step.
+
+    Attributes:
+        verdicts: Monitor name -> its verdict on the output so far; empty before the first token.
+
+    Args:
+        layout: The engine's readers and monitors.
+        prompt: Number of tokens of the prompt, which monitors do not score.
+    """
+
+    def __init__(self, layout: Layout, prompt: int) -> None:
+        self._layout, self._prompt = layout, prompt
+        self._scored = prompt  # position of the next token to score
+        self._running = start_monitors(layout.monitors, {name: r.head for name, r in layout.readers.items()})
+        self.verdicts: dict[str, Verdict] = {}
+
+    def add(self, first: int, tokens: bytes) -> list[str]:
+        """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
+
+        Args:
+            first: Position in the text of the first token in `tokens`. Tokens that were scored before are skipped.
+            tokens: The readers' scores of the tokens, as in `StepScores`.
+        """
+        rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)
+        new = torch.from_numpy(rows[max(0, self._scored - first) :].copy())  # torch needs a writable array
+        if not len(new):
+            return []
+        index, self._scored = self._scored - self._prompt, self._scored + len(new)
+
+        def get_logits(name: str, wanted: Tensor) -> Tensor:
+            reader = self._layout.readers[name]
+            return new[None, :, reader.first : reader.last][wanted]
+
+        flagged: list[str] = []
+        for names, running in self._running:
+            scores = running.add(get_logits, torch.ones(1, len(new), dtype=torch.bool))
+            for name, values in zip(names, scores[:, 0].tolist(), strict=True):
+                before = self.verdicts[name].flagged_at if name in self.verdicts else None
+                threshold = self._layout.monitors[name].threshold
+                over = [n for n, value in enumerate(values) if threshold is not None and value >= threshold]
+                place = before if before is not None or not over else index + over[0]
+                self.verdicts[name] = Verdict(values[-1], place)
+                if before is None and place is not None:
+                    flagged.append(name)
+        return flagged
