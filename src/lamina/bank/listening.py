@@ -18,9 +18,9 @@ from lamina.bank.generation_states import GenerationObserver, GenerationStates, 
 from lamina.bank.reader import BankOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
 from lamina.errors import ConfigError, check_known
+from lamina.layers.adapters import without_wrapper
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.preserve import uncompiled
-from lamina.layers.wrappers import without_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

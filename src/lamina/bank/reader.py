@@ -20,7 +20,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.recorded import StatesPooling
-from lamina.layers.stack import ranges
+from lamina.layers.selectors import ranges
 from lamina.utils import JSONObject, check_range, check_type, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:

@@ -19,15 +19,19 @@ from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
+from lamina.layers.adapters import check_no_adapters
+from lamina.layers.base_facts import StackSettings
+from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
-from lamina.layers.fingerprints import StackSettings, fingerprint_of
+from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
+from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
 from lamina.layers.recorded import RecordedModel
 from lamina.layers.stack import tower_for
 from lamina.layers.types import tokenizer_of
-from lamina.layers.wrappers import check_no_adapters, checked_model, first_non_finite, main_device
+from lamina.layers.wrappers import checked_model
 from lamina.utils import check_type
 
 if TYPE_CHECKING:

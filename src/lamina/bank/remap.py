@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
-from lamina.layers.stack import MOVES, Move, moved, order_of, ranges
+from lamina.layers.block_moves import MOVES, Move, moved, order_of
+from lamina.layers.selectors import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

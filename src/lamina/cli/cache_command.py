@@ -58,7 +58,7 @@ def _facts(entry: Entry) -> Row:
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    from lamina.layers.stack import ranges
+    from lamina.layers.selectors import ranges
 
     model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))
     cached = "; ".join(f"{stack} {ranges(numbers)}" for stack, numbers in (layers or {}).items())

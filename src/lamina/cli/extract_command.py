@@ -58,7 +58,7 @@ def extract(  # noqa: PLR0913
     need. If it is interrupted, run it again: it continues with the first file that is missing. Wrong input ends with
     one sentence and exit code 2.
     """
-    from lamina.layers.wrappers import usable_device
+    from lamina.layers.devices import usable_device
     from lamina.prediction import extract as write_states
     from lamina.store import load
 

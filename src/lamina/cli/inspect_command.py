@@ -167,7 +167,7 @@ def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
 
     `saved` is what was saved with the reader. A cell is "" if nothing was recorded.
     """
-    from lamina.layers.stack import ranges
+    from lamina.layers.selectors import ranges
 
     columns, metric, scores = (saved.info.get(key) for key in ("columns", "metric", "scores"))
     learnt = ", ".join(f"{key}={column}" for key, column in columns.items()) if isinstance(columns, dict) else ""

@@ -84,7 +84,7 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
         device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
         writes: Whether the bank's model will generate text; it is then loaded with its language model head, if any.
     """
-    from lamina.layers.wrappers import usable_device
+    from lamina.layers.devices import usable_device
     from lamina.store.open_saved import open_saved
 
     return open_saved(saved, base=base, writes=writes).to(usable_device(device))  # pyright: ignore[reportArgumentType]

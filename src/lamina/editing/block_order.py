@@ -19,8 +19,8 @@ from torch import nn
 from lamina.editing.block_config import CACHE_DEPTH, OVERRIDES, cut_configs
 from lamina.editing.editable import check_shared
 from lamina.errors import ConfigError, first_line
+from lamina.layers.block_moves import is_first, names_after
 from lamina.layers.roles import BLOCK_TABLES, FIRST_BLOCK, family_of
-from lamina.layers.stack import is_first, names_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from lamina.layers.stack import order_of
+from lamina.layers.block_moves import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,11 +13,12 @@ from lamina.editing.block_order import rearrange
 from lamina.editing.editable import blocks_of, movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
+from lamina.layers.adapters import backbone
+from lamina.layers.devices import main_device
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import own_state
-from lamina.layers.wrappers import backbone, main_device
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
 
 _OP = "duplicate_"
 _TOKENS = 7  # length of the input that blocks are tried on

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
+from lamina.layers.adapters import check_no_adapters
 from lamina.layers.preserve import is_compiled
 from lamina.layers.roles import convolution_weight, convolutions_of, family_of, linear_weight, modules_at
-from lamina.layers.stack import by_path, is_all, own_state
-from lamina.layers.wrappers import check_no_adapters, checked_model
+from lamina.layers.selectors import is_all
+from lamina.layers.stack import by_path, own_state
+from lamina.layers.wrappers import checked_model
 
 if TYPE_CHECKING:
     from collections.abc import Collection

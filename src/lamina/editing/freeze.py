@@ -11,8 +11,8 @@ from lamina.editing.inserted_layer import is_inserted
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
-from lamina.layers.discovery import layer_modules, stack_modules
-from lamina.layers.stack import is_all
+from lamina.layers.layer_modules import layer_modules, stack_modules
+from lamina.layers.selectors import is_all
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
 
 Parts = Literal["inserted"] | Sequence[str]
 """The argument `train` of `freeze_`: the parts of a model that stay trainable."""

@@ -15,7 +15,8 @@ from lamina.editing.record import Edit, draw_seed, names_now, record, recorded
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.roles import Attention, Roles, family_of, has_path, head_width_at, modules_at, roles_of
-from lamina.layers.stack import Selector, by_path
+from lamina.layers.selectors import Selector
+from lamina.layers.stack import by_path
 from lamina.utils import check_types
 
 if TYPE_CHECKING:

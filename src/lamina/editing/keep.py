@@ -9,7 +9,7 @@ from lamina.editing.editable import movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
 from lamina.layers import select
-from lamina.layers.stack import is_all
+from lamina.layers.selectors import is_all
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
 
 
 @check_types("truncate_")

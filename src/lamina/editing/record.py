@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from lamina.errors import ConfigError, StoreError
+from lamina.layers.block_moves import MOVES, moved
 from lamina.layers.layer_guard import EDITS
-from lamina.layers.stack import MOVES, moved
 from lamina.layers.wrappers import checked_model
 from lamina.utils import JSON, JSONObject, is_dir
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.utils import JSON
 
 _OP = "reinit_"

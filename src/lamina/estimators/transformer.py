@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lamina.estimators.base import ModelLike, RandomState
     from lamina.estimators.examples import TargetsLike, Texts
     from lamina.fusion.base import FusionConfig
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
 

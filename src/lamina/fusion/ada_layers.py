@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, layer_sum, require_fed
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

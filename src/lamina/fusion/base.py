@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
+from lamina.layers.selectors import Selector
 from lamina.layers.sites import Site
-from lamina.layers.stack import LayerStack, Selector
+from lamina.layers.stack import LayerStack
 from lamina.utils import check_fields, check_range
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

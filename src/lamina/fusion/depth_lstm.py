@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lamina.fusion.base import Fusion, FusionConfig, WeightedSum, normalized
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
     from jaxtyping import Float

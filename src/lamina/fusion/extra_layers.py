@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError, first_line
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
+from lamina.layers.devices import main_device
 from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
-from lamina.layers.wrappers import main_device
 from lamina.utils import check_range, seed_torch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

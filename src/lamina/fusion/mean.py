@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
-from lamina.layers.stack import Selector
+from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.errors import ConfigError
 from lamina.heads.vocabulary import Transform, VocabularyConfig, VocabularyHead, vocabulary_of
 from lamina.layers.causality import is_causal
-from lamina.layers.wrappers import main_device
+from lamina.layers.devices import main_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

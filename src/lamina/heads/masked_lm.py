@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from lamina.heads.vocabulary import Activation, Projection, Transform, VocabularyConfig, VocabularyHead, vocabulary_of
+from lamina.layers.devices import main_device
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import alike
-from lamina.layers.wrappers import main_device
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

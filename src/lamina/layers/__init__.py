@@ -6,7 +6,8 @@ Layer i is entry i of the `hidden_states` that a transformers model returns: 0 i
 
 from lamina.layers.discovery import default_stack, stacks, tap
 from lamina.layers.hooks import watch
+from lamina.layers.selectors import select
 from lamina.layers.sites import Site, at_site
-from lamina.layers.stack import LayerStack, TapPoint, select
+from lamina.layers.stack import LayerStack, TapPoint
 
 __all__ = ["LayerStack", "Site", "TapPoint", "at_site", "default_stack", "select", "stacks", "tap", "watch"]

@@ -8,11 +8,11 @@ from contextvars import Context
 import torch
 from torch import Tensor, nn
 
+from lamina.layers.adapters import backbone
 from lamina.layers.hooks import watch
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import LayerStack, alike
-from lamina.layers.wrappers import backbone
 
 _TOKENS, _UNCHANGED = 12, 6  # length of the inputs; how many of their first tokens are equal
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative tolerance: kernels may sum in another order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
@@ -14,37 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known, first_line
+from lamina.layers.adapters import adapted_layers, backbone
+from lamina.layers.call_trace import Event, Trace, trace_calls
+from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.hooks import watch
-from lamina.layers.matching import Event, Trace, find_blocks, find_run, find_scope, rank_places, trace_calls
+from lamina.layers.matching import find_blocks, find_run, find_scope, rank_places
 from lamina.layers.preserve import preserve_model, uncompiled
 from lamina.layers.probe_input import NoInputError, Probe, prefer_full, probe_input
 from lamina.layers.recorded import RecordedModel
 from lamina.layers.roles import family_of
+from lamina.layers.selectors import Selector, is_all, select
 from lamina.layers.sites import Site, at_site
-from lamina.layers.stack import (
-    Form,
-    LayerStack,
-    Selector,
-    TapPoint,
-    alike,
-    by_path,
-    first_tensors,
-    forms_of,
-    is_all,
-    select,
-    state_of,
-    token_counts,
-    towers_of,
-)
-from lamina.layers.wrappers import (
-    MetaValues,
-    adapted_layers,
-    backbone,
-    checked_model,
-    is_bitsandbytes,
-    main_device,
-    unwrapped,
-)
+from lamina.layers.stack import LayerStack, TapPoint, alike, by_path, towers_of
+from lamina.layers.state_forms import Form, first_tensors, forms_of, state_of, token_counts
+from lamina.layers.wrappers import checked_model, is_bitsandbytes, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size
 _CLOSE = 1e-2  # relative tolerance: some kernels of accelerators sum in another order each time
@@ -529,62 +512,3 @@ def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, Lay
         for layer, value in seen[name].items():
             if not alike(value, states[name][layer], _CLOSE):
                 raise _unmatched(name, layer, "a plain pass shows a different value there")
-
-
-_TOKENS = 7  # length of the input that shows which modules run before the blocks
-
-
-def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """Return layer -> its modules (at any depth), for the given layers of a stack.
-
-    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer 0 has all modules
-    that run before the stack's first block, or all modules if the stack has no module per block. Layer i is block i.
-    Modules after the last block (a norm) belong to the last layer. Poolers and heads belong to no layer. The model may
-    be run once on a tiny input.
-    """
-    around = _outside_blocks(model, stack)
-    by_layer: dict[int, set[nn.Module]] = {
-        layer: set(stack.blocks[layer - 1].modules()) if layer and stack.blocks else set() for layer in layers
-    }
-    if not by_layer.keys() & {0, stack.depth}:
-        return by_layer
-    after: set[nn.Module] = _after_blocks(model, stack, around) if stack.blocks else set()
-    for module in around:
-        layer = stack.depth if module in after else 0
-        if layer in by_layer:
-            by_layer[layer].add(module)
-    return by_layer
-
-
-def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
-    """Return the modules of all layers of a stack, at any depth; see `layer_modules`."""
-    return {*_blocks(stack), *_outside_blocks(model, stack)}
-
-
-def _blocks(stack: LayerStack) -> set[nn.Module]:
-    return {module for block in stack.blocks for module in block.modules()}
-
-
-def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """Return the modules that a stack's layers need and that are in no block; for a decoder, without the encoder's."""
-    others = _blocks(stack)
-    if stack.name == "decoder":
-        others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
-    return [module for module in stack.run if module not in others]
-
-
-def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
-    """Run a tiny input; return the modules in `around` whose first call comes after the first block has begun."""
-    base = stack.tower or getattr(model, "base_model", model)
-    probe = probe_input(base, _TOKENS, seed=1)
-    order: list[nn.Module] = []
-    with preserve_model(model), MetaValues():
-        for module in (*around, stack.blocks[0]):
-            module.register_forward_pre_hook(lambda module, _args: order.append(module))
-        try:
-            base(**probe.inputs)
-        except Exception:
-            order.clear()
-            base(**probe.without_mask().inputs)
-    start = order.index(stack.blocks[0])
-    return set(order[start:]) - set(order[:start])

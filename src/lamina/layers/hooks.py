@@ -18,7 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
-from lamina.layers.stack import LayerStack, Side, TapPoint, count_tokens, select
+from lamina.layers.selectors import select
+from lamina.layers.stack import LayerStack, Side, TapPoint
+from lamina.layers.state_forms import count_tokens
 
 # called with a layer and its state `[batch, tokens, width]`
 OnState = Callable[[int, Tensor], None]

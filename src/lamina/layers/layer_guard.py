@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lamina.errors import ConfigError
+from lamina.layers.adapters import active_adapters, has_adapters
+from lamina.layers.base_facts import StackSettings
+from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
-from lamina.layers.fingerprints import StackSettings
 from lamina.layers.module_guard import ModuleGuard
 from lamina.layers.preserve import is_compiled
-from lamina.layers.stack import LayerStack, Move, by_path, children_of
-from lamina.layers.wrappers import active_adapters, has_adapters
+from lamina.layers.stack import LayerStack, by_path, children_of
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
 _ADAPTERS = "peft_config"  # attribute in which PEFT keeps the adapters of a model

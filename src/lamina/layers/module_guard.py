@@ -11,10 +11,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from lamina.layers.fingerprints import around, is_setting, is_value, modules_around, settings_of
+from lamina.layers.adapters import without_adapters
+from lamina.layers.base_facts import around, is_setting, is_value, modules_around, settings_of
 from lamina.layers.preserve import buffers_of, changed_by_passes
 from lamina.layers.stack import LayerStack
-from lamina.layers.wrappers import unwrapped, without_adapters
+from lamina.layers.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

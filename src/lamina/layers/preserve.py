@@ -1,114 +1,24 @@
-"""Change a model, its mode or the random generators temporarily, restore them exactly, and lock a model for that."""
+"""Change a model, its mode or the random generators temporarily, and restore them exactly."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from operator import attrgetter, itemgetter
-from threading import Condition, Lock, get_ident
-from typing import cast, final
+from threading import Lock
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.wrappers import main_device
-
-
-@final
-class PassLock:
-    """A readers-writer lock for the forward passes of one model; `pass_lock` returns it.
-
-    Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself holds it
-    `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access has priority over threads that begin a pass later. A thread may enter either context again while it holds the
-    lock.
-    """
-
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._running = Counter[int]()  # thread id -> how many of its `shared` or `exclusive` blocks are open
-        self._exclusive = 0  # number of threads that wait for exclusive access or have it
-
-    @contextmanager
-    def shared(self) -> Generator[None]:
-        """Hold the lock, together with other threads, while this thread runs the model.
-
-        Threads that wait for exclusive access go first.
-        """
-        me = get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._exclusive or me in self._running)
-            self._running[me] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running[me] -= 1
-                self._forget_idle_threads()
-
-    def give_way(self) -> None:
-        """Let threads that wait for exclusive access go first: release this thread's shared hold, then take it again.
-
-        A thread that keeps the lock over many passes calls this between two of them.
-        """
-        me = get_ident()
-        with self._changed:
-            held = self._running.pop(me, 0)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._exclusive)
-            self._running[me] = held
-            self._running += Counter()
-
-    @contextmanager
-    def exclusive(self) -> Generator[None]:
-        """Hold the lock alone inside the `with` block: wait until no other thread holds it, and keep others out.
-
-        A thread that holds the lock `shared` may call this between its passes; its own hold does not count.
-        """
-        me = get_ident()
-        with self._changed:
-            held = self._running.pop(me, 0)  # this thread's own shared hold must not make it wait
-            self._exclusive += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._running)
-            self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._exclusive -= 1
-                self._running[me] = held
-                self._forget_idle_threads()
-
-    def _forget_idle_threads(self) -> None:
-        """Drop threads that no longer hold the lock, and wake the waiting threads. The caller must hold `_changed`."""
-        self._running += Counter()  # adding counters keeps positive counts only
-        self._changed.notify_all()
-
-
-_locks = WeakKeyDictionary["nn.Module", PassLock]()
-
-
-def pass_lock(model: nn.Module) -> PassLock:
-    """Return the lock of a model; the first call makes it.
-
-    All submodules share the lock. Models for which this function was never called run without a lock.
-    """
-    lock = _locks.get(model) or PassLock()
-    _locks.update(dict.fromkeys(model.modules(), lock))
-    return lock
-
-
-def exclusive(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context manager that holds a model's lock exclusively, or does nothing if the model has no lock."""
-    lock = _locks.get(model)
-    return lock.exclusive() if lock is not None else nullcontext()
+from lamina.layers.devices import main_device
+from lamina.layers.pass_lock import exclusive
 
 
 @contextmanager

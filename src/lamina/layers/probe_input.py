@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.wrappers import main_device
+from lamina.layers.devices import main_device
 
 PADDED = 3  # padding tokens in the second row, so that a model that removes padding inside is noticed
 

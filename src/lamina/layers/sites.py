@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError
-from lamina.layers.matching import Call, Event, Key, Trace, key_of, trace_calls
+from lamina.layers.adapters import backbone
+from lamina.layers.call_trace import Call, Event, Key, Trace, key_of, trace_calls
+from lamina.layers.devices import main_device
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import LayerStack, TapPoint
-from lamina.layers.wrappers import backbone, main_device
 
 Site = Literal["output", "attention", "ffn"]
 _LENGTHS = 7, 11  # lengths of the two inputs

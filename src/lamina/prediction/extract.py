@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from lamina.data.read import Table
     from lamina.layers import LayerStack
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.utils import JSON
 

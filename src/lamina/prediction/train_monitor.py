@@ -18,7 +18,7 @@ from lamina.errors import ConfigError, MissingExtraError, check_known, require_p
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
-from lamina.layers.wrappers import usable_device
+from lamina.layers.devices import usable_device
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
 from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from lamina.errors import ConfigError, check_known
-from lamina.layers.stack import select
+from lamina.layers.selectors import select
 from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
 from lamina.utils import is_file
 

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError
-from lamina.layers.wrappers import first_non_finite
+from lamina.layers.nan_checks import first_non_finite
 from lamina.serve.middleware import ADMIN
 from lamina.serve.scheduler import Scheduler, ServedBank
 from lamina.serve.schemas import ReadersChanged, ReadersRequest

@@ -20,7 +20,7 @@ import torch
 from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
-from lamina.layers.preserve import pass_lock
+from lamina.layers.pass_lock import pass_lock
 from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine

@@ -26,7 +26,7 @@ from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
-from lamina.layers.stack import select
+from lamina.layers.selectors import select
 from lamina.prediction.predict import Predictor, Prepared
 from lamina.serve.uploads import Example, Upload, plain
 from lamina.tasks import kind_of

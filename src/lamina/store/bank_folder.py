@@ -33,10 +33,12 @@ from lamina.errors import (
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
+from lamina.layers.adapters import check_no_adapters
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
-from lamina.layers.fingerprints import StackSettings, fingerprint_of, fingerprint_of_tensors
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.layers.recorded import RecordedFacts, RecordedModel
-from lamina.layers.wrappers import check_no_adapters, checked_model
+from lamina.layers.wrappers import checked_model
 from lamina.store.files import (
     check_finite,
     claimed,

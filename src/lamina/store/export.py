@@ -22,8 +22,8 @@ from lamina.fusion.scalar_mix import ScalarMixFusion
 from lamina.heads.base import PassThrough
 from lamina.heads.sequence_classification import PooledClassificationHead
 from lamina.heads.token_classification import TokenClassificationHead
+from lamina.layers.adapters import backbone
 from lamina.layers.stack import by_path
-from lamina.layers.wrappers import backbone
 from lamina.store import plain_reader
 from lamina.store.files import check_finite, staged, write_json, write_tensors
 from lamina.store.manifest import READER, WEIGHTS

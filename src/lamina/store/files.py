@@ -31,7 +31,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import NotFiniteError, StoreError, convert_errors
-from lamina.layers.wrappers import first_non_finite
+from lamina.layers.nan_checks import first_non_finite
 from lamina.utils import MAX_BYTES, RepeatedKeyError, fsync, is_file, parse_json, read_bytes, write_text
 
 if TYPE_CHECKING:

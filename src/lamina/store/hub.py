@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, errors
 from lamina.bank import NAME
 from lamina.errors import LaminaError, StoreError, first_line
 from lamina.fusion import FUSIONS
-from lamina.layers.stack import ranges
+from lamina.layers.selectors import ranges
 from lamina.monitors import Cascade
 from lamina.store.manifest import BASE, CARD, MANIFEST, PROCESSOR, READER, READERS, WEIGHTS
 from lamina.store.models import check_revision

@@ -14,7 +14,7 @@ import torch
 from lamina.editing.inserted_layer import is_inserted
 from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.heads.base import label_names
-from lamina.layers.wrappers import first_non_finite
+from lamina.layers.nan_checks import first_non_finite
 from lamina.store import models
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD

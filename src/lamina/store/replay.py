@@ -17,7 +17,9 @@ from lamina.editing.inserted_layer import is_inserted
 from lamina.editing.record import Edit, names_now, set_edits
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
-from lamina.layers.stack import MOVES, by_path, is_all, name_then, order_of
+from lamina.layers.block_moves import MOVES, name_then, order_of
+from lamina.layers.selectors import is_all
+from lamina.layers.stack import by_path
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD, EditsRecord
 from lamina.store.models import source_of

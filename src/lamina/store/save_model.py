@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers import stacks
+from lamina.layers.adapters import adapted_layers, check_no_adapters
 from lamina.layers.stack import by_path
-from lamina.layers.wrappers import adapted_layers, check_no_adapters, unwrapped
+from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import empty_model

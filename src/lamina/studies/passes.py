@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.studies.states.measures import LayerMeasure
     from lamina.tasks.base import Inputs

@@ -15,8 +15,9 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.data.batches import batches, length_batches
 from lamina.errors import ConfigError, NotFiniteError
+from lamina.layers.devices import main_device
 from lamina.layers.preserve import evaluating
-from lamina.layers.wrappers import checked_model, main_device
+from lamina.layers.wrappers import checked_model
 from lamina.tasks.position_interpolation import size_arguments
 from lamina.train.learner import BASE
 from lamina.utils import progress_bar

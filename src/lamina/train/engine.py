@@ -18,8 +18,8 @@ from accelerate import Accelerator, PartialState
 
 from lamina.data.batches import batches
 from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
+from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import eval_mode, evaluating, preserve_randomness
-from lamina.layers.wrappers import first_non_finite
 from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
 from lamina.train.plan import parts_of

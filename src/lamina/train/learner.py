@@ -14,7 +14,7 @@ from lamina.bank import ReaderModule
 from lamina.editing.inserted_layer import InsertedLayer
 from lamina.errors import ConfigError, LayerIndexError, StoreError
 from lamina.layers import select, stacks
-from lamina.layers.discovery import layer_modules
+from lamina.layers.layer_modules import layer_modules
 from lamina.tasks.metrics import better
 
 if TYPE_CHECKING:

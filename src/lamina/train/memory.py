@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 
 from lamina.bank.stack_pass import StackPass
 from lamina.errors import UnsupportedModelError
+from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.preserve import evaluating, preserve_randomness
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.roles import family_of
-from lamina.layers.wrappers import MetaValues, main_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

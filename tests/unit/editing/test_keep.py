@@ -29,7 +29,7 @@ from lamina.editing.keep import truncate_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks
-from lamina.layers.stack import name_then
+from lamina.layers.block_moves import name_then
 
 
 def same(one, other, inputs) -> bool:

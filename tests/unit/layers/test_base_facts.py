@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel
 
 from lamina.layers import stacks
-from lamina.layers.fingerprints import StackSettings
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.module_guard import ModuleGuard
 
 

@@ -4,7 +4,7 @@ from threading import Barrier, Event, Thread
 
 from torch import nn
 
-from lamina.layers.preserve import PassLock, exclusive, pass_lock
+from lamina.layers.pass_lock import PassLock, exclusive, pass_lock
 
 SOON, LONG = 0.1, 10
 

@@ -4,7 +4,7 @@ import torch
 
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select
-from lamina.layers.stack import ranges
+from lamina.layers.selectors import ranges
 
 
 @pytest.mark.parametrize(

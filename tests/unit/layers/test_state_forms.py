@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 import lamina
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.probe_input import Probe, probe_input
-from lamina.layers.stack import Form, count_tokens, forms_of
+from lamina.layers.state_forms import Form, count_tokens, forms_of
 
 TAKEN_AS: dict[str, Callable[[Tensor], Tensor]] = {
     "gemma3n_text": lambda state: state.mean(0) if state.ndim == 4 else state,

@@ -25,7 +25,7 @@ from lamina.utils import JSON, Row, check_range, check_types, derive_seed, plura
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task

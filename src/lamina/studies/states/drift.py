@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.layers import default_stack, select
+from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
-from lamina.layers.wrappers import check_no_adapters, checked_model
+from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.results import summarise
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.studies.study import Frame
     from lamina.train.results import Summary
 

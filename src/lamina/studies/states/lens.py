@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Batch, Processor
     from lamina.studies.passes import Text
 

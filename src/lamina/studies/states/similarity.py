@@ -27,7 +27,7 @@ from lamina.utils import JSON, check_range, check_types, derive_seed, progress_b
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Batch, Processor
     from lamina.studies.passes import Group, Text
 

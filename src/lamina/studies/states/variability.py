@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
-    from lamina.layers.stack import Selector
+    from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task

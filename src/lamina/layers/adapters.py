@@ -1,0 +1,101 @@
+"""PEFT adapters in a model: find the layers with adapters, the active adapters, and their weights.
+
+A PEFT layer lists its attributes by name: `adapter_layer_names` are those with weights, `other_param_names` those with
+settings. Each such attribute is a mapping from the name of an adapter to its weight or setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+
+    class PeftLayer(nn.Module):
+        """The attributes of a PEFT layer that this module uses. PEFT itself is optional."""
+
+        adapter_layer_names: tuple[str, ...]
+        other_param_names: tuple[str, ...]
+        active_adapters: list[str]
+        disable_adapters: bool
+        merged: bool
+
+    class PeftModel(nn.Module):
+        """The method of a PEFT model that this module calls."""
+
+        def get_base_model(self) -> nn.Module:
+            """Return the model without its PEFT wrapper."""
+            ...
+
+
+def has_adapters(module: nn.Module) -> TypeGuard[PeftLayer]:
+    """Return whether a module is a PEFT layer, that is, a layer with adapters."""
+    return hasattr(type(module), "adapter_layer_names")
+
+
+def adapted_layers(model: nn.Module) -> list[PeftLayer]:
+    """Return the PEFT layers of a model."""
+    return [module for module in model.modules() if has_adapters(module)]
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """Return the model inside a PEFT wrapper; its layers still have the adapters.
+
+    Any other model is returned unchanged.
+    """
+    return cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def without_adapters(module: nn.Module) -> nn.Module:
+    """Return the original layer inside a PEFT layer; any other module is returned unchanged."""
+    while has_adapters(module) and isinstance(inside := getattr(module, "base_layer", None), nn.Module):
+        module = inside
+    return module
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """Return a transformers model without its head and without a PEFT wrapper."""
+    inside = without_wrapper(model)
+    return cast("nn.Module", getattr(inside, "base_model", inside))
+
+
+def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
+    """Return the names of a PEFT layer's active adapters, in order. Their outputs are added to the layer's own.
+
+    The result is () if adapters are disabled, or merged into the layer's weight.
+    """
+    return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
+
+
+def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
+    """Yield all modules inside a PEFT layer that belong to its adapters, active or not."""
+    for name in (*layer.other_param_names, *layer.adapter_layer_names):
+        if isinstance(attribute := getattr(layer, name, None), nn.Module):
+            yield from attribute.modules()
+
+
+def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
+    """Yield (name, value) for the weights and settings of the active adapters of a PEFT layer."""
+    for adapter in active_adapters(layer):
+        for name in (*layer.other_param_names, *layer.adapter_layer_names):
+            mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
+            if not hasattr(mapping, "keys") or adapter not in mapping.keys():  # noqa: SIM118  some of these mappings cannot be iterated
+                continue
+            value = mapping[adapter]
+            if isinstance(value, nn.Module):
+                yield from ((f"{name}.{part}", tensor) for part, tensor in value.state_dict().items())
+            elif isinstance(value, Tensor | bool | int | float | str):
+                yield name, value
+
+
+def check_no_adapters(model: nn.Module, op: str) -> None:
+    """Raise ConfigError, about the operation `op`, if a model has PEFT adapters."""
+    if hasattr(model, "peft_config") or adapted_layers(model):
+        raise ConfigError(
+            f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. Call merge_and_unload() "
+            "of the PEFT model first, and use the model that it returns."
+        )
