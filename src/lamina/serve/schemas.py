@@ -219,7 +219,7 @@ class InferTensor(Body):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    name: Literal["text"]
+    name: Name
     shape: ListOf[int] = Field(max_length=2)
     datatype: Literal["BYTES"]
     data: list[object]
