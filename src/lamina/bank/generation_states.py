@@ -166,10 +166,10 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _check_tokens(self, count: int, ids: object) -> None:
-        """Raise ConfigError if the tokens that the model read in this pass are not tokens of the text.
+        """Raise ConfigError if this pass has another number of states than the tokens that it should read.
 
-        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read;
-        None if it read embeddings.
+        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read.
+        With embeddings (no tensor), only the first pass is checked: it reads at most the prompt.
         """
         expected = ids.shape[1] if isinstance(ids, Tensor) else count
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it

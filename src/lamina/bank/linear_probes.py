@@ -115,8 +115,8 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
     """Return the linear map of a single classifier or regressor.
 
-    Raises ConfigError if the model's class is not known, the model is not fitted or has NaN, or it predicts several
-    numbers.
+    Raises ConfigError if the class of `model` is not known; if it is not fitted, or has coefficients that are NaN or
+    infinite; or if it is a regressor of several numbers.
     """
     classifies = _is(model, _CLASSIFIERS)
     if not classifies and not _is(model, _REGRESSORS):

@@ -129,13 +129,14 @@ class StackPass:
         return fresh
 
     def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
-        """Find the mask and the token ids of the pass in the arguments of the model's call. Nothing is computed yet.
+        """Find the mask and the token ids of a pass in the arguments of the model's call. Nothing is computed yet.
 
-        A pass that continues from a key-value cache reads only the new tokens, so it uses the end of the mask.
+        A pass that continues from a key-value cache reads only the new tokens, so the mask's columns for the cached
+        tokens are dropped.
 
         Args:
             batch: Keyword arguments of the whole model; {} if they are not known.
-            args: Positional arguments of the module that contains the stack.
+            args: Positional arguments of the module whose call runs the stack, such as the model.
             kwargs: Keyword arguments of that module.
 
         Raises:
@@ -445,7 +446,10 @@ def real_tokens(
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
-    """Convert a mask of audio samples to a mask of the model's `frames`; return a mask of anything else unchanged."""
+    """Convert a mask of audio samples to a mask of the model's `frames`.
+
+    The mask is returned unchanged if the model reads no audio, or makes another number of frames of it.
+    """
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
     if count is None or int(count(mask.shape[1])) != frames:

@@ -322,7 +322,10 @@ class Partial:
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: JSONObject) -> None:
-        """Set the counters to those in `state`, the note of an earlier run. Raises the errors of `open`."""
+        """Set the counters to those in `state`, the note of an earlier run.
+
+        Raises ConfigError if that run had other arguments; StoreError if its file was cut off.
+        """
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(

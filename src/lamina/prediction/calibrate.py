@@ -325,8 +325,8 @@ def _running_scores(
 
     Scores are monitor name -> `[windows, tokens]`. The mask of the same shape is True at tokens that count: not at
     special tokens, and not in the first text of a pair if only the second has labels. The sums are reader name -> sum
-    of its features over the tokens in the mask, `[windows, dim]`; {} without `features`. With `finished`, a model that
-    reads in both directions is allowed. Raises NotFiniteError if a score is NaN.
+    of its features over the tokens in the mask, `[windows, dim]`; {} without `features`. A model that reads in both
+    directions is a ConfigError unless `finished`. Raises NotFiniteError if a score in the mask is NaN.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))

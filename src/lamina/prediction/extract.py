@@ -237,7 +237,10 @@ class _Plan:
         return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
 
     def write(self, number: int, path: Path, batch_size: int) -> None:
-        """Write the states of the rows of file `number` to `path`, in passes of `batch_size`; errors as `_compute`."""
+        """Write the states of the rows of file `number` to `path` as a .npy array, in passes of `batch_size` rows.
+
+        `path` may have any name. Raises the errors of `_compute`.
+        """
         rows = self.parts[number]
         with path.open("wb") as file:  # under any name, to which np.save would append .npy
             np.lib.format.write_array_header_1_0(

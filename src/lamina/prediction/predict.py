@@ -338,7 +338,9 @@ class Predictor:
         """Encode examples, for instance as tokens, without running the model.
 
         Raises:
-            ConfigError: If an example is not what a reader reads. The message names the reader.
+            ConfigError: If `examples` is a single text or no list, or an example is not what a reader reads (a note on
+                the error names the reader).
+            DataError: If an object in memory, such as an image, has wrong values; a note names the reader.
         """
         listed = as_examples(examples)
         splits: dict[str, Split] = {}

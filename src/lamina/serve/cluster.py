@@ -168,7 +168,7 @@ def _ray() -> ModuleType:
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait forever for them."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs for `replicas.least`; Ray would wait forever."""
     available: dict[str, float] = _ray().cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):

@@ -144,7 +144,8 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
         `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`;
-        None if the reader's fusion cannot compute them. If either is None, the explanation has no contributions. Raises
+        None if the reader's fusion cannot compute them. They are returned as shares that sum to 1, and as None if
+        either is None. The importance is None if the fusion's weights depend on the input or there are none. Raises
         NotFiniteError if a contribution is NaN or infinite.
         """
         reader = self.bank[name]

@@ -428,9 +428,10 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """Return Lamina's error for an error that transformers raised while loading a model.
+    """Return Lamina's error for an error that transformers raised while loading the model `name`.
 
-    `name` and `model_type` name the model in the message. An error of Lamina's own is returned unchanged.
+    ModelNotFoundError if there are no such files, UnsupportedModelError (which names `model_type`) if transformers
+    lacks the family or a package, else StoreError. An error of Lamina's own is returned unchanged.
     """
     if isinstance(error, LaminaError):
         return error

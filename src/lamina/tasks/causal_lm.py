@@ -119,8 +119,9 @@ class CausalLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Return blocks or rows of tokens with the next tokens as labels; see `Kind.encode`.
 
-        For prediction (`options.part` "predict"), return the end of each text, without labels. Raises ConfigError if
-        the processor has no tokenizer, or if replies are learnt with a slow one, which cannot tell where they are.
+        In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), return the
+        end of each text, without labels. Raises ConfigError if the processor has no tokenizer, or if replies are learnt
+        with a slow one, which cannot tell where they are.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)

@@ -146,10 +146,10 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
 
 
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
-    """Return the class names of a task: `spec.labels`, or the tags of the train split (`names`), in order.
+    """Return the class names of a task.
 
-    Tags that mark spans in another `scheme` (None: the tags mark none) become IOB2 tags, unless `spec.labels` names
-    them as they are.
+    `names` are `spec.labels`, or the tags of the train split, which are sorted. If they mark spans in `scheme` (None:
+    they mark none), they become IOB2 tags; labels of `spec` that are all tags of IOB2, IOBES or BILOU stay as they are.
     """
     if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
         return spec.labels or lab.infer_labels(names)
@@ -234,8 +234,10 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. If all of them fit the texts as UTF-16 units, and they fit fewer words as
-    characters, they are read as UTF-16 units, with a warning. Raises DataError as `span_splits` raises it.
+    Edges of spans count characters. They are read as UTF-16 units instead, with a warning, if no span is wrong then,
+    and fewer rows have spans that are wrong or cut words. A wrong span raises DataError, as in `span_splits`; with
+    `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
+    words, with a warning.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

@@ -251,12 +251,13 @@ class Engine:
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
-        """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for a single batch.
+        """Return weights `[batches, learners]` for the losses of a step's batches; None if a step has a single batch.
 
-        A weight is the batch's fraction of all labels of the step, over all processes. With these weights, the sum of
-        the batches' mean losses is the mean loss of the step. `labels` (learner name -> labels) and `counts` (whether
-        the loss counts) have an entry for each batch of this process. `rows` is the number of rows of the whole step.
-        All processes must call this together.
+        A weight is the batch's fraction of all labels of the step, over all processes, so the weighted sum of the
+        batches' mean losses is the mean loss of the step. A learner without labels in the step has equal weights.
+        `labels` (learner name -> labels) and `counts` (whether the loss counts; if not, the weight is 0) have an entry
+        for each batch of this process. `rows` is the number of rows of the whole step. All processes must call this
+        together.
         """
         if self._parts == 1:
             return None

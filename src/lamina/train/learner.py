@@ -126,11 +126,13 @@ class Learner:
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Process the scores after an epoch: keep the weights if they are the best, lower the rate, or stop early.
+        """Process the scores after an epoch: keep the weights, lower the rate (schedule "plateau"), or stop early.
+
+        Weights are kept if they are the best so far, or always with `keep` "last".
 
         Args:
             epoch: Number of the epoch, from 0.
-            scores: Metric -> score. Empty for a learner without validation rows, which keeps its last weights.
+            scores: Metric -> score. Empty for a learner without validation rows, whose last weights are kept.
 
         Returns:
             Whether the weights of this epoch were kept.

@@ -241,7 +241,10 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
 
 
 def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
-    """Return the class numbers of each row of the split `part`: one, several (multi-label), or one per word."""
+    """Return the class numbers of each row of the split `part`: one, several or none (multi-label), or one per word.
+
+    Words without a label have -100.
+    """
     labels = task.split(part).labels
     if task.problem_type == "multi_label":
         return [tuple(number for number, is_set in enumerate(row) if is_set) for row in labels]
@@ -318,10 +321,10 @@ def _several_sites(table: pd.DataFrame) -> bool:
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> line chart over layers, for each measure in the study's table.
+    """Return chart name -> line chart over layers, for each measure in the study's table; each task has a panel.
 
-    Each colour is a kind of probe. With several sites in the table, each colour is a site, and each kind of probe has a
-    chart.
+    A chart is named after its measure, and each colour is a kind of probe. With several sites in the table, each kind
+    of probe has a chart "measure, kind", and each colour is a site.
     """
     notes = {
         "score": (
