@@ -51,7 +51,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
     "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
-    "Monitor": ("a Monitor", lambda value: type(value).__name__ == "Monitor"),
+    "Monitor": ("a Monitor", lambda value: any(kind.__name__ == "Monitor" for kind in type(value).__mro__)),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
     "Selector": (
         "a layer number, a list of them, or a text such as 'top:4'",

@@ -362,7 +362,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
     """
     if weights is None:
         return None
-    is_list = isinstance(weights, Iterable) and not isinstance(weights, str | bytes | Mapping | set)
+    is_list = isinstance(weights, Iterable) and not isinstance(weights, str | bytes | Mapping | set | frozenset)
     values = tuple(weights) if is_list else ()
     if len(values) != labels or not all(hasattr(value, "__float__") and 0 < value < math.inf for value in values):
         problem = f"class_weights are {values or weights!r} for {labels} labels"

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
+# usual prefixes of programs that train the model as a part of a larger module
+_OWNERS = {"model.", "backbone.", "base_model.model.", "0.auto_model."}
 _WRAPPERS = dict.fromkeys(
     (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^(?:module\.)+"), ""
 )
@@ -160,7 +162,8 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 
     `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
     Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. The prefix that a program adds which
-    trains the model as a part of another, such as "model.", is dropped if otherwise no weight fits.
+    trains the model as a part of another, such as "model.", is dropped if otherwise no weight fits. If weights fit with
+    several prefixes, such as "model." and "ema.", only one of `_OWNERS` is dropped.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
@@ -171,10 +174,11 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
         model, report = load_weights(key_mapping={**_WRAPPERS, re.escape(_INNER): "."})
     names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
     for known in (names, {name.removeprefix(base) for name in names}) if names <= {*report["missing_keys"]} else ():
-        longest = max(known, key=len, default="")
+        longest = max(sorted(known), key=len, default="")
         owners = {key.removesuffix(longest) for key in saved if longest and key.endswith(f".{longest}")}
-        if len(owners) == 1 and 2 * len({owner + name for owner in owners for name in known} & saved) > len(known):
-            return load_weights(key_mapping={**_WRAPPERS, **{f"^{re.escape(owner)}": "" for owner in owners}})
+        for owner in sorted(owners if len(owners) == 1 else owners & _OWNERS):
+            if 2 * len({owner + name for name in known} & saved) > len(known):
+                return load_weights(key_mapping={**_WRAPPERS, f"^{re.escape(owner)}": ""})
     return model, report
 
 
@@ -203,7 +207,8 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     plain = {key: without_numbers(key.removeprefix(base)) for key in sorted(saved)}
     modules = {f"{form.rpartition('.')[0]}." for form in forms if "#" in form.rpartition(".")[0]}
     leaves = tuple(part for part in modules if not any(other != part and other.startswith(part) for other in modules))
-    for key, form in plain.items():
+    is_quantised = getattr(model.config, "quantization_config", None) is not None
+    for key, form in plain.items() if not is_quantised else ():
         if form not in forms and form.startswith(leaves) and not is_inserted(key):
             hint = "It was quantised, pruned, or has an adapter or another config"
             raise damaged(f"the weights of {name}", f"hold '{key}', for which the model has no place. {hint}")

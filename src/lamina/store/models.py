@@ -271,7 +271,8 @@ def check_files(name: str, config: PretrainedConfig) -> None:
     for path in Path(name).iterdir():
         if path.exists() and not (is_file(path) or is_dir(path)):
             raise damaged(path, "is neither a file nor a folder")
-        if is_file(path) and getattr(config, "quantization_config", None) is None:
+        is_read = re.fullmatch(r"(pytorch_)?model(-\d+-of-\d+)?\.(bin|safetensors)", path.name) and is_file(path)
+        if is_read and getattr(config, "quantization_config", None) is None:
             for key in _integers(path):
                 what = f"has integers as '{key}', and config.json has no quantization_config that scales them"
                 raise damaged(path, what)
@@ -283,7 +284,10 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _integers(path: Path) -> Iterator[str]:
-    """Yield the names of the weights and biases in a weight file that are integers; nothing for any other file."""
+    """Yield the names of the weights in a weight file that are integers; nothing for a file that cannot be read.
+
+    Biases are left out: GPT-2 and its kin saved their causal masks as "attn.bias".
+    """
     types: dict[str, str] = {}
     with suppress(Exception):  # loading the file says what is wrong with it
         if path.suffix == ".bin":
@@ -292,7 +296,7 @@ def _integers(path: Path) -> Iterator[str]:
         elif path.suffix == ".safetensors":
             with cast("Any", safe_open(path, "pt")) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-    yield from (key for key, kind in types.items() if key.endswith(("weight", "bias")) and re.match("I|U|BO", kind))
+    yield from (key for key, kind in types.items() if key.endswith("weight") and re.match("I|U|BO", kind))
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:

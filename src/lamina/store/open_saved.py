@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
 from lamina.store.bank_folder import load_bank
 from lamina.store.load_model import load
-from lamina.store.manifest import MANIFEST
+from lamina.store.manifest import MANIFEST, RECORD
 from lamina.store.models import source_of, writing_class
 from lamina.store.replay import read_record
 from lamina.utils import is_file
@@ -52,8 +53,8 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    The object is moved to the GPU if there is one. The last two objects are cached. If a JSON or safetensors file in
-    the folder was written again since the earlier call, the files are loaded again.
+    The object is moved to the GPU if there is one. The last two objects are cached. If the folder's manifest, record
+    of edits or a file of weights was written again since the earlier call, the files are loaded again.
 
     Args:
         saved: Folder or hub id of the bank or model.
@@ -61,15 +62,20 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     Raises:
         LaminaError: Any error of `open_saved`.
     """
-    files = (path for path in sorted(Path(saved).rglob("*")) if path.suffix in (".json", ".safetensors"))
-    return _open_cached(str(saved), tuple(path.stat().st_mtime_ns for path in files if is_file(path)))
+    folder = Path(saved)
+    weights = [path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(f"{depth}.safetensors"))]
+    written: list[int] = []
+    for path in (folder / MANIFEST, folder / RECORD, *weights):
+        with suppress(OSError):  # it may have gone meanwhile
+            written.append(path.stat().st_mtime_ns)
+    return _open_cached(str(saved), tuple(written))
 
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
 
-    `_written` has the modification times of the folder's files. They are part of the cache's key, so a folder that was
+    `_written` has the modification times of these files. They are part of the cache's key, so a folder that was
     changed is loaded again. Errors as in `open_saved`.
     """
     loaded = open_saved(saved)

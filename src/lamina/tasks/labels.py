@@ -63,7 +63,8 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
-    lacking = lacking if len(lacking) < len(tables) else set[str]()
+    if ("train" in tables and not _has_like(tables["train"], str(spec.label))) or len(lacking) == len(tables):
+        lacking = set[str]()  # the column is missing everywhere
     hidden = {part for part in others.keys() - lacking if all(map(is_hidden, others[part].cells(spec.label)))}
     train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
     if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not _is_empty(plain(cell)) for cell in train):
@@ -78,7 +79,7 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
 def _has_like(table: Table, column: str) -> bool:
     """Return whether a table has a column, or one of a similar name, which may be meant."""
     names, either = [name.lower() for name in table.columns], (column.lower(), column.lower().partition(".")[0])
-    return table.numbered or any(get_close_matches(name, names) for name in either)
+    return table.numbered or any(get_close_matches(name, names, cutoff=0.75) for name in either)
 
 
 def is_hidden(cell: object) -> bool:
@@ -310,7 +311,7 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     Raises ConfigError if `labels` is a single text, or one of the names is not a text.
     """
     names = None if labels is None else tuple(labels)
-    if isinstance(labels, str) or not all(isinstance(name, str) for name in names or ()):
+    if isinstance(labels, str | Mapping | set | frozenset) or not all(isinstance(name, str) for name in names or ()):
         raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
     return names and tuple(map(trimmed, names))
 

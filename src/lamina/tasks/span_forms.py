@@ -31,6 +31,8 @@ _NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta
 _CONTAINERS = ("entities", "spans", "annotations", "result")
 _TAG = regex.compile(r"[BI]-.+")
 _PLACE = regex.compile(r"[\s\[\](),.\d]*\d[\s\[\](),.\d]*")  # numbers, or lists of them
+_PLACE_KEY = regex.compile("off|pos|idx|from|len|char|span|loc|begin|start|end|stop|^to$")
+_NUMBER = regex.compile(r"\d+(?:\.\d+)?")
 _UNSEEN = regex.compile(r"[\p{Cf}\p{Cc}]")  # marks of direction, soft hyphens and other characters without width
 
 
@@ -158,7 +160,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     carried = None if text is None or fields[text] is None else str(fields[text])
     if start is None and end is None and carried is not None:
         others = [key for key in fields if key not in {*_LABELS, *_TEXTS} | _NEUTRAL]
-        if numbers := [key for key in others if _PLACE.fullmatch(str(plain(fields[key])))]:
+        if numbers := [key for key in others if _may_be_place(str(key), str(plain(fields[key])))]:
             rule = "its place is under start and end"
             raise SpanError(shown(span), f", a span with numbers under {', '.join(numbers)}; {rule}.")
         return SpanMark(shown(span), label, text=carried)
@@ -170,6 +172,11 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
         raise SpanError(f"{shown(span)} as a span", f"; {rule}.")
     first, last = (int(cast("int", edge)) for edge in edges)
     return SpanMark(shown(span), label, (first, last), carried, text == "word")
+
+
+def _may_be_place(key: str, text: str) -> bool:
+    """Return whether an unknown key of a span holds numbers that may be its place: by its name, or as there are two."""
+    return bool(_PLACE.fullmatch(text)) and bool(_PLACE_KEY.search(key.lower()) or len(_NUMBER.findall(text)) == 2)
 
 
 def _label(span: object, labels: Sequence[object], default: str) -> str:

@@ -235,9 +235,9 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
     Edges of spans count characters. They are read as UTF-16 units instead, with a warning, if no span is wrong then,
-    and fewer rows have spans that are wrong or cut words. A wrong span raises DataError, as in `span_splits`; with
-    `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
-    words, with a warning.
+    and fewer rows cut words than have wrong spans as characters, or some cut words as characters and none as units. A
+    wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore", the words of its row get no tags,
+    with a warning. A span that cuts words tags its whole words, with a warning.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
@@ -249,7 +249,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
     texts = _labelled_texts(table, spec)
     rows, problems, cut = _placed(texts, marks, utf16=False)
     again = _placed(texts, marks, utf16=True) if problems or cut else (rows, problems, cut)
-    if not again[1] and len(again[2]) < len(problems) + len(cut):
+    if not again[1] and (len(again[2]) < len(problems) if problems else cut and not again[2]):
         rows, problems, cut = again
         what = "task: %s: the edges of spans in column '%s' fit as UTF-16 units only, and are read as these"
         logger.warning(what, table.path, spec.label)

@@ -227,7 +227,8 @@ class TokenClassificationKind(TextClassKind):
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         first = next(iter(tables.values()), None)
         text = None if first is None else first.column(spec.text)[0]
-        if isinstance(text, str) and has_several(text):  # a list as text, as pandas writes it to CSV files
+        is_list = spec.text_pair is None and isinstance(text, str) and text.lstrip().startswith("[")
+        if is_list and has_several(text):  # a list as text, as pandas writes it to CSV files
             tables = lab.as_lists(lab.as_lists(tables, spec), replace(spec, label=spec.text))
         elif spec.text_pair is not None or isinstance(text, str):
             return span_splits(tables, spec)

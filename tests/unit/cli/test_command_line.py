@@ -4,11 +4,11 @@ import errno
 import io
 import logging
 import os
-import signal
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_an_interruption_ends_with_130(lamina, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_interruption_before_a_command_runs_ends_with_130(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "build", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(app, "build", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 130

@@ -298,7 +298,7 @@ def test_quantised_models_are_refused():
 
 def test_offloaded_models_and_wrappers_are_refused():
     model = tiny_model()
-    with pytest.raises(ConfigError, match="a DataParallel came"):
+    with pytest.raises(ConfigError, match="got a DataParallel"):
         reinit_(torch.nn.DataParallel(model), 1)
     model.hf_device_map = {"": "cpu"}
     model.encoder.layer[2].to("meta")

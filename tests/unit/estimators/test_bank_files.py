@@ -90,7 +90,7 @@ def test_what_is_no_saved_estimator(base: str, texts: list[str], tmp_path: Path)
     with pytest.raises(StoreError, match=r"has no estimator.json"):
         LaminaClassifier.load(tmp_path / "none")
     LaminaTransformer(base).fit(texts).save(tmp_path)
-    with pytest.raises(StoreError, match="was saved by a LaminaTransformer; it is no LaminaClassifier"):
+    with pytest.raises(StoreError, match="was saved by a LaminaTransformer; it is not a LaminaClassifier"):
         LaminaClassifier.load(tmp_path)
     path = tmp_path / "estimator.json"
     facts = json.loads(path.read_text())

@@ -28,6 +28,12 @@ def checkpoint(folder: Path, rename: Callable[[str], str] = str) -> Path:
     return folder
 
 
+def assert_loaded(folder: Path) -> None:
+    """All weights of the folder's model are those of the tiny model."""
+    loaded = load(folder)[0].state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in tiny_model().state_dict().items())
+
+
 RENAMES: dict[str, Callable[[str], str]] = {
     "DataParallel": lambda name: f"module.{name}",
     "compiled": lambda name: f"_orig_mod.{name}",
@@ -46,9 +52,7 @@ RENAMES: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("rename", one_in(4, RENAMES.values()), ids=RENAMES)
 def test_prefixes_of_wrappers_are_stripped(rename: Callable[[str], str], tmp_path: Path):
-    model, _ = load(checkpoint(tmp_path / "model", rename))
-    for name, value in tiny_model().state_dict().items():
-        assert torch.equal(model.state_dict()[name], value)
+    assert_loaded(checkpoint(tmp_path / "model", rename))
 
 
 @pytest.mark.parametrize("blocks", [2, 0])
@@ -107,6 +111,26 @@ def test_integers_as_weights_are_refused(kind: torch.dtype, file: str, tmp_path:
         StoreError, match=rf"{file} has integers as '{name}', and config\.json has no quantization_conf"
     ):
         load(folder)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_masks_and_other_files_may_hold_integers(file: str, tmp_path: Path):
+    folder = checkpoint(tmp_path / "model")
+    weights = torch.load(folder / "pytorch_model.bin")
+    weights["encoder.layer.1.attention.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)  # GPT-2 saved such masks
+    (folder / "pytorch_model.bin").unlink()
+    torch.save(weights, folder / file) if file.endswith("bin") else save_file(weights, folder / file)
+    save_file({"encoder.layer.1.output.dense.weight": torch.ones(2, dtype=torch.int8)}, folder / "int8.safetensors")
+    assert_loaded(folder)
+
+
+@pytest.mark.parametrize("copy", ["ema", "backbone.teacher"])
+def test_one_of_two_prefixes_is_stripped(copy: str, tmp_path: Path):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    plain = torch.load(weights)
+    twice = {f"model.{name}": tensor for name, tensor in plain.items()}
+    torch.save({**twice, **{f"{copy}.{name}": tensor + 1 for name, tensor in plain.items()}}, weights)
+    assert_loaded(weights.parent)
 
 
 def test_a_folder_with_an_adapter_alone_names_peft(tmp_path: Path):

@@ -54,7 +54,7 @@ FORMS = {
     "spaCy": {"entities": [(*LIMA, "LOC"), (*ANA, "PER")]},
     "columns": {"start": [LIMA[0], ANA[0]], "end": [LIMA[1], ANA[1]], "label": ["LOC", "PER"]},
     "texts by label": {"entities": {"LOC": ["Lima"], "PER": ["Ana Ruiz"]}},
-    "texts with labels": [{"text": "Lima", "label": "LOC"}, {"text": "Ana Ruiz", "label": "PER"}],
+    "texts with labels": [{"text": "Lima", "label": "LOC", "page": 3}, {"text": "Ana Ruiz", "label": "PER", "p": 0.9}],
     "JSON": json.dumps(spans("start", "end", "label")),
     "Python": str([(*LIMA, "LOC"), (*ANA, "PER")]),
     "twice": [[*LIMA, "LOC"], [*ANA, "PER"], [*LIMA, "LOC"]],
