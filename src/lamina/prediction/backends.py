@@ -119,7 +119,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 def _is_worth_trying(bank: ReaderBank) -> bool:
     """Return whether "auto" should try ONNX Runtime: a bank on a CPU has an export that was not refused before."""
-    is_open = bank in _engines
+    is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:
         return False
     written = _written(bank)
@@ -171,6 +171,10 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
             if backend == "int8" or not exports:
                 raise
             logger.warning("predict: the bank is exported again: %s", error)
+    if engine is None and not exports and backend == "onnx":
+        raise StoreError(
+            "predict: the bank's export lacks readers that must answer. Use backend='onnx' to write another."
+        )
     engine = engine or _exported(bank, folder)
     _engines.setdefault(bank, {})[backend] = engine
     return engine

@@ -23,6 +23,7 @@ from lamina.tasks.kind import TextClassKind
 from lamina.tasks.labels import check_names
 from lamina.tasks.rows_in_memory import rows_of
 from lamina.tasks.split import Split
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -277,6 +278,8 @@ def splits_on_states(
         raise ConfigError(f"{op}: {got}. Task.from_states also reads the states of labelled tokens.")
     if "train" not in folders:
         raise ConfigError(f"{op}: those of 'train' are missing. Give states={{'train': FOLDER, ...}}.")
+    if odd := [folder for folder in folders.values() if not isinstance(folder, str | Path)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{op}: got {odd[0]!r}; a folder is needed.")
     opened = {folder: RecordedStates.open(folder) for folder in folders.values()}
     by_split: dict[str, Split] = {}
     used: set[tuple[Path, int]] = set()
@@ -302,7 +305,10 @@ def _check_order(op: str, split: Split, recorded: RecordedStates, label: str | i
     Nothing is checked if the states' table lacks this column. `op` begins the message.
     """
     path = recorded.folder / (recorded.manifest.table or "")
-    cells = read_table(path).columns.get(str(label), ()) if recorded.manifest.table else ()
+    cells = read_table(path).columns.get(str(label), ()) if recorded.manifest.table and is_file(path) else ()
+    if cells and len(cells) != len(recorded):
+        got = f"{path} has {len(cells)} rows, and {recorded.folder} the states of {len(recorded)}"
+        raise DataError(f"{op}: {got}; a row has one state per layer.", path=str(path))
     seen: dict[str, str] = {}
     for row, learnt in zip(split.origin[1].tolist(), map(repr, split.labels), strict=True) if cells else ():
         if seen.setdefault(repr(cells[row]), learnt) != learnt:

@@ -193,7 +193,7 @@ class Split:
         """Return a split with the same examples and one of `labels` for each; -100 marks a missing class."""
         column = dataset_of([pa.table({"label": pa.array(labels)})])
         changed = Split(self.rows, self._open_text, column, self._strata)
-        changed.key = self.key
+        changed.key, changed.origin = self.key, self.origin
         return changed
 
     def with_strata(self, strata: Strata | None) -> Split:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Literal, cast
 
-from lamina.errors import check_known
+from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import checked_model
+from lamina.tasks.base import PARTS
 from lamina.tasks.recorded_rows import splits_on_states
 from lamina.train.groups import tasks_by_name, warn_of_texts, with_positive
 from lamina.train.options import OF_BANKS, FitOptions
@@ -246,15 +247,34 @@ def fit(  # noqa: PLR0913
     )
     by_name = with_positive("fit", tasks_by_name("fit", tasks), positive)
     warn_of_texts("fit", by_name.values())
-    for name, task in by_name.items() if states is not None else ():
-        own = cast("StatesOfSplits", states.get(name, states) if isinstance(states, Mapping) else states)
-        splits = splits_on_states(
-            f"fit: states of '{name}'", task.kind, task.splits, own, task.columns.get("label", "label")
-        )
-        by_name[name] = replace(task, splits=splits)
-    result = train(bank_or_model, by_name, options, grid=grid, processor=processor, output=output)
+    learnt = by_name if states is None else _on_states(by_name, states, test=test)
+    result = train(bank_or_model, learnt, options, grid=grid, processor=processor, output=output)
     _mention_unused("fit", by_name, test=test)
     return result
+
+
+def _on_states(
+    tasks: Mapping[str, Task], states: StatesOfSplits | Mapping[str, StatesOfSplits], *, test: bool
+) -> dict[str, Task]:
+    """Return the tasks (reader name -> task) on recorded states in place of texts; `states` is the option of `fit`.
+
+    Raises ConfigError if `states` names some readers and not all, or `test` is set and the test split has no states;
+    UnknownNameError if it names a reader that is not trained; and the errors of `splits_on_states`.
+    """
+    by_reader = states if isinstance(states, Mapping) and any(name in tasks for name in {*states} - {*PARTS}) else None
+    if by_reader is not None:
+        check_known("fit: states", by_reader, tasks, "reader")
+        if lacking := [name for name in tasks if name not in by_reader]:
+            raise ConfigError(f"fit: there are no states of '{lacking[0]}'; give every reader a folder.")
+    changed: dict[str, Task] = {}
+    for name, task in tasks.items():
+        op = f"fit: states of '{name}'"
+        own = cast("StatesOfSplits", states if by_reader is None else by_reader[name])
+        splits = splits_on_states(op, task.kind, task.splits, own, task.columns.get("label", "label"))
+        if test and "test" in task.splits and "test" not in splits:
+            raise ConfigError(f"{op}: test=True needs those of 'test'. Give {{'train': FOLDER, 'test': FOLDER}}.")
+        changed[name] = replace(task, splits=splits)
+    return changed
 
 
 def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:

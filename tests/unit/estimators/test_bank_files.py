@@ -106,3 +106,9 @@ def test_what_is_no_saved_estimator(base: str, texts: list[str], tmp_path: Path)
     path.write_text("{")
     with pytest.raises(StoreError):
         LaminaTransformer.load(tmp_path)
+
+
+@pytest.mark.parametrize(("module", "name"), [("classifier", "LaminaClassifier"), ("tagger", "LaminaTagger")])
+def test_pickles_of_earlier_versions_find_their_classes(module: str, name: str):
+    pickled = f"clamina.estimators.{module}\n{name}\n.".encode()
+    assert pickle.loads(pickled).__name__ == name

@@ -119,6 +119,16 @@ def test_auto_without_an_export_is_pytorch(folder: Path, untraced: list[Path]):
         lamina.predict(bank, TEXTS, backend="onnx")
 
 
+def test_auto_writes_no_export_for_a_reader_that_came_later(exported: Path, untraced: list[Path]):
+    bank = loaded(exported)
+    lamina.predict(bank, TEXTS[:1], backend="onnx")
+    bank.folder = None
+    bank.add("late", Reader(Mean(layers=[1]), SequenceClassification(("no", "yes"), pooling="mean")))
+    bank.eval()
+    assert close(lamina.predict(bank, TEXTS), lamina.predict(bank, TEXTS, backend="torch"))
+    assert untraced == []
+
+
 @pytest.mark.parametrize("harm", one_in(2, ["cut", "bit", "other reader", "no facts"]))
 def test_a_damaged_or_foreign_export_is_not_used(harm: str, folder: Path, untraced: list[Path], caplog: Any):
     graph, facts = folder / "bank" / "onnx" / "model.onnx", folder / "bank" / "onnx" / "onnx.json"

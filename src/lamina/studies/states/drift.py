@@ -210,6 +210,8 @@ class _BlockWeights:
         if not known:
             raise _unsupported(model, "its blocks have no linear maps with weights")
         self.roles = known if roles == "all" else tuple(roles)
+        if not self.roles:
+            raise ConfigError(f"{_OP}: roles is empty; name at least one of {', '.join(known)}, or use 'all'.")
         check_known(_OP, self.roles, known, "role")
         self.maps = {
             layer: {role: by_role[role] for role in self.roles if role in by_role} for layer, by_role in maps.items()
