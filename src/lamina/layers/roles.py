@@ -130,7 +130,7 @@ class BlockSettings:
         leading: Settings with the number of lowest blocks of one kind.
         trailing: Settings with the number of highest blocks of one kind.
         last: Settings with the number of the last block, from 0.
-        types: Those of `entries` that name the kinds of the blocks.
+        types: The `entries` that name the kinds of the blocks.
     """
 
     entries: tuple[str, ...]
