@@ -291,9 +291,10 @@ def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception]
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of an error as one line of at most 300 characters, without the final full stop.
+    """Return the first line of an error's message, at most 300 characters, without the final full stop.
 
-    The result is meant to be quoted in another message. It begins with the error's type if the text alone says little:
+    The result is meant to be quoted in another message. If the first line ends in a colon, the second is added. For an
+    OSError the result is its reason, without the file. It begins with the error's type if the text alone says little:
     for an empty message, and for a LookupError such as KeyError, whose message may be just the key.
     """
     lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]

@@ -285,8 +285,8 @@ def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
     """Return variants of a sentence that each lack one verb: `the room very clean`.
 
-    Auxiliaries stay, because a sentence may be correct without one: `the guests have praised it` without `have`. Verbs
-    on which the sentiment depends stay too.
+    Auxiliaries and the verbs after them stay, because a sentence may be correct without one: `the guests have praised
+    it` without `have`. Verbs on which the sentiment depends stay too.
     """
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]

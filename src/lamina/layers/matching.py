@@ -133,7 +133,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls after time `since` that received (`side` "input") or returned ("output") a state, in order.
+    """Return, in order, the calls after time `since` that have a state as their `side`: "input" or "output".
 
     `seen` has the events at which the state was seen.
     """

@@ -51,13 +51,13 @@ class LayerStack:
         blocks: The blocks, bottom first. A block that serves as several layers comes several times. Empty if no module
             is a block.
         points: Entry i is where layer i can be read.
-        scope: The innermost module around all points that is called once per pass, preferably one that gets the
-            attention mask. Its call begins a pass over the stack.
+        scope: The innermost module around all points that is called once per pass and gets the attention mask; if none
+            gets it, the innermost that is called once. Its call begins a pass over the stack.
         scope_path: Dotted name of `scope` in the model.
         run: All modules with weights that the last layer depends on, in order of registration. They are the same for a
             backbone alone and inside a model with a head.
         tower: The part of the model that runs this stack alone, in models like CLIP; else None.
-        needs_tokens: Whether reading states needs the number of tokens; see `Form`.
+        needs_tokens: Whether reading states needs the number of the input's tokens; see `Form`.
     """
 
     name: str

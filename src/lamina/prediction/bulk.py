@@ -250,7 +250,8 @@ def read_examples(
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
-        start: Number of parsed rows to skip at the start, those left out for a cell that is no text among them.
+        start: Number of parsed rows to skip at the start. A row with a cell that is no text counts as parsed; a row
+            that cannot be read does not.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):

@@ -59,7 +59,10 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A `prompt`, its `reply`, whether that is bad (`positive`), and the character ranges of bad words (`spans`)."""
+    """A `prompt`, its `reply`, whether that is bad (`positive`), and where in the reply the bad words are (`spans`).
+
+    `spans` are ranges of characters: all words if no bad ones were marked, and () for a good reply.
+    """
 
     prompt: str
     reply: str

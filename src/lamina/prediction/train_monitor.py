@@ -459,7 +459,7 @@ class _Promise:
     def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
         """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate.
 
-        Raises ConfigError if there are too few replies.
+        Raises ConfigError if all replies are good or all are bad, or there are too few good ones to choose a threshold.
         """
         return scores.calibration(
             [one.positive for one in replies],

@@ -290,8 +290,8 @@ def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
     """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
-    A mean of three seeds or more gets an interval. If every mean has fewer seeds and one has two, each seed of two
-    becomes a dot, except in heat maps. `columns` maps roles in the chart ("x", "colour" and so on) to columns of
+    A mean of three seeds or more gets an interval. If no mean has three seeds, the means of two seeds also get a dot
+    for each seed, except in heat maps. `columns` maps roles in the chart ("x", "colour" and so on) to columns of
     `rows`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value

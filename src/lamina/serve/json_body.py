@@ -30,7 +30,7 @@ class JSONRequest(Request):
     """A request whose body is parsed by `parse_body` in place of FastAPI's parser."""
 
     async def json(self) -> Any:  # noqa: ANN401
-        """Return the value of the body, which FastAPI asks for once; raises the errors of `parse_body`."""
+        """Return the value of the body, parsed at each call; raises the errors of `parse_body`."""
         return parse_body(await self.body(), self.app.state.max_depth)
 
 

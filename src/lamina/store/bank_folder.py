@@ -106,19 +106,21 @@ def save_bank(
     changed_base: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Save a bank to a folder; `ReaderBank.save_pretrained` calls this.
+    """Save a bank to a folder, with the model's weights only if `bank.saves_base`.
 
     Args:
         bank: The bank.
         folder: Folder to write; created if it does not exist.
         title: Title of the model card. None: the name of the folder.
-        changed_base: Save even if the model's weights have changed since the bank was made or loaded.
+        changed_base: Save even if the model's weights have changed since the bank was made or loaded; the readers then
+            belong to the changed weights.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
         StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the frozen model's weights changed and `changed_base` is not set, or `save` refuses the model.
+        ConfigError: If the frozen model's weights changed and `changed_base` is not set, or the model is saved too and
+            `lamina.save` refuses it.
     """
     folder = Path(folder)
     for name in bank:

@@ -222,7 +222,8 @@ class StatesArray(SavedFacts):
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. None for `.npy`.
         axes: The name of each axis. Without "rows", the tokens of all rows follow one another, or there is one row.
             Without "layers", there is one layer. Without "tokens", rows are pooled.
-        shape: Size of each axis. For a Parquet file the number of rows comes first, then a list per token or layer.
+        shape: Size of each axis. For a Parquet file: the number of rows, then the lengths of a cell's nested lists,
+            outermost first.
         rows: Number of rows in the tensor.
         layers: Layers of the tensor, in the order of its axis "layers". None: the manifest's layers.
         mask: Name of a tensor of the same safetensors file, or another `.npy` file, `[rows, tokens]`: 1 at tokens, 0 at

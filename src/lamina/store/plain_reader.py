@@ -100,9 +100,10 @@ class PlainReader(nn.Module):
 
     @torch.no_grad()
     def tokens(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute the logits `[tokens, classes]` of tokens of any texts; raise ValueError unless `per_token`.
+        """Compute the logits `[tokens, classes]` of tokens of any texts.
 
-        If the reader labels texts, the logits of a text are the mean of its tokens' logits.
+        If the reader labels texts, the logits of a text are the mean of its tokens' logits. Raises ValueError unless
+        `per_token`, or if a layer is missing.
         """
         self.check_per_token()
         return self._output(self._features(self._select(states)))

@@ -326,7 +326,7 @@ def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, 
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
-    """Return one row of scores per class, named by `labels`, then "micro avg", "macro avg" and "weighted avg".
+    """Return one row of scores per class, named by `labels`, then the averages that `class_table` describes.
 
     `counts` has for each class its numbers of rows predicted correctly, predicted, and true.
     """

@@ -28,7 +28,8 @@ _ONE = regex.compile(r"\X")
 def word_spans(text: str) -> list[Span]:
     """Return the character range (start, end) of every word of a text.
 
-    A sign is a word of its own, and so is each character of a script that puts no spaces between words.
+    A punctuation mark or symbol is a word of its own, except for some between letters or digits (`don't`, `7:30`). Each
+    character of a script that puts no spaces between words is a word too.
     """
     return [match.span() for match in _WORD.finditer(text)]
 

@@ -285,8 +285,8 @@ def _own_score(subject: _Subject, task: Task) -> float:
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[Callable[[], float]]:
     """Train a linear reader of the last layer with `seed`; yield a function that scores it on the validation split.
 
-    At the end of the `with` block, the model's mode and `requires_grad` are restored. `subject` is what `drop_least_`
-    cuts and measures.
+    At the end of the `with` block, the model's mode and `requires_grad` are restored. `subject` is the model to cut and
+    the task to score it on.
     """
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
