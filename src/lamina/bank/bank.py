@@ -337,15 +337,15 @@ class ReaderBank(ReaderCollection):
 
         Args:
             folder: Folder to write; created if it does not exist.
-            changed_base: Save even if the model's weights have changed since the bank was made or loaded. The saved
-                readers then belong to the changed weights, and refuse the old ones.
+            changed_base: Save even if the model's weights or the processor have changed since the bank was made or
+                loaded. The saved readers then belong to the changed ones, and refuse the old ones.
 
         Raises:
             StoreError: If the folder cannot be written, or has files of the same names that no bank wrote.
             NotFiniteError: If a weight holds NaN or infinity.
-            ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, and
-                `changed_base` is not set; or if a model that is saved with the bank has adapters or was changed by
-                hand.
+            ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, or the
+                processor since a reader was trained or loaded, and `changed_base` is not set. Also if a model that is
+                saved with the bank has adapters or was changed by hand.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
 

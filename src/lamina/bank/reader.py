@@ -191,11 +191,13 @@ class ReaderModule(nn.Module):
         stack: Name of the stack that the reader reads.
         layers: Numbers of the layers that the reader needs, ascending; 0 is the embeddings.
         info: JSON-ready facts about the reader, such as its scores after training. They are saved with the reader.
+        inputs: Facts about the processor with which the reader was trained or loaded. None: not known.
         step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
             resumed training draws the numbers that an uninterrupted one would.
     """
 
     instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"
+    inputs: Info | None = None
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import filterfalse
 from operator import attrgetter, call, getitem, itemgetter
 from typing import TYPE_CHECKING, cast, final
@@ -47,6 +47,8 @@ class ModuleGuard:
         stack: The stack.
     """
 
+    _kinds: Sequence[type[nn.Module]] = ()  # older pickles have none
+
     def __init__(self, model: nn.Module, stack: LayerStack) -> None:
         self._owner = cast("PreTrainedModel", around(model, stack))  # the paths below are paths in it
         modules = modules_around(self._owner, set(stack.run))
@@ -87,7 +89,7 @@ class ModuleGuard:
             path: {name: _name_of(value) if callable(value) else value for name, value in own.items()}
             for path, own in self._settings.items()
         }
-        kept = ("_owner", "_modules", "_ignored", "_config", "_digests")
+        kept = ("_owner", "_modules", "_ignored", "_config", "_digests", "_kinds")
         empty: dict[str, object] = {"_classes": [], "_forwards": [], "_marks": []}
         return {**{name: vars(self)[name] for name in kept}, **empty, "_settings": named, "_is_ready": False}
 
@@ -131,6 +133,9 @@ class ModuleGuard:
 
         Modules that passes of the model have replaced are looked up again.
         """
+        for (path, module), kind in zip(self._modules.items(), self._kinds, strict=False):
+            if type(module) is not kind:
+                return f"'{path}' is a {type(module).__name__} now, not a {kind.__name__}"
         for path, module in list(self._modules.items()):
             now = self._lookup(path)
             if (now is None or type(now) is not type(module)) and not self._may_change(path):
@@ -194,7 +199,7 @@ class ModuleGuard:
         return None
 
     def _settings_of(self, path: str) -> dict[str, object]:
-        """Return name -> value for attributes that decide what a module computes: scalars, lists and functions.
+        """Return name -> value for attributes that decide what a module computes: None, scalars, lists and functions.
 
         Attributes that passes of the model change, and shapes of weights, are left out.
         """
@@ -205,7 +210,7 @@ class ModuleGuard:
                 continue
             if isinstance(value, list):
                 value = cast("list[object]", value).copy()
-            if is_value(value) or callable(value):
+            if value is None or is_value(value) or callable(value):
                 settings[name] = value
         if (forward := _own_forward(module)) is not None:
             settings[_FORWARD] = forward

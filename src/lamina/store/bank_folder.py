@@ -68,7 +68,7 @@ from lamina.store.manifest import (
     library_versions,
 )
 from lamina.store.models import load_processor, saved_class, writing_class
-from lamina.store.processors import check_processor, load_saved_processor, save_processor
+from lamina.store.processors import check_inputs, load_saved_processor, record_inputs, save_processor
 from lamina.store.save_model import changed_blocks, listed_names, save, saved_names
 from lamina.utils import is_dir, is_file
 
@@ -112,15 +112,15 @@ def save_bank(
         bank: The bank.
         folder: Folder to write; created if it does not exist.
         title: Title of the model card. None: the name of the folder.
-        changed_base: Save even if the model's weights have changed since the bank was made or loaded; the readers then
-            belong to the changed weights.
+        changed_base: Save even if the model or the processor has changed since the bank was made or loaded; the readers
+            then belong to the changed one.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
         StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the frozen model's weights changed and `changed_base` is not set, or the model is saved too and
-            `lamina.save` refuses it.
+        ConfigError: If the frozen model or the processor changed and `changed_base` is not set, or the model is saved
+            too and `lamina.save` refuses it.
     """
     folder = Path(folder)
     for name in bank:
@@ -129,6 +129,7 @@ def save_bank(
     marks = {name: mark for name, stack in base.stacks.items() if (mark := stack.fingerprint)}
     if not changed_base:
         _check_unchanged(bank, marks)
+        check_inputs("save", bank)
     bank.accept_base(marks)
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
@@ -149,6 +150,7 @@ def save_bank(
             format=FORMAT, lamina=_version(), base=base, info=bank.info, readers=list(bank), processor=processor
         )
         write_json(stage / MANIFEST, manifest.model_dump())
+    record_inputs(bank.select(None, "save").values(), bank.processor)
     if bank.saves_base:
         set_location(bank.model, str(folder / BASE))
 
@@ -414,16 +416,14 @@ def _load_bank(
                 "load: an earlier version saved %s; its tokenizer cannot be checked until it is saved again", folder
             )
     else:
-        if given is None:
-            processor = load_saved_processor(manifest.processor, folder, model) or processor
-        if processor is not None:
-            check_processor(manifest.processor, processor, manifest.base.library)
+        processor = load_saved_processor(manifest, folder, model, given, processor)
     bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
     for name, reader in saved.items():
         _load_reader(bank, name, folder / READERS / name, reader)
         if reader.stack not in manifest.base.stacks:
             raise damaged(folder / MANIFEST, f"has no fingerprint of the stack '{reader.stack}', which '{name}' reads")
     bank.accept_base({name: mark for name, stack in manifest.base.stacks.items() if (mark := stack.fingerprint)})
+    record_inputs(bank.select(None, "load").values(), processor)
     bank.folder = folder.absolute()
     return bank.eval()
 

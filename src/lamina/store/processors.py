@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lamina.errors import BaseMismatchError, ConfigError
 from lamina.layers.types import tokenizer_of
-from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versions
+from lamina.store.manifest import BASE, PROCESSOR, Manifest, ProcessorFacts, library_versions
 from lamina.store.models import load_processor
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.bank import ReaderBank, ReaderModule
     from lamina.layers.types import Processor
     from lamina.utils import JSON, JSONObject
 
@@ -97,35 +98,31 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
     return ProcessorFacts(files=written, facts=processor_facts(processor))
 
 
-def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedModel) -> Processor | None:
-    """Load the processor saved in a bank's folder; None if its files are not there.
+def load_saved_processor(
+    manifest: Manifest, folder: Path, model: PreTrainedModel, given: Processor | None, other: Processor | None
+) -> Processor | None:
+    """Return the processor of a saved bank that has one: `given`, or else the saved one, or else `other`.
 
-    Its tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Raises StoreError
-    if the files cannot be read.
+    The saved tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Under other
+    library versions than those that saved the bank, only facts that mean the same in all versions are compared.
+
+    Raises:
+        BaseMismatchError: If the processor does not make the same inputs as the one that the bank was saved with.
+        StoreError: If the saved files cannot be read.
     """
+    saved, processor = cast("ProcessorFacts", manifest.processor), given
     place = folder / PROCESSOR if saved.files else folder / BASE
-    processor = load_processor(place, model) if place.is_dir() else None
-    tokenizer = tokenizer_of(processor)
-    for name in _SET:
-        if processor is not None and name in saved.facts:
-            setattr(tokenizer, name, saved.facts[name])
-    return processor
-
-
-def check_processor(saved: ProcessorFacts, processor: Processor, library: str | None) -> None:
-    """Raise BaseMismatchError unless a processor makes the same inputs as the one that a bank was saved with.
-
-    Args:
-        saved: The manifest's entry about the bank's processor.
-        processor: The processor to compare.
-        library: Library versions that the bank was saved with. Under other versions, only facts that mean the same in
-            all versions are compared.
-    """
+    if processor is None and place.is_dir() and (processor := load_processor(place, model)) is not None:
+        for name in filter(saved.facts.__contains__, _SET):
+            setattr(tokenizer_of(processor), name, saved.facts[name])
+    if (processor := other if processor is None else processor) is None:
+        return None
     facts = processor_facts(processor)
-    names = {*saved.facts, *facts} if library == library_versions() else saved.facts.keys() & facts.keys() & {*_LASTING}
-    names -= {"split_special_tokens"} - saved.facts.keys()  # files of older versions lack it
+    is_same_library = manifest.base.library == library_versions()
+    names = {*saved.facts, *facts} if is_same_library else saved.facts.keys() & facts.keys() & {*_LASTING}
     if differs := _differences(saved.facts, facts, names):
         raise BaseMismatchError(op="load", differs=differs, what=_kind(saved.facts))
+    return processor
 
 
 def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
@@ -145,7 +142,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         BaseMismatchError: If it makes inputs that differ from those that the readers were trained on.
     """
     bank_facts, facts = _by_part(known), _by_part(processor)
-    differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())
+    differs = _differences(bank_facts, facts)
     if differs and op == "fit":
         listed = "; ".join(f"{name} is {own}, and {other} there" for name, (own, other) in differs.items())
         problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes different inputs: {listed}"
@@ -154,6 +151,32 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         )
     if differs:
         raise BaseMismatchError(op=op, differs=differs, what=_kind(bank_facts))
+
+
+def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) -> None:
+    """Record in readers that they belong to a processor as it is now, for `check_inputs`. None: no processor."""
+    facts = None if processor is None else _remembered_facts(processor)
+    for reader in readers:
+        reader.inputs = facts
+
+
+def check_inputs(op: str, bank: ReaderBank) -> None:
+    """Raise ConfigError, about `op`, if a bank's processor was changed in place since a reader was trained or loaded.
+
+    It takes some microseconds if nothing has changed.
+    """
+    facts = None if bank.processor is None else _remembered_facts(bank.processor)
+    for name in bank if facts is not None else ():
+        known = bank[name].inputs
+        if known is None or facts is None or known is facts:
+            continue
+        if differs := _differences(known, facts):
+            listed = "; ".join(f"{what} is {now}, not {before}" for what, (before, now) in differs.items())
+            hint = "save with changed_base=True if they belong to the changed one"
+            raise ConfigError(
+                f"{op}: the {_kind(facts)} has changed since reader '{name}' was trained or loaded: {listed}. Set it "
+                f"back, or {hint if op == 'save' else 'make another bank for other inputs'}."
+            )
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:
@@ -170,13 +193,22 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
-    """Return `processor_facts`, from a cache unless the tokenizer's size or limits, or settings, have changed."""
+    """Return `processor_facts`, from a cache unless the tokenizer's settings have changed.
+
+    Other tokens in place of known ones are not seen.
+    """
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
-    parts = [_settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in _PARTS]
-    settings = _digest([part for part in parts if part is not None])
-    key = len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)
+    joint = () if tokenizer is processor else _PARTS
+    settings = [_settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in joint]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
+    key = (
+        *(len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)),
+        *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
+        *(step and step.__getstate__() for step in steps),
+    )
     if processor not in _facts or _facts[processor][0] != key:
         _facts[processor] = key, processor_facts(processor)
     return _facts[processor][1]
@@ -187,13 +219,25 @@ _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictio
 
 
 def _differences(
-    known: Mapping[str, JSON], facts: Mapping[str, JSON], names: Iterable[str]
+    known: Mapping[str, JSON], facts: Mapping[str, JSON], names: Iterable[str] | None = None
 ) -> dict[str, tuple[object, object]]:
     """Return name -> (known value, present value) for the facts in `names` that differ.
 
-    None for a value that is missing.
+    None for a value that is missing. Without `names`, the facts of all parts that both processors have are compared.
+    The padding token does not count, because padding is masked.
     """
+    if names is None:
+        both = known.keys() & facts.keys()
+        names = both | {*_SET} if "vocabulary" in both else both
+    known, facts = (_without_padding(side) for side in (known, facts))
     return {name: (known.get(name), facts.get(name)) for name in sorted(names) if known.get(name) != facts.get(name)}
+
+
+def _without_padding(facts: Mapping[str, JSON]) -> dict[str, JSON]:
+    tokens = facts.get("special tokens")
+    if not isinstance(tokens, dict):
+        return dict(facts)
+    return {**facts, "special tokens": {name: token for name, token in tokens.items() if name != "pad_token"}}
 
 
 def _kind(facts: Mapping[str, JSON]) -> str:

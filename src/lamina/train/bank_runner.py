@@ -17,7 +17,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
-from lamina.store.processors import check_same_inputs
+from lamina.store.processors import check_inputs, check_same_inputs
 from lamina.store.save_model import check_reloads
 from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.train import memory
@@ -65,8 +65,9 @@ class BankRunner(Runner):
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
 
     Raises:
-        ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
-            from recorded states and has no model to read inputs. For "fit" also if `processor` makes different inputs
+        ConfigError: If there is no processor, it has token ids beyond the model's embedding table, the bank's processor
+            was changed in place since a reader was trained or loaded, or the bank was made from recorded states and
+            has no model to read inputs. For "fit" also if `processor` makes different inputs
             than the bank's.
         BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
             bank's readers were trained.
@@ -90,6 +91,7 @@ class BankRunner(Runner):
         bank.check_ids(op, self.processor)
         if bank.processor is not None and bank.processor is not self.processor:
             check_same_inputs(op, bank.processor, self.processor)
+        check_inputs(op, bank)
         if op == "fit" and bank.processor is None:
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 

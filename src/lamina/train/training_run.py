@@ -17,6 +17,7 @@ from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
+from lamina.store.processors import record_inputs
 from lamina.store.save_model import save
 from lamina.tasks.metrics import LOWER, require_metrics
 from lamina.tasks.recorded_rows import recorded_of
@@ -342,6 +343,7 @@ def _record_training(engine: Engine) -> None:
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):
+            record_inputs([learner.module], engine.runner.processor)
             learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
             learner.module.info = {
                 **learnt,

@@ -17,6 +17,7 @@ import torch
 from tests.support.portions import one_in
 from tests.support.stored import TEXTS, tiny_bank, tiny_model, tiny_tokenizer
 from torch import nn
+from transformers.models.bert.modeling_bert import BertOutput
 
 import lamina
 from lamina.bank import ReaderBank
@@ -135,6 +136,11 @@ def part(bank: ReaderBank, name: str = "") -> Any:
     return bank.model.get_submodule("encoder.layer.1" + (name and f".{name}"))
 
 
+class Halved(BertOutput):
+    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states, input_tensor) / 2
+
+
 CHANGES: dict[str, Callable[[ReaderBank], object]] = {
     "in place": lambda bank: weight(bank).mul_(2),
     "one number": lambda bank: weight(bank)[0, 0].fill_(9),
@@ -152,6 +158,8 @@ CHANGES: dict[str, Callable[[ReaderBank], object]] = {
     "forward": lambda bank: setattr(part(bank), "forward", lambda states, *_args, **_options: states),
     "forward of another block": lambda bank: setattr(part(bank), "forward", bank.model.encoder.layer[0].forward),
     "activation": lambda bank: setattr(part(bank, "intermediate"), "intermediate_act_fn", nn.ReLU()),
+    "class": lambda bank: setattr(part(bank, "output"), "__class__", Halved),
+    "number that was None": lambda bank: setattr(bank.model.embeddings.word_embeddings, "max_norm", 0.1),
     "method": lambda bank: setattr(part(bank), "feed_forward_chunk", lambda states: states),
     "number": lambda bank: setattr(part(bank, "attention.self"), "scaling", 1.0),
     "number gone": lambda bank: delattr(part(bank, "attention.self"), "num_attention_heads"),

@@ -109,6 +109,38 @@ def test_a_tokenizer_that_changes_between_two_calls_is_refused(base: Path):
         predict(bank, ["good"], processor=other)
 
 
+@pytest.mark.parametrize("what", one_in(2, CHANGES))
+def test_a_tokenizer_that_was_changed_in_place_is_refused_until_the_bank_is_saved_with_it(
+    what: str, base: Path, tmp_path: Path
+):
+    bank = bank_on(base)
+    save_bank(bank, tmp_path / "bank")
+    for known in (bank, load_bank(tmp_path / "bank")):
+        known.processor.padding_side, known.processor.pad_token = "left", "[SEP]"  # padding is masked
+        expected = predict(known, ["good"])
+        CHANGES[what](known.processor)
+        changed = rf"the tokenizer has changed since reader '\w+' was trained or loaded: .*({what}) is"
+        with pytest.raises(ConfigError, match=f"^predict: {changed}"):
+            predict(known, ["good"])
+        with pytest.raises(ConfigError, match=f"^save: {changed}"):
+            save_bank(known, tmp_path / "other")
+        save_bank(known, tmp_path / "other", changed_base=True)
+        assert [*predict(known, ["good"])[0]] == [*expected[0]]
+
+
+def test_a_reader_belongs_to_the_tokenizer_with_which_it_was_trained(base: Path):
+    bank, rows = bank_on(base), [{"text": word, "label": word} for word in ("good", "bad") * 4]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text")
+    bank.add("new", task)
+    predict(bank, ["good"])
+    left(bank.processor)  # before any training
+    fit(bank, {"new": task}, epochs=1, progress=False)
+    predict(bank, ["good"])
+    bank.processor.truncation_side = "right"
+    with pytest.raises(ConfigError, match=r"^evaluate: .* reader 'new' .*: truncation_side is right, not left\."):
+        evaluate(bank, {"new": task})
+
+
 def test_another_vocabulary_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     save_bank(bank_on(base), tmp_path / "bank")
     swapped = WORDS.copy()
@@ -202,9 +234,12 @@ class Joint:
 
 
 def test_the_parts_that_two_processors_both_have_are_compared():
+    small: Any
+    large: Any
     small, large = ViTImageProcessor(size={"height": 8, "width": 8}), ViTImageProcessor(size={"height": 9, "width": 9})
-    joint = Joint(tiny_tokenizer(), small)
-    for known, passed in ((small, large), (joint, large), (large, joint), (joint, Joint(tiny_tokenizer(), large))):
+    joint: Any = Joint(tiny_tokenizer(), small)
+    joint_large: Any = Joint(tiny_tokenizer(), large)
+    for known, passed in ((small, large), (joint, large), (large, joint), (joint, joint_large)):
         with pytest.raises(BaseMismatchError, match="image processor"):
             check_same_inputs("predict", known, passed)
     for known, passed in ((joint, small), (joint, tiny_tokenizer()), (small, tiny_tokenizer())):
