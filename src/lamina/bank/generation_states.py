@@ -139,8 +139,9 @@ class GenerationStates:
     def _place(self, state: Tensor) -> None:
         """Determine which positions of the text the current pass reads, and store their token ids and mask.
 
-        `state` is the first state of the pass. Raises ConfigError if the tokens read are not tokens of the text, or
-        `generate` continues from a cache whose tokens this object has not seen.
+        `state` is the first state of the pass. Raises ConfigError if the pass has more or fewer states than tokens, if
+        `generate` continues from a cache whose tokens this object has not seen, or if a reader compares two texts and
+        the pass has no token ids.
         """
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)

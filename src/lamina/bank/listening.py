@@ -231,9 +231,9 @@ class _Listener:
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
-        """Return the `templates` whose readers have no output yet and can read a text while it is generated.
+        """Return the `templates` whose readers have no output yet and can read the model as it is now; see `_refusal`.
 
-        If readers cannot read it, the reason is recorded; but if a monitor needs them, ConfigError is raised.
+        If readers cannot, the reason is recorded for `outputs[name]`; if a monitor needs them, ConfigError is raised.
         """
         waiting: list[StackPass] = []
         for template in templates:

@@ -31,7 +31,8 @@ class Move(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """The arguments of the edit.
 
-        Edits whose kind is in `MOVES` have the "order" of the blocks and the "path" of their list.
+        For a kind in `MOVES` they include the blocks' new "order", and the "path" of their list: None if one block
+        serves as all layers.
         """
         ...
 

@@ -321,7 +321,7 @@ class WeightGuard:
     def follow(self, model: nn.Module) -> None:
         """Look the weights up again in `model`, after modules were replaced or the guard was copied together with it.
 
-        Missing modules and other tensors count as a change.
+        Missing modules count as a change. Other tensors do too, except in a copy, whose tensors are its own.
         """
         reason, known = self.change(), self._ids
         owners: dict[str, _Weights] = {}

@@ -229,7 +229,7 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
 
 
 def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
-    """Return the UnsupportedModelError, about `op`, for a `path` in a family's row that does not fit the model.
+    """Return the error about `op` for a `path` in a family's row of projection roles that does not fit the model.
 
     `problem` says why it does not fit.
     """

@@ -73,7 +73,8 @@ def _to_chat(text: str, _row: int) -> Chat:
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
     """Return the chats in the column `spec.text` of a table. A missing or blank reply counts as a missing label.
 
-    Raises DataError if a cell is not a chat, or if a reply is missing and `spec.missing_labels` is not "drop".
+    Raises DataError if a cell is not a chat, if every reply is missing, or if one is and `spec.missing_labels` is not
+    "drop".
     """
     column = spec.text
     for row, cell in zip(table.rows, table.column(column), strict=True):

@@ -401,7 +401,7 @@ def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
 
 
 def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
-    """Yield (row number in the file, cell) for a column; raise DataError if a cell is missing."""
+    """Return pairs (row number in the file, cell) of a column; raise DataError if the column or a cell is missing."""
     return zip(table.rows, table.column(column), strict=True)
 
 

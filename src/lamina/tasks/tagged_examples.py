@@ -98,8 +98,8 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 def _check_words(table: Table, spec: ColumnSpec) -> None:
     """Raise DataError if the column of words in a CoNLL file holds the numbers of the words, or tags, instead.
 
-    Numbers of words or sentences stand beside at least two other columns; tags are O, and names that begin with B- or
-    I-.
+    Numbers are an error only in a file with more than two columns. Tags are O, and names that begin with B- or I-; at
+    least one begins with B-.
     """
     flat = list(map(str, chain.from_iterable(table.column(spec.text)))) if table.numbered else []
     what = ""

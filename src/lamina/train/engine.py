@@ -196,7 +196,7 @@ class Engine:
                 tensors.
 
         Raises:
-            NotFiniteError: If a loss or gradient is NaN or infinite.
+            NotFiniteError: If a loss or gradient is NaN or infinite. On a GPU it may be raised up to 99 steps later.
         """
         group = self.plan.groups[step.group]
         learners = [self.learners[name] for name in names] + ([] if self.base is None else [self.base])

@@ -219,7 +219,10 @@ def warn_of_texts(op: str, tasks: Iterable[Task]) -> None:
 
 
 def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    """Yield a sentence for each problem in the texts of splits. `texts` is split name -> texts; one is "train"."""
+    """Yield a sentence for each split with blank texts, and for each other split with texts of the train split.
+
+    `texts` is split name -> texts without white space around them; one is "train".
+    """
     train: set[int] = set()  # hashes take less memory than texts, and hardly two texts have the same
     for part in sorted(texts, key=lambda name: name != "train"):
         count = blank = repeated = 0
