@@ -57,10 +57,7 @@ def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """Join tables of one schema, at least one, into a dataset: in memory, or in a temporary file if it exceeds 64 MiB.
-
-    Raises DataError if the temporary file cannot be written.
-    """
+    """Join tables as `join_tables` does, with its errors, but return a dataset in memory in place of a table."""
     import datasets
     from datasets.table import InMemoryTable
 
@@ -95,8 +92,7 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
 class _TemporaryFile:
     """Holds a temporary file, at `path`, that is removed when no dataset refers to this object any more.
 
-    Deep copies of a dataset share the object. Pickled datasets have None instead, so that no other process removes the
-    file.
+    Deep copies of a dataset share the object. Pickled ones have None instead, so that only this process removes it.
     """
 
     def __init__(self) -> None:
@@ -117,16 +113,16 @@ def _remove(folder: str, process: int) -> None:
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Return `dataset`, after making it keep the temporary file of `source`, if there is one.
+    """Return `dataset`, which was derived from `source`, after making it keep the temporary file of `source`, if any.
 
-    `dataset` was derived from `source` and still reads from that file, which would otherwise be removed with `source`.
+    Otherwise the file, from which `dataset` reads too, would be removed with `source`.
     """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
-    """Yield items in lists of `size`; the last may be shorter. If there are no items, yield one empty list."""
+    """Yield items in lists of `size` (default 1000); the last may be shorter. For no items, yield one empty list."""
     items = iter(items)
     yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):
@@ -170,11 +166,11 @@ class Column(Sequence[Cell]):
         return tuple(map(self.decode, *columns))
 
     def select(self, rows: Sequence[int]) -> Column:
-        """Return a sequence of the items of the rows with these indices, in the given order, without copying data."""
+        """Return a Column of the rows with these indices, in the given order, without copying data."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
     def then(self, decode: Callable[[Cell], Cell]) -> Column:
-        """Return a sequence with `decode(item)` for each item, computed on access."""
+        """Return a Column with `decode(item)` for each item, computed on access."""
         return Column(self.rows, self.rows.column_names, partial(_composed, self.decode, decode))
 
     def __iter__(self) -> Iterator[Cell]:
@@ -196,8 +192,8 @@ def columns_of(
 ) -> dict[str, Column]:
     """Return name -> column, for every column of a dataset, which must have no format (`set_format`).
 
-    `decoders` is column name -> function from a cell to an item; without one, items are cells. This takes time linear
-    in the number of columns. `Dataset.select_columns` would copy the description of all columns for each column.
+    `decoders` is column name -> function from a cell to an item. Without a function, or with None, items are cells.
+    (`Dataset.select_columns` would take quadratic time.)
     """
     import datasets
 

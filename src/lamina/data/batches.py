@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
 
     class Batches(Protocol):
-        """The encoded rows of a split, as far as making batches needs them; an `Inputs` of the room `tasks`."""
+        """The encoded rows of a split, for making batches; an `Inputs` of the room `tasks`."""
 
         def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-            """Return the arguments of a model for the rows with these numbers."""
+            """Return a model's arguments for the rows with these indices."""
             ...
 
     Job = tuple[Batches, Sequence[int], int]
@@ -72,7 +72,7 @@ def padding_of(processor: Processor) -> dict[str, int]:
 
     Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
     0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token
-    has the position, and therefore the hidden states, that it has in a batch by itself.
+    has the position that it has in a batch by itself.
     """
     tokenizer = tokenizer_of(processor)
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -94,12 +94,12 @@ def length_batches(
     Args:
         lengths: Number of tokens of each row.
         batch_size: Maximum number of rows in a batch.
-        seed: Seed of the order for training: rows are shuffled, then sorted by length within chunks of 50 batches, and
-            finally the batches are shuffled. None, for evaluation: the batches with the longest rows come first, so
-            that the first batch shows whether memory suffices.
+        seed: Seed of the order for training: rows are shuffled, then sorted by length within chunks of 50 batches (with
+            `equal`, all at once), and finally the batches are shuffled. None, for evaluation: the longest rows come
+            first, so that the first batch shows whether memory suffices.
         equal: Whether all rows of a batch must have the same length.
-        budget: Maximum number of tokens per batch, in addition to `batch_size`; it is for evaluation, and `seed` is
-            then ignored. None: no maximum.
+        budget: Maximum number of tokens per batch, in addition to `batch_size`, for evaluation; `seed` is then ignored.
+            None: no maximum.
     """
     if batch_size < 1:
         raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
@@ -125,9 +125,9 @@ def length_batches(
 
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
-    """Return the row indices of batches for evaluation that fit `budget` and have the lowest total cost.
+    """Return the row indices of batches that fit `budget`, the longest rows first; arguments as in `length_batches`.
 
-    The batches are in descending order of length. The arguments are those of `length_batches`.
+    Rows are divided into the groups of `_cheapest` (with `equal`, of one length), and each group into batches.
     """
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
@@ -162,7 +162,7 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """Return how many batches `length_batches` makes without a budget; the parameters are the same."""
+    """Return how many batches `length_batches` makes without a budget; `batch_size` must be at least 1."""
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)
 
@@ -170,9 +170,8 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
     """Yield the batches of `jobs` in order: argument of the model -> tensor, and "labels" if the inputs have labels.
 
-    A job has the inputs, the indices of the rows, and the epoch. The batches are prepared by `num_workers` processes;
-    by this process if that is 0 or there is a single job. Raises LaminaError if an example cannot be read, for example
-    a damaged image.
+    A job has the inputs, the indices of the rows, and the epoch. `num_workers` processes prepare the batches; with 0,
+    or a single job, this process does. Raises LaminaError if an example cannot be read, for example a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:

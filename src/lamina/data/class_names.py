@@ -88,9 +88,9 @@ def parquet_features(schema: pa.Schema) -> datasets.Features | None:
 
 
 def dictionary_names(column: pa.ChunkedArray) -> tuple[str, ...] | None:
-    """Return the values of a dictionary column (a pandas Categorical) as class names.
+    """Return the values of a dictionary column (a pandas Categorical), occurring or not, as class names.
 
-    Ordered values keep their order; others are sorted. None: the column has another type, or too many values.
+    Ordered values keep their order; others are sorted. None: the column has another type, or over 1,000 values.
     """
     kind = column.type
     if not pa.types.is_dictionary(kind):

@@ -27,8 +27,9 @@ class StatesForm:
 
     Attributes:
         axes: The axes of a tensor, in order.
-        tensor: Name of the tensor. "{layer}" in it stands for the layer's number, if each layer has its own tensor.
-        mask: Name of the mask's tensor.
+        tensor: Name of the tensor; None for `.npy`. "{layer}" in it stands for the program's number of a layer, if each
+            layer has its own tensor.
+        mask: Name of the mask's tensor or `.npy` file. None: no mask.
         shift: Number to add to the program's layer numbers to get Lamina's.
     """
 
@@ -73,28 +74,29 @@ def describe_states(  # noqa: PLR0913
 
     Args:
         folder: The folder.
-        files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` or
-            `.parquet` files except `lengths`, `mask` and `table`, in the order of the numbers in their names.
-        layers: The layers in the files: 0 is the embeddings, i the output of block i. With a `form`, use the program's
-            own numbers, which are lower by one in vllm-lens and lmprobe.
+        files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` and
+            `.parquet` files except `lengths`, `mask`, `table` and "lengths.npy", in the order of the numbers in their
+            names.
+        layers: The layers in the files, in the order of the axis "layers": 0 is the embeddings, i the output of block
+            i. With a `form`, use the program's own numbers, which are lower by one in vllm-lens and lmprobe.
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
-            It replaces `axes`, `tensor` and `mask`. None: these describe the files.
+            It replaces `axes`, `tensor` and `mask`, and a pooled form also `pooling`. None: these describe the files.
         axes: Name of each axis of the arrays, in order: "rows", "tokens", "layers", "width".
-        tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. "{layer}" in it stands for
-            the number of a layer.
-        mask: Name of the tensor, or of a `.npy` file, with the mask `[rows, tokens]`.
+        tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file; None for `.npy`. "{layer}"
+            in it stands for the number of a layer, if each layer has a tensor of its own.
+        mask: Name of the tensor, or of a `.npy` file, with the mask `[rows, tokens]`. None: padding is on the right, as
+            `lengths` say.
         rows: Number of rows in each file, if the arrays have no axis "rows". None: 1.
-        lengths: A `.npy` file with the number of tokens of each row.
-        pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: there are states of all
-            tokens.
+        lengths: A `.npy` file with the number of tokens of each row. None: the mask or the arrays show it.
+        pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: each token has a state.
         stack: Name of the stack.
         model: Hub id or folder of the model.
-        fingerprint: `lamina.store.fingerprint` of the model, if it can be computed. If it is set, readers of these
-            states can be attached to no other model.
+        fingerprint: `lamina.store.fingerprint` of the model, if known; readers of these states can then be attached to
+            no other model.
         max_length: Maximum number of tokens of a row when the states were computed.
-        table: A file with the labels of the rows.
+        table: A file in the folder with the labels of the rows, which is not read here.
 
     Returns:
         The manifest that was written.
@@ -102,7 +104,8 @@ def describe_states(  # noqa: PLR0913
     Raises:
         UnknownNameError: If there is no such form.
         ConfigError: If no axis is "width", or no layer is named.
-        DataError: If a file is missing or damaged, does not have these axes, or there is no file of states.
+        DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged, does not
+            have these axes, or does not show the lengths of its rows.
         StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """
     check_known("states", [form] if form else [], FORMS, "form")

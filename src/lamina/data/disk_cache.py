@@ -81,10 +81,10 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all complete entries of the cache folder, newest first.
+    """Return all complete entries of the cache folder, newest first; those with a `problem` too.
 
-    Files and folders that are not entries are ignored. If the folder does not exist, the list is empty. Raises
-    CacheError if the folder cannot be read.
+    Other files and folders are ignored. If the folder does not exist, the list is empty. Raises CacheError if it cannot
+    be read.
     """
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
         paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
@@ -98,9 +98,8 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
 
     Args:
         path: The folder of the entry.
-        expected: For an entry that will be used, the facts that it must have been computed from. The checksums of all
-            files are then compared too, so each file is read once (about 1.5 GB per second on a fast disk). None: only
-            the names and sizes of the files are checked.
+        expected: The facts that the entry must have been computed from. The checksums of all files are then compared
+            too, so each file is read once. None: only the names and sizes of the files are checked.
 
     Returns:
         The entry; its `problem` says why it cannot be used. None if there is no folder at `path`.
@@ -152,7 +151,7 @@ def _hash(facts: Facts) -> int:
 
 
 def _crc32(path: Path) -> int:
-    """Return the CRC-32 checksum of a file, read 1 MiB at a time. Raises OSError if it cannot be read."""
+    """Return the CRC-32 checksum of a file; raise OSError if it cannot be read."""
     crc = 0
     with no_pipe(path).open("rb", buffering=0) as file:
         while content := file.read(2**20):
@@ -161,9 +160,9 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the unfinished entries that dead processes left in the cache folder; with `remove`, delete them.
+    """Return the folders of unfinished entries that dead processes left in the cache; with `remove`, delete them.
 
-    Entries that a living process is writing are left alone: their lock is held.
+    Entries that a living process is writing are not among them: their lock is held.
     """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
@@ -180,7 +179,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
     """Remove entries from the cache folder, and the unfinished entries of processes that died; return removed entries.
 
     `which` is the key of an entry, the beginning of a single key, or "all". Raises UnknownNameError if no key begins
-    with `which`; ConfigError if several keys do; CacheError if the folder cannot be read or written.
+    with `which`, or it is ""; ConfigError if several keys do; CacheError if the folder cannot be read or written.
     """
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
@@ -222,7 +221,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 
     Yields:
         A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
-        None if the entry exists by now and is usable, because another process has written it.
+        None if the entry exists and is usable.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -251,7 +250,7 @@ def publish(path: Path, facts: Mapping[str, object]) -> None:
 
     Args:
         path: The private folder from `claim`, with the files of states.
-        facts: Everything on which the states depend, JSON-ready. The index stores it with facts about the files.
+        facts: Everything on which the states depend, JSON-ready; it is stored in the index.
     """
     entry = path.with_name(path.name[1:33])  # the name is ".<key>.new"
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
@@ -271,7 +270,7 @@ def publish(path: Path, facts: Mapping[str, object]) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of the operating system in the `with` block to CacheErrors that name the cache folder."""
+    """Convert OSErrors raised in the `with` block to CacheErrors that name the cache folder."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield

@@ -62,9 +62,9 @@ class TokenRange(NamedTuple):
 def window_table(columns: WindowColumns) -> pa.Table:
     """Return windows of tokens as an Arrow table with one row per window.
 
-    The table has the columns of tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text"
-    (index of the text), "window" (index of the window within its text) and the fields of `TokenRange`. `columns` is
-    column -> values; missing columns are empty.
+    `columns` is column -> values. The table has those columns of `TOKEN_KEYS` that `columns` has, "offsets" (a flat
+    list: start, end, start, end ...), "text" (index of the text), "window" (index of the window within its text) and
+    the fields of `TokenRange`. {} gives a table without rows.
     """
     present = columns or ("input_ids",)
     tokens = {key: kind for key, kind in TOKEN_KEYS.items() if key in present}
@@ -83,11 +83,10 @@ class Encoded:
 
     Args:
         rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk. A dict of
-            columns is for a few windows, for which a conversion to Arrow would take longer than the tokenizer.
-        truncated: Number of texts that lost tokens.
+            columns, for a few windows, saves the conversion to Arrow.
+        truncated: Number of texts that lost tokens; also an attribute.
 
     Attributes:
-        truncated: Number of texts that lost tokens.
         keys: The arguments of the model that a batch has, such as "input_ids".
         lengths: Number of tokens of each window, as an array.
         text: Index of each window's text, as an array.
@@ -230,9 +229,10 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return how many positions a model has for text, from its position tables or else from its config.
+    """Return how many positions a model has for text, from its smallest position table or else from its config.
 
-    If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
+    If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`. With
+    relative attention, the config's limit does not count.
     """
     text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
     module = next(iter(text_towers), model)
@@ -267,22 +267,25 @@ def encode(
 ) -> Encoded:
     """Tokenise texts or pairs of texts.
 
-    If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token, which
-    the model attends to. So there is a state for the text, which does not depend on the batch. Raises ConfigError if
-    `max_length` leaves no room for text, `stride` is not allowed, or `windows` is set for a tokenizer that is not a
-    fast one; DataError if windows of more than 64 MiB cannot be written to a temporary file.
+    If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token (or end
+    or padding token, if there is none), which the model attends to. So the text has a state, which does not depend on
+    the batch. Raises ConfigError if `max_length` leaves no room for text, or if `windows` is set and the tokenizer is
+    not a fast one, or `stride` is negative or not smaller than the text's part of a window; DataError if windows of
+    more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: Texts, or pairs of texts.
         processor: A tokenizer, or a processor that contains one.
         max_length: Maximum number of tokens in a window, special tokens included.
-        windows: Whether to cut a longer text into several windows. False: only its beginning is used, and the text
-            counts as truncated. In a pair, the second text is cut into windows, and every window begins with the first
-            text. If the first text is longer than half a window, it is cut to half a window and the pair counts as
-            truncated. Offsets and token ranges are those of the second text. A start token between the two is left
-            out, so that a reply follows its prompt as it does when the model writes it.
-        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`.
-        offsets: Whether to store the character range of each token. Only token tasks need them; they take much memory.
+        windows: Whether to cut a longer text into several windows. False: the tokenizer truncates it on its own side (a
+            pair: the longer text), and it counts as truncated. With windows, the second text of a pair is cut, and
+            every window begins with the first text. If this is longer than half a window, it is cut to half a window,
+            and the pair counts as truncated. Offsets and token ranges are those of the second text. A start token
+            between the two is left out, so that a reply follows its prompt as it does when the model writes it.
+        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, or less if the text's
+            part of a window is not longer.
+        offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks
+            need them; they take much memory.
         add_prefix_space: Whether to put a space before the first word of each text, for tokenizers that otherwise read
             this word differently (byte-level BPE, as RoBERTa's). Offsets refer to the text without the space.
 
@@ -334,8 +337,7 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
     """Return the further options, besides the length, with which a tokenizer cuts texts into overlapping windows.
 
     `room` is the number of tokens of a window besides special tokens; in a pair, the second text gets at least half of
-    them. `stride` is the number of tokens that windows share; None: a quarter of `max_length`, or less if a window is
-    too small. Raises ConfigError if `stride` is negative, or not smaller than the text's part of a window.
+    them. `encode` describes the other arguments, and the ConfigError for a wrong `stride`.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -361,8 +363,7 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer reads the first word of a text differently from the same word after a space.
 
-    Byte-level BPE does, because its tokens include the space before a word. Tokenizers that add a space to the first
-    word themselves do not.
+    Byte-level BPE does, unless the tokenizer adds a space to the first word itself.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
@@ -371,7 +372,7 @@ def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Put a space in front of a text, or of both texts of a pair, unless a text is empty or begins with a space."""
+    """Return a text, or both texts of a pair, with a space in front, unless a text is empty or begins with a space."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
@@ -440,8 +441,8 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
     """Restore a tokenizer's truncation and padding settings at the end of the `with` block.
 
-    Calls of the tokenizer change these settings, and `save_pretrained` would save them. With `windows`, texts are cut
-    on the right inside the block, because the windows must be in the order of the text.
+    Calls of the tokenizer change them, and `save_pretrained` would save them. With `windows`, texts are cut on the
+    right inside the block, so that windows come in the order of the text.
     """
     side = tokenizer.truncation_side
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -476,7 +477,7 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
     """Return how many texts or pairs have more than `max_length` tokens; `ids` are their ids, cut to that length.
 
-    Texts that fill a window are tokenised again, because truncated token ids do not show whether tokens are missing.
+    Texts that fill a window are tokenised again, to see whether tokens are missing.
     """
     full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
@@ -502,8 +503,8 @@ def _windows(
     """Return the windows in one `output` of a tokenizer as columns of a `window_table`.
 
     `start` is the index, among all texts, of the first text in `output`; `shared` is the number of tokens that
-    neighbouring windows share. A text without tokens gets a start token. With `is_second`, offsets and token ranges
-    belong to the second texts of pairs, and start tokens before these texts are left out.
+    neighbouring windows share. A text without tokens gets one, as in `encode`. With `is_second`, offsets and token
+    ranges belong to the second texts of pairs, and start tokens before these texts are left out.
     """
     columns: WindowColumns = defaultdict(list)
     before: _Window | None = None
@@ -551,9 +552,10 @@ def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) 
 
 
 def has_second_start(processor: Processor) -> bool:
-    """Return whether a fast tokenizer puts its start token before the second text of a pair too, as Llama's does.
+    """Return whether the tokenizer puts its start token before the second text of a pair too, as Llama's does.
 
-    Token readers then read pairs without this second start token, other readers with it; see `_starts_between`.
+    Token readers then read pairs without this second start token, other readers with it; see `_starts_between`. False
+    for slow tokenizers.
     """
     tokenizer = tokenizer_of(processor)
     is_fast = getattr(tokenizer, "is_fast", False)

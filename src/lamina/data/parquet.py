@@ -70,11 +70,11 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[in
 
 
 def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches of at most `rows` rows and 64 MiB of cells; a larger row is a batch.
+    """Yield the `columns` (None: all) of a Parquet file in batches of at most `rows` rows and 64 MiB of cells.
 
-    Every row group is first read in a form that stores equal texts once, so that its decoded size is known before it is
-    decoded. Raises DataError if all cells together take too much memory (see `read_parquet`). `columns`: the columns to
-    read; None: all.
+    A larger row is a batch by itself. Every row group is first read in a form that stores equal texts once, so that its
+    decoded size is known before it is decoded. Raises DataError if all cells together take too much memory (see
+    `read_parquet`).
     """
     most, total = max(MOST_BYTES, MOST_RATIO * path.stat().st_size), 0
     with pq.ParquetFile(path) as file:
@@ -128,9 +128,9 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
     """Read a Parquet file as a dataset.
 
-    If the cells of `column` are objects with "bytes" or "path", it gets the type `feature` of `datasets` ("Image" or
-    "Audio"), so that cells are decoded on reading. Raises DataError if the file is missing, not a Parquet file, or
-    takes too much memory (see `read_parquet`).
+    If there is a column `column`, and its cells are objects with nothing but "bytes" or "path", it gets the type
+    `feature` of `datasets` ("Image" or "Audio"), so that cells are decoded on access. Raises DataError if the file is
+    missing, not a Parquet file, or takes too much memory (see `read_parquet`).
     """
     import datasets
 

@@ -1,8 +1,8 @@
 """Read files of examples: TSV, CSV, JSON Lines, Parquet, CoNLL and plain text.
 
 TSV is read as the GLUE files are written: a quote is an ordinary character and a line is a row. CSV follows RFC 4180.
-Lines end at line feeds only, because texts contain other line separators. Inside this module, a row that cannot be read
-becomes a DataError in place of the row, which is not raised, so that the caller can skip the row.
+Lines end at line feeds only, because texts contain other line separators. Inside this module, a DataError that is not
+raised takes the place of a row that cannot be read, so that the caller can skip the row.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ logger = logging.getLogger(__name__)
 def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Records:
     """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
 
-    Raises DataError if the file cannot be opened, its header cannot be read, or two columns have the same name.
+    Raises DataError if the file cannot be read, and the errors of `_to_records` about its header.
 
     Args:
         path: The file.
-        file_format: "tsv", "csv", "conll" (blank lines between sentences), "jsonl", "lines" (blank lines are skipped)
-            or "all_lines" (blank lines are rows).
+        file_format: "tsv", "csv", "conll" (a row is a sentence; see `sentences`), "jsonl" and "lines" (both skip blank
+            lines), or "all_lines" (blank lines are rows). A line of text is in the column "text".
         header: Names of the columns of "tsv" and "csv". None: they are in the first line.
     """
     if file_format == "conll":
@@ -126,7 +126,7 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     """Yield the rows of a CSV file. An invalid row is replaced by a DataError; reading continues with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
-    cell is not valid, only the first of the lines counts as an invalid row. The others are read again, each as a row.
+    cell is not valid, only the first of the lines counts as an invalid row. The others are read again as further rows.
     """
     again: deque[tuple[int, str | DataError]] = deque()  # lines to be read again
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
@@ -178,8 +178,8 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if the header cannot be read or is blank, two columns have the same name, or the only name may hold
-    several.
+    DataError if that row cannot be read or is blank, two columns have the same name, or the only name has a sign that
+    may divide columns, such as ";".
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -208,7 +208,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:
-    """Return the JSON object in line `number` of a file; a DataError if `text` holds no JSON object."""
+    """Return the JSON object in `text`, line `number` of a file; a DataError if it is none, or has a key twice."""
     try:
         record = parse_json(text)
     except RepeatedKeyError as error:
@@ -271,8 +271,8 @@ class Table:
 
         Args:
             name: Name of the column; or its number in a CoNLL file, where -1 is the last column. If no column is
-                called "translation.en" but the cells of column "translation" are objects, the cells are the values that
-                these objects have under "en".
+                called "translation.en" but all cells of column "translation" are objects, the cells are the values that
+                these objects have under "en", or None.
         """
         key = str(name)
         if self.numbered and re.fullmatch(r"-\d+", key):
@@ -286,7 +286,7 @@ class Table:
         return cells
 
     def select_rows(self, rows: Sequence[int]) -> Table:
-        """Return a table of the rows with these indices (from 0, not lines of the file), in the given order."""
+        """Return a table of the rows with these indices (from 0, not lines of the file), in order, without `whole`."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()
@@ -297,7 +297,8 @@ class Table:
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
     """Read a whole file. Its extension, such as .tsv, .csv, .jsonl, .parquet or .conll, tells the format.
 
-    Raises DataError if the file is missing, is empty, has an unknown extension, or has a row that cannot be read.
+    Class ids in a Parquet file become the names that its schema declares. Raises DataError if the file is missing, has
+    no row, an unknown extension, or a header or row that cannot be read.
 
     Args:
         path: The file.
@@ -314,13 +315,13 @@ def read_chunks(
 ) -> Iterator[Table]:
     """Yield the rows of a file in chunks, as tables; memory does not grow with the file.
 
-    Raises ConfigError if `rows` is below 1, and DataError if the file is missing, is empty, has an unknown extension or
-    lacks a column, or a row cannot be read and `on_bad_row` is None.
+    Raises ConfigError if `rows` is below 1, and DataError if the file is missing, has no row, an unknown extension or
+    an invalid header, or lacks a column; or if a row cannot be read and `on_bad_row` is None.
 
     Args:
         path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
-        columns: Names of the columns to read; every row must have a value in each. See `Table.cells` for names like
-            "outer.inner". None: all columns.
+        columns: Names of the columns to read; see `Table.cells` for names like "outer.inner". A row without a value in
+            one of them (in JSON Lines also: without the column) counts as a row that cannot be read. None: all columns.
         rows: Number of rows in a chunk; the last may have fewer.
         start: Number of valid rows to skip at the beginning of the file; bad rows among them are skipped too.
         on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with
@@ -336,7 +337,7 @@ def read_chunks(
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     """Read a whole file of the format `file_format`: "parquet", or one of `read_records`, which explains `header`.
 
-    Large columns of text are kept on disk. Raises DataError if the file is empty or has a row that cannot be read.
+    Large columns of text are kept on disk. Raises DataError if the file has no row, or one that cannot be read.
     """
     records = _select_columns(path, file_format, header=header)
     if file_format in ("conll", "jsonl", "parquet"):
@@ -419,8 +420,8 @@ def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
     """Read two text files, whose lines belong together in order, as a table; blank lines are rows too.
 
-    `columns` are the names of the two files' columns. Raises DataError if there are not two files, a file is missing,
-    empty or has a line that cannot be read, or they have different numbers of lines.
+    `columns` are the names of the two files' columns. Raises DataError if there are not two files, one is missing,
+    empty or has a line that cannot be read, or they differ in their numbers of lines.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
@@ -489,7 +490,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
     repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
     blank line or "-DOCSTART-" ends a sentence. A sentence is replaced by a DataError if one of its lines cannot be
-    read, or differs from the file's first line in its number of columns.
+    read, or has another number of columns than the file's first word.
 
     Args:
         path: Name of the file for messages.

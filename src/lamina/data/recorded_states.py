@@ -79,8 +79,6 @@ class RecordedStates:
             errors of `open`.
 
     Attributes:
-        folder: The folder.
-        manifest: The manifest.
         lengths: Number of tokens of each row; 1 if states are pooled and the manifest does not have these numbers.
     """
 
@@ -138,8 +136,8 @@ class RecordedStates:
         """Return rows' states as float32: stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right.
 
         Args:
-            rows: Indices of the rows.
-            layers: The layers to read. None: all.
+            rows: Indices of the rows, at least one.
+            layers: The layers to read, all of them among the manifest's. None: all.
             device: Where to put the states.
 
         Raises:
@@ -288,7 +286,7 @@ class RecordedStates:
     def _lengths(self) -> np.ndarray:
         """Return the number of tokens of each row, from the manifest's file or from the arrays, which must agree.
 
-        Raises DataError if the lengths are missing, disagree, or are below 1.
+        Without a file, pooled rows have length 1. Raises DataError if lengths are missing, disagree, or are below 1.
         """
         manifest, given = self.manifest, None
         if manifest.lengths is not None:
@@ -347,7 +345,7 @@ class RecordedStates:
 
 
 def place_of(path: Path, tensor: str | None) -> Place:
-    """Find the place of a tensor in a `.npy` or `.safetensors` file, or the shape of a column in a `.parquet` file.
+    """Return where a tensor is in a `.npy` or `.safetensors` file; for a column of a `.parquet` file, only its shape.
 
     Raises DataError if there is no such file or tensor, or the file is damaged.
     """
@@ -419,9 +417,9 @@ _ROWS = 256  # rows that are unpacked at a time
 def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], tuple[int, ...]]:
     """Return a temporary file with the numbers of a column as float32, and the shape of the column.
 
-    The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists.
-    Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
-    is collected, or the process ends. Raises DataError if there is no such column, or the shape of a cell differs;
+    The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists. Single
+    rows of a Parquet file cannot be read. The temporary file is removed when the returned object is collected, or the
+    process ends. Raises DataError if there is no such column, or the shape of a cell differs;
     StoreError if the disk for temporary files is too small.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
@@ -460,7 +458,7 @@ def _numbers(path: Path, cells: pa.Array, first: int, shape: Sequence[int]) -> n
     """Return the cells of a column of nested lists as a flat array of numbers.
 
     `shape` has the lengths of the lists, outer ones first, and `first` is the number of the first row in `cells`.
-    Raises DataError, which names the row, if the shape of a cell differs.
+    Raises DataError if the lists are not so deep, or, naming the row, if one is missing or has another length.
     """
     values = cells
     for size in shape:

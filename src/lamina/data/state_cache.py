@@ -1,8 +1,8 @@
 """The hidden-state cache, in memory or on disk: whether it can be used, how it is filled, and how states are read.
 
 The states of a stack are one array `[tokens, layers, width]` with the tokens of all rows, without padding, the longest
-row first. All layers of a row are next to each other, so that one read returns them. The position of a row in the array
-follows from the lengths of the rows. On disk, an entry has one file per stack.
+row first. All layers of a row are next to each other, so that one read returns them. On disk, an entry has one file per
+stack.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CacheableInputs(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Number of tokens (or audio samples) of each row; 1 for images. Rows of similar length form a batch."""
+        """Number of tokens (or audio samples) of each row; 1 for images."""
         ...
 
     @property
@@ -147,8 +147,8 @@ def open_states(
 ) -> CachedStates | None:
     """Return the cached hidden states of encoded examples; compute and store them if they are not cached yet.
 
-    In a run of several processes, either each process holds all states in memory, or one of them writes the states to
-    the disk. Either all processes use the cache or none does.
+    In a run of several processes, either each holds all states in memory, or one writes them to the disk. All of them
+    use the cache or none does.
 
     Args:
         bank: The bank with the readers.
@@ -159,8 +159,8 @@ def open_states(
             those that are missing are computed and added to this dict.
 
     Returns:
-        The states. None if the model must run for every batch, because the mode is "off", or because the cache cannot
-        be used in mode "auto"; the reason is then logged.
+        The states. None if the model must run for every batch: in mode "off"; in "auto" also if the cache cannot be
+        used or saves no time (the reason is logged).
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
@@ -241,9 +241,9 @@ def _hash(facts: object) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Where the states of each row and layer lie in the arrays in memory, or in the files of a cache entry.
+    """Where the states of each row and layer lie, in arrays in memory or in the files of a cache entry.
 
-    The rows follow each other in the order of `order`, without padding.
+    Rows follow each other in the order of `order`, without padding.
 
     Attributes:
         lengths: Number of tokens of each row.
@@ -349,7 +349,7 @@ class CachedStates:
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
 
-        Rows are padded with zeros on the right to the length of the longest. The tensors are copies.
+        Rows are padded with zeros on the right, to the length of the longest. The tensors are copies.
         """
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}
@@ -461,8 +461,7 @@ class _Entry:
 
     Args:
         filler: Computes the states.
-        fingerprints: Stack name -> fingerprint of the stack's weights, where it is known. Missing ones are computed and
-            added.
+        fingerprints: As in `open_states`; missing ones are added.
 
     Attributes:
         facts: Everything on which the states depend; their hash is the key of the entry.
@@ -513,8 +512,8 @@ class _Entry:
     def fill(self) -> str | None:
         """Run the model over all rows, and write their states to the disk.
 
-        If another process is writing the entry, wait for it. If that process succeeds, nothing is computed here. Raises
-        CacheError if the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
+        If another process is writing the entry, wait for it; if it succeeds, compute nothing. Raises CacheError if the
+        states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
 
         Returns:
             None if the states were written; in mode "auto", the reason why they were not, as a phrase for a message.

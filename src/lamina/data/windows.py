@@ -20,9 +20,9 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
     """Return for each window and token whether the answer for the token is taken from this window.
 
     Neighbouring windows share tokens. The answer for each token of a text is taken from one window: the one with the
-    most context on both sides of the token (with the largest minimum of the numbers of tokens to its left and right).
-    At the start and the end of the text, context counts as unlimited. Answers for special tokens, and for the first
-    texts of pairs, are not used.
+    most context, which is the smaller of the numbers of tokens to the left and right. At the start and the end of the
+    text, context counts as unlimited; the first of equal windows counts. Special tokens, and the first texts of pairs,
+    have False.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -100,9 +100,7 @@ def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> I
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window.
-
-    A token that is in several windows comes once (see `read_flags`).
+    """Yield the tokens of all words, window by window. A token in several windows comes once (see `read_flags`).
 
     `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
     token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
@@ -135,10 +133,9 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return for each window pairs (position, word): where a word's first token is, and the word's index.
+    """Return window -> pairs: the position of a word's first token in the window, and the word's index in all texts.
 
-    Arguments and errors are those of `word_tokens`. Words are counted through all texts. Windows without a first token
-    have no entry.
+    Arguments and errors are those of `word_tokens`. Windows without a first token have no entry.
     """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for token in word_tokens(encoded, words):
@@ -153,17 +150,17 @@ def word_labels(
     labels: Iterable[Sequence[int]],
     continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Yield, for each window, a label for every token: `IGNORED` for tokens from which no word is predicted.
+    """Yield, for each window, a label for every token; `IGNORED` (-100) stands for none.
 
-    A token from which several words are predicted (see `deciding_tokens`) has the label of the first word. Raises
-    ConfigError if `words` has a different number of texts, or there are no offsets.
+    The token from which a word is predicted (see `deciding_tokens`) has the word's label; if it is the same for several
+    words, the first one's. Errors are those of `word_tokens`.
 
     Args:
         encoded: The texts, tokenised with offsets.
         words: The characters (start, end) of each word of each text, from left to right.
         labels: The label of each word of each text.
-        continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
-            have the label `IGNORED`.
+        continued: `continued[label]` is the label of the other tokens of a word with this label; after `IGNORED` they
+            have none. None: the other tokens have none.
     """
     words = list(words)
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
