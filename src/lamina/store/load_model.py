@@ -200,8 +200,8 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     base, saved = f"{model.base_model_prefix}.", report["unexpected_keys"]
     names = {name for name, _ in model.named_parameters()}
     inner = {name for name in names if "#" in without_numbers(name)} or names
-    if saved and inner and inner <= {*report["missing_keys"]}:
-        some = f"it holds '{min(saved)}', the model needs '{min(inner)}'"
+    if inner and inner <= {*report["missing_keys"]}:
+        some = f"it holds '{min(saved, default='nothing')}', the model needs '{min(inner)}'"
         raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
     forms = {without_numbers(name.removeprefix(base)) for name in names}
     plain = {key: without_numbers(key.removeprefix(base)) for key in sorted(saved)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import re
 from contextlib import suppress
 from difflib import get_close_matches
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 # Limits that stop a damaged or hostile config before memory is allocated for what it describes.
 _COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|stages|labels|groups|codebooks|heads|levels)$")
@@ -273,9 +276,7 @@ def check_files(name: str, config: PretrainedConfig) -> None:
             raise damaged(path, "is neither a file nor a folder")
         is_read = re.fullmatch(r"(pytorch_)?model(-\d+-of-\d+)?\.(bin|safetensors)", path.name) and is_file(path)
         if is_read and getattr(config, "quantization_config", None) is None:
-            for key in _integers(path):
-                what = f"has integers as '{key}', and config.json has no quantization_config that scales them"
-                raise damaged(path, what)
+            _check_types(path)
         if path.name.endswith(".index.json") and is_file(path):
             parts = read_json(path, last_wins=True).get("weight_map")
             for part in map(str, cast("dict[str, object]", parts).values() if isinstance(parts, dict) else ()):
@@ -283,20 +284,33 @@ def check_files(name: str, config: PretrainedConfig) -> None:
                     raise damaged(path, f"names the file '{part}', which is outside of the folder")
 
 
-def _integers(path: Path) -> Iterator[str]:
-    """Yield the names of the weights in a weight file that are integers; nothing for a file that cannot be read.
+def _check_types(path: Path) -> None:
+    """Check the types of the weights in a file; a file that cannot be read is left to transformers.
 
-    Biases are left out: GPT-2 and its kin saved their causal masks as "attn.bias".
+    Biases may be integers: GPT-2 and its kin saved their causal masks as "attn.bias". A warning is logged for weights
+    of 8-bit floats, which may have been divided by scales or not. Raises StoreError if a weight is an integer, or the
+    file has no weights, but perhaps a dict of them.
     """
     types: dict[str, str] = {}
     with suppress(Exception):  # loading the file says what is wrong with it
         if path.suffix == ".bin":
-            tensors = torch.load(path, "meta", weights_only=True, mmap=True)
-            types = {key: "F" if tensor.is_floating_point() else "I" for key, tensor in tensors.items()}
-        elif path.suffix == ".safetensors":
+            content: object = torch.load(path, "meta", weights_only=True, mmap=True)
+            entries = cast("dict[str, object]", content) if isinstance(content, dict) else {"": content}
+            types = {key: str(getattr(entry, "dtype", type(entry).__name__)) for key, entry in entries.items()}
+        else:
             with cast("Any", safe_open(path, "pt")) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-    yield from (key for key, kind in types.items() if key.endswith("weight") and re.match("I|U|BO", kind))
+    if types and path.suffix == ".bin" and not any(kind.startswith("torch.") for kind in types.values()):
+        key, kind = max(types.items(), key=lambda item: item[1] in ("dict", "OrderedDict"))
+        inside = f"has its weights inside '{key}'; they must be at the top level"
+        raise damaged(path, inside if "dict" in kind.lower() else f"holds a {kind}, and no weights by name")
+    for key, kind in types.items():
+        if key.endswith("weight") and re.match(r"(torch\.)?(u?int|bool|I|U|BO)", kind):
+            what = f"has integers as '{key}', and config.json has no quantization_config that scales them"
+            raise damaged(path, what)
+    if small := next((key for key, kind in types.items() if re.match(r"F8|torch\.float8", kind)), None):
+        what = "load: %s has 8-bit floats as '%s', and config.json has no quantization_config that scales them"
+        logger.warning(f"{what}; they are used as they are", path, small)
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:

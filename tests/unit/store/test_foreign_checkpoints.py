@@ -114,6 +114,35 @@ def test_integers_as_weights_are_refused(kind: torch.dtype, file: str, tmp_path:
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_floats_of_8_bits_without_scales_are_named(file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder, name = checkpoint(tmp_path / "model"), "encoder.layer.1.intermediate.dense.weight"
+    weights = torch.load(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").unlink()
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    torch.save(weights, folder / file) if file.endswith("bin") else save_file(weights, folder / file)
+    assert torch.equal(load(folder)[0].get_parameter(name), weights[name].float())
+    assert f"{file} has 8-bit floats as '{name}', and config.json has no quantization_config" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (lambda weights: {"epoch": 3, "state_dict": weights}, "has its weights inside 'state_dict'; they must be at"),
+        (lambda weights: {"model": {"net": weights}}, "has its weights inside 'model'; they must be at the top"),
+        (lambda weights: [*weights.values()], "holds a list, and no weights by name"),
+        (lambda weights: {}, "fit no part of a BertModel: it holds 'nothing', the model needs 'encoder"),
+    ],
+)
+def test_weights_that_are_not_at_the_top_of_their_file_are_refused(
+    wrap: Callable[[dict[str, torch.Tensor]], object], message: str, tmp_path: Path
+):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    torch.save(wrap(torch.load(weights)), weights)
+    with pytest.raises(StoreError, match=message):
+        load(weights.parent)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 def test_masks_and_other_files_may_hold_integers(file: str, tmp_path: Path):
     folder = checkpoint(tmp_path / "model")
     weights = torch.load(folder / "pytorch_model.bin")
