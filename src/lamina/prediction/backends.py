@@ -85,9 +85,10 @@ def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = 
         names: Names of the readers that must answer. None: all.
 
     Raises:
-        ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU; or it is "int8" and the bank's
-            folder has no int8 export.
-        StoreError: If the backend is "int8" and the export does not fit the bank.
+        ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU or its frozen model has changed;
+            or it is "int8" and the bank's folder has no int8 export.
+        StoreError: If the backend is "int8" and the export does not fit the bank; or it is "onnx" and the answers of a
+            new export differ from PyTorch's.
         UnsupportedModelError: If the backend is "onnx" and the bank cannot be exported.
         MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.
     """
@@ -118,7 +119,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank) -> bool:
-    """Return whether "auto" should try ONNX Runtime: a bank on a CPU has an export that was not refused before."""
+    """Return whether "auto" should try ONNX Runtime: it is there, and a bank on a CPU has an export not refused yet."""
     is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:
         return False
@@ -134,9 +135,9 @@ def _written(bank: ReaderBank) -> float:
 
 
 def export_folder(bank: ReaderBank, backend: str) -> Path | None:
-    """Return the subfolder of a bank's folder for a backend's export; None if the bank was not loaded from a folder.
+    """Return the subfolder of a bank's folder for a backend's export, which may not exist.
 
-    None too if that folder has no bank any more. The subfolder may not exist.
+    None if the bank was not loaded from a folder, or that folder has no bank any more.
     """
     if bank.folder is None or not is_file(bank.folder / MANIFEST):
         return None
@@ -181,7 +182,7 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 
 
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
-    """Return an engine from a new export of all readers of a bank; raise UnsupportedModelError if there can be none.
+    """Return an engine from a new export of all readers of a bank; the errors are those of `export_onnx`.
 
     It is written into `folder`. If that is None or cannot be written, a temporary one is used; the engine then lasts
     until the process ends.

@@ -106,9 +106,9 @@ def predict_file(  # noqa: PLR0913
     Args:
         bank_or_model: A bank, or a whole model.
         source: JSONL, CSV, TSV, Parquet, or plain text with one text per line.
-        output: JSONL, CSV or Parquet file, by its extension. It exists only once it is complete. A JSONL row has "row"
-            (line in the source), "text" (a list for a pair) and "readers" (name -> prediction, as `predict` returns
-            it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
+        output: JSONL, CSV or Parquet file, by its extension. It appears, or replaces an older one, once it is complete.
+            A JSONL row has "row" (line in the source), "text" (a list for a pair) and "readers" (name -> prediction, as
+            `predict` returns it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, or of the path of the image or audio clip, relative to the source's folder. None: the
             only column, the one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
@@ -296,9 +296,9 @@ class Partial:
     def open(cls, output: Path, same: JSONObject, *, resume: bool) -> Iterator[Partial]:
         """Yield the unfinished output for the file `output`, locked inside the `with` block.
 
-        With `resume`, rows of an earlier run whose arguments equal `same` stay; otherwise they are removed. At the end,
-        hidden files without a complete row are deleted. Raises ConfigError if the earlier run had other arguments;
-        StoreError if the folder cannot be written, the hidden file was cut off, or another run holds the lock.
+        With `resume`, the rows of an earlier run stay; without, they are removed. At the end, hidden files without a
+        complete row are deleted. Raises ConfigError if `resume` is set and the earlier run had arguments other than
+        `same`; StoreError if the folder cannot be written, the hidden file was cut off, or another run holds the lock.
         """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
@@ -349,7 +349,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append `rows`, the output of the next `read` source rows, and update the note; StoreError on failure."""
+        """Append `rows`, the output of the next `read` source rows, and update the note; else raise StoreError."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -487,7 +487,8 @@ class Answering:
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
         """Return the outcome of a chunk. Errors of Lamina are stored in it, not raised.
 
-        If the examples cannot be encoded together, halves are tried, until the bad row is found.
+        It has the rows before a DataError, and none after another error. If the examples cannot be encoded together,
+        halves are tried, until the bad row is found.
 
         Args:
             chunk: The chunk.

@@ -77,7 +77,7 @@ def calibrate(  # noqa: PLR0913
         monitor: The monitor; or a cascade, for whose second monitor the threshold is chosen.
         task: Labelled texts. If words are labelled, a text is positive if one of its words is.
         false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
-            negative texts are needed.
+            negative texts are needed to choose a threshold.
         per: "reply": `false_positive_rate` is a fraction of texts. "1000 tokens": it is the number of false alarms per
             thousand tokens of negative texts, above 0 and below 1000; each text counts up to its alarm.
         split: Split of the task. It should be one that no reader was trained on.
@@ -104,9 +104,9 @@ def calibrate(  # noqa: PLR0913
 
     Raises:
         ConfigError: If a rate or `confidence` is out of range, or an option is set that a given `threshold` makes
-            useless; if there are too few negative texts, or no positive ones; if the monitor does not fit the bank's
-            readers, or reads the decoder of an encoder-decoder model; or if the frozen model has changed since the bank
-            was made.
+            useless; if there are no positive texts, no negative ones, or too few of these for the rate; if the monitor
+            does not fit the bank's readers; if the model reads in both directions, or the monitor the decoder beside an
+            encoder; or if the frozen model has changed since the bank was made.
         UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a score is NaN.
@@ -217,8 +217,8 @@ class TextScores:
         """Return the rates of `threshold` on these texts. If it is None, first choose one for a `rate` of false alarms.
 
         `positive` says which texts should be flagged; texts with None are left out. `per` is the unit of `rate`: texts,
-        or thousands of tokens. The other arguments are those of `Calibration.of`. Raises ConfigError if there are too
-        few texts.
+        or thousands of tokens. The other arguments are those of `Calibration.of`. Raises ConfigError if all texts have
+        one label or none has a score; and, to choose a threshold, if there are too few negative texts for the rate.
         """
         known = [at for at, flag in enumerate(positive) if flag is not None]
         flags, highest = [bool(positive[at]) for at in known], self.highest()
@@ -360,7 +360,7 @@ def _running_scores(
 
 
 def special_ids(tokenizer: Tokenizer) -> Tensor:
-    """Return the ids of the special tokens, except the unknown token, which stands for a piece of the text."""
+    """Return the ids of the special tokens, without the unknown token, which stands for text."""
     return torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
 
 

@@ -174,8 +174,7 @@ def choose_cascade(  # noqa: PLR0913
 def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
     """Return how many parameters the first reader multiplies per token, divided by the second reader's number.
 
-    Raises:
-        ConfigError: If the first reader multiplies as many or more.
+    Raises ConfigError if the first reader multiplies as many or more.
     """
     counts = [sum(part.numel() for part in bank[name].parameters() if part.ndim > 1) for name in (first, second)]
     if counts[0] >= counts[1]:
@@ -186,9 +185,9 @@ def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
-    """Divide the labelled rows at random into two halves with equally many positives; return the row numbers of both.
+    """Divide rows at random, by `seed`, into halves with equally many positives; return the row numbers of both.
 
-    `labels` has a label for each row, or None. `seed` decides the division.
+    `labels` has a label for each row. A row with None is in neither half.
     """
     halves: tuple[list[int], list[int]] = ([], [])
     for wanted in (True, False):

@@ -180,13 +180,9 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Check that `backend` exists and can run `target`, a bank or a model, in `precision`.
+    """Raise UnknownNameError if `backend` does not exist, and ConfigError if it cannot run `target` in `precision`.
 
-    Only PyTorch can run whole models, and only PyTorch can run in half precision.
-
-    Raises:
-        UnknownNameError: If the backend does not exist.
-        ConfigError: If a different backend than PyTorch was chosen for a whole model or for half precision.
+    Only PyTorch can run whole models or run in half precision.
     """
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"
@@ -194,9 +190,9 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
-    """Return the extra entries that `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
+    """Return the extra entries of a reader's scores: a table per class, `errors` wrong answers, and a comparison.
 
-    `results` are the reader's outputs, and `metrics` are compared. The other arguments are those of `evaluate`.
+    `results` are the reader's outputs, and `metrics` are compared. {} without any option.
     """
     more: JSONObject = {}
     if per_class:

@@ -103,7 +103,7 @@ def extract(  # noqa: PLR0913
         ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
             state per token of a text, or `batch_size` is below 1.
         UnsupportedModelError: If the layers of the model cannot be found.
-        StoreError: If the folder holds other files, or the disk is too small.
+        StoreError: If the folder holds other files or states of a run with other arguments, or the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
     check_range("extract", "batch_size", batch_size, 1)
@@ -256,7 +256,7 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (row number, states `[tokens, layers, width]`) for each of `rows`, in passes of `batch_size` rows.
+        """Yield (row number, states `[tokens, layers, width]`, if pooled `[1, ...]`) for each of `rows`, by length.
 
         Raises DataError if a state is not finite, and ConfigError if the model does not have one state per token.
         """
@@ -284,7 +284,7 @@ class _Plan:
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write the rows' lengths, the table of other columns and, last of all, the manifest; return the manifest.
+        """Write the rows' lengths, the table of other columns (if any) and, last, the manifest; return the manifest.
 
         Raises StoreError if a file cannot be written.
         """

@@ -173,10 +173,7 @@ def _readings_of_chat(bank: ReaderBank, messages: Sequence[tuple[str, str]]) -> 
 
 
 def _readings_of_pair(bank: ReaderBank, pair: tuple[str, str], trained: _Trained) -> list[_Reading]:
-    """Return the passes that score the reply in a pair of prompt and reply: one per window with a token of the reply.
-
-    `trained` has the options for windows with which the reader was trained.
-    """
+    """Return the passes that score the reply of a pair (prompt, reply): one per window with a token of the reply."""
     encoded = encode(
         [pair],
         cast("Processor", bank.processor),

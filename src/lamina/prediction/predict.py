@@ -217,11 +217,12 @@ class Predictor:
 
     Attributes:
         options: Options of each pass.
+        names: Names of the readers, or the kind of a whole model's task; the keys of the answers.
 
     Raises:
         UnknownNameError: If a reader or the backend does not exist.
-        ConfigError: If there is no reader or processor, `kind` is set for a bank, `readers` for a whole model, or an
-            option that has no effect on the kinds of tasks.
+        ConfigError: If there is no reader or processor; or if `kind` is set for a bank, `readers` for a whole model, or
+            an option that has no effect on the kinds of tasks.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
     """
 
@@ -431,7 +432,6 @@ class Predictor:
         return self._max_length({name: self._tasks[name] for name in names})
 
     def _max_length(self, tasks: Mapping[str, KindedTask]) -> int:
-        """Return how many tokens the readers in `tasks` read of an example or window."""
         return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
 
     def _plan(self) -> _Plan:
@@ -479,8 +479,7 @@ class Predictor:
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
         """Return one `Reading` for each part that readers read of a long example; () if all read the same part.
 
-        `tasks` is reader name -> task; for `add_prefix_space` see `predict`. Readers differ in the number of tokens and
-        the stride; with `by_kind`, also in whether they predict per token.
+        Readers differ in the number of tokens and the stride; with `by_kind`, also in whether they predict per token.
         """
         strides = {n: self._runner.trained_with([n], "stride") for n, task in tasks.items() if task.kind.per_token}
         parts: dict[tuple[int, int | None, bool], dict[str, KindedTask]] = defaultdict(dict)
@@ -490,7 +489,7 @@ class Predictor:
         return tuple(self._reading(part, add_prefix_space) for part in parts.values()) if len(parts) > 1 else ()
 
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
-        """Return how to encode examples once for all readers in `tasks`; `add_prefix_space` is as in `predict`.
+        """Return how to encode examples once for all readers in `tasks`.
 
         Length and stride are the largest with which the readers were trained; the defaults if one has no record. If a
         reader predicts per token, long examples are read in windows.

@@ -191,7 +191,7 @@ def _labels(table: Table, column: str) -> list[str]:
 
 
 def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from two columns; raise DataError if a column or a text is missing."""
+    """Return (prompt, reply) for each row, from two columns; DataError if a column or text is missing or blank."""
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):

@@ -270,10 +270,11 @@ def score_replies(
     max_length: int | None = None,
     progress: bool = False,
 ) -> list[float]:
-    """Return the highest score of each finished reply. A reply is flagged if its score reaches the monitor's threshold.
+    """Return the highest score of each finished reply, -inf for one without a token.
 
-    It works for every model, even for one that reads in both directions and so cannot be watched while it writes. A
-    warning is logged if replies are longer than those of the calibration.
+    A reply is flagged if its score reaches the monitor's threshold. It works for every model, even for one that reads
+    in both directions and so cannot be watched while it writes. A warning is logged if replies are longer than those of
+    the calibration.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -314,7 +315,7 @@ def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> 
     """Return the model and its tokenizer: `processor`, or else the one saved with a model that is given by name.
 
     A model given by name is loaded, with its language model head if it has one. Raises ConfigError without a tokenizer,
-    and ModelNotFoundError if there is no such model.
+    and the errors of `load`.
     """
     own: Processor | None = None
     if isinstance(model, str | Path):
@@ -360,7 +361,7 @@ def _warn_of_repeated(parts: Parts) -> None:
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
-    """Return part name -> a task that labels the words of its replies; bad words have the label `positive`."""
+    """Return part -> a task whose split "train" has its replies with labelled words; bad ones have `positive`."""
     tasks: dict[str, Task] = {}
     for part, own in parts.items():
         rows = [
@@ -445,10 +446,7 @@ class _Promise:
     confidence: float
 
     def checked(self) -> _Promise:
-        """Return this object, once its fields are checked.
-
-        Raises ConfigError if the rate or the confidence is out of range, and UnknownNameError if the unit is unknown.
-        """
+        """Return this object; raise ConfigError if a number is out of range, UnknownNameError for an unknown unit."""
         check_known("monitor", [self.per], get_args(Unit), "unit")
         high = 1 if self.per == "reply" else 1000
         if not 0 < self.rate < high:
