@@ -117,7 +117,8 @@ def save_bank(
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
-        StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
+        StoreError: If the folder cannot be written, files of these names in it are not from a bank, or an `info` holds
+            a value that JSON cannot.
         NotFiniteError: If a weight holds NaN or infinity.
         ConfigError: If the frozen model or the processor changed and `changed_base` is not set, or the model is saved
             too and `lamina.save` refuses it.
@@ -156,7 +157,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Log a warning if a model that is not saved with the bank was cut by hand, since loading could not repeat that."""
+    """Warn if blocks of a model that is not saved with the bank were changed by hand: loading could not repeat that."""
     if bank.saves_base:
         return  # `save` refuses it
     if (problem := changed_blocks(bank.model)) is not None:
@@ -168,9 +169,7 @@ def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
 def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
     """Raise ConfigError if weights or settings of a frozen model have changed since the bank was made or loaded.
 
-    Args:
-        bank: The bank.
-        marks: Stack name -> fingerprint of the stack's present weights.
+    `marks` is stack name -> fingerprint of the stack's present weights.
     """
     change = bank.change_of_base(marks, full=True)
     before = bank.fingerprints_of_base()
@@ -220,8 +219,8 @@ def claimed_output(
         files: Names of more files that will be written.
 
     Returns:
-        A context in which no other process can write to the folder. Entering it raises the same errors as saving; a
-        model with adapters (PEFT) raises ConfigError at once.
+        A context in which no other process can write to the folder. Entering it raises StoreError if saving would.
+        ConfigError is raised at once if a model with adapters (PEFT) would be saved.
     """
     if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
@@ -241,7 +240,7 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, without those of its base model. The first, the manifest, marks a bank."""
+    """Return the paths of a bank's files, except its model's and processor's. The first, the manifest, marks a bank."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
@@ -262,9 +261,7 @@ def _listed(folder: Path) -> list[str]:
 def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
     """Return the manifest's entry about the bank's model: where it comes from, and what its states depend on.
 
-    Args:
-        bank: The bank.
-        present: Whether to record the settings that the model has now. False: those that it had when the bank was made.
+    With `present`, these are the settings that the model has now, else those that it had when the bank was made.
     """
     model = bank.model
     if isinstance(model, RecordedModel):
@@ -313,9 +310,9 @@ def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
 
 
 def _recorded_model(base: BaseFacts) -> RecordedModel:
-    """Return a model without weights that has the layers of the recorded model described by `base`.
+    """Return a model for a bank trained on recorded states: the layers that `base` describes, without weights.
 
-    A bank trained on recorded states is loaded onto it. It cannot compute: its `forward` raises ConfigError.
+    Its `forward` raises ConfigError.
     """
     name, stack = next(iter(base.stacks.items()))
     return RecordedModel(
@@ -372,7 +369,7 @@ def load_bank(
     Args:
         folder: A local folder, or the id of a repository on the hub.
         model: The base model. None: the model that the manifest names.
-        processor: Tokenizer or processor of the base model. None: the one saved with the base model.
+        processor: Tokenizer or processor of the base model. None: the one saved with the bank, or else the base's.
         revision: Branch, tag or commit on the hub.
         readers: Names of the readers to load. None: all.
         writes: Load the base model with its language model head, if it was saved with one. A bank with monitors always
@@ -461,8 +458,8 @@ def _read_manifest(folder: Path) -> Manifest:
 def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
     """Load the model that a manifest names, or that is saved in the bank's folder, and its processor.
 
-    With `writes`, the model is loaded with its language model head, if it was saved with one. Raises StoreError if the
-    manifest names no model, and ModelNotFoundError if the named model does not exist.
+    The model in the folder has the head that it was saved with. A named model is loaded with a head only if `writes`
+    and if it was saved with a language model head. Raises StoreError if no model is named, and the errors of `load`.
     """
     if base.trained:
         model, processor = load(folder / BASE, saved_class(folder / BASE), dtype=base.dtype)
@@ -545,9 +542,8 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
 
     `folder` is the reader's folder, and `saved` its settings, read from there.
 
-    Raises:
-        StoreError: If the files are damaged, or do not fit each other.
-        BaseMismatchError: If the head uses other tensors of the model than when it was trained.
+    Raises StoreError if the files are damaged or do not fit each other, UnknownNameError if no such fusion or head is
+    registered, and BaseMismatchError if the head uses other tensors of the model than when it was trained.
     """
     path = folder / READER
     with (

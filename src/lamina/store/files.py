@@ -6,10 +6,9 @@ in one rename. The old files move to WORK/old, the new files to their places, an
 The process may die at any point. The next process that reserves or reads the folder finds PLAN and moves everything
 back, so that it sees the old files. Without PLAN, the folder has either the old or the new files, and WORK is deleted.
 
-This covers the death of a process. It also covers a power failure on a file system that keeps the order of renames, as
-journaling ones do, because the new files are synced to disk before PLAN appears. Folders are not synced, so the last
-save may be lost. Checkpoints are large and frequent and are not synced at all: the previous checkpoint remains, and a
-damaged one is refused.
+A power failure is covered too if the file system keeps the order of renames, as journaling ones do, because the new
+files are synced to disk before PLAN appears. Folders are not synced, so the last save may be lost. Checkpoints are not
+synced at all, being large and frequent: the previous one remains, and a damaged one is refused.
 
 Each kind of saved folder has a mark: a file that lamina always writes there. Without it, files of the same names belong
 to other software and are not overwritten.
@@ -88,7 +87,8 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
     """Reserve a folder for writing during the `with` block. It is created if it does not exist.
 
-    The same thread may reserve it again. A folder that was created here and is empty at the end is removed.
+    A replacement of files that a dead process left unfinished is undone first. The same thread may reserve the folder
+    again. A folder that was created here and is empty at the end is removed.
 
     Args:
         folder: The folder.
@@ -292,7 +292,7 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
 
 
 def read_json(path: Path, *, last_wins: bool = False) -> JSONObject:
-    """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else.
+    """Read a file with one JSON object; raise StoreError if it is missing, too large, damaged, or holds another value.
 
     A file in which a key comes twice is refused; with `last_wins`, the last value counts, as in transformers.
     """

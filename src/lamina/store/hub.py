@@ -39,8 +39,8 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
         base: Whether to download the base model too, if it is saved with the bank.
 
     Raises:
-        StoreError: If neither the folder nor the repository exists, or the download fails.
-        ConfigError: If there is a revision for a local folder.
+        StoreError: If `folder` is a file, neither folder nor repository exists, or the download fails.
+        ConfigError: If there is a revision other than "main" for a local folder.
     """
     path = Path(folder)
     if is_dir(path):
@@ -220,7 +220,7 @@ def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
 
 
 def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
-    """Return a reader's scores in the hub's format, beginning with the metric that chose the best epoch.
+    """Return a reader's finite scores in the hub's format, beginning with the metric that chose the best epoch.
 
     The hub merges results with equal task and data set, so the name of each metric contains the name of the reader.
     """
@@ -263,7 +263,7 @@ def _monitors(bank: ReaderBank) -> str:
 
 
 def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
-    """Return the cells of a monitor's row in the table: its settings, and its rates if it was calibrated."""
+    """Return a monitor's cells for `MONITOR_COLUMNS`; those of its rates are "" if it was not calibrated."""
     deciding = monitor.second if isinstance(monitor, Cascade) else monitor
     calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", "", ""]
     if calibration is not None:

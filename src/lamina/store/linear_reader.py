@@ -52,7 +52,7 @@ class LinearReader:
     The features are the concatenated states of `layers`, each pooled over the tokens as `pooling` says.
 
     Attributes:
-        layers: The layers, ascending.
+        layers: The layers, ascending, without those whose weight in the fusion is 0.
         labels: Names of the classes.
         pooling: How the tokens become one state: "mean", "first" or "last". "": each token has logits of its own.
         problem_type: "classification", "regression" or "multi_label".
@@ -75,7 +75,8 @@ class LinearReader:
         Raises:
             UnknownNameError: If the bank does not have the reader.
             ConfigError: If the reader is not linear. Linear readers have the fusion Mean, LastLayer, ScalarMix,
-                Elementwise or Concat, and a head that pools by "mean", "first" or "last", or labels tokens.
+                Elementwise or Concat, and a head that pools by "mean", "first" or "last", or one that labels tokens and
+                has no encoder layers.
         """
         reader = bank[name]
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
@@ -103,10 +104,11 @@ class LinearReader:
         )
 
     def to_sklearn(self) -> object:
-        """Return a fitted scikit-learn model whose decision function has the values of this map's logits.
+        """Return a fitted scikit-learn model whose decision function returns this map's logits.
 
-        It is a `LogisticRegression` for classes, a `OneVsRestClassifier` of these for several labels at once, and a
-        `LinearRegression` for regression. For two classes, the decision function is the difference of their logits.
+        It is a `LogisticRegression` for classes. If there are two, the decision function is the difference of their
+        logits. For several labels at once, it is a `OneVsRestClassifier`, whose classes are numbers in the order of
+        `labels`. For regression, it is a `LinearRegression`, whose predictions are the logits.
 
         Raises:
             MissingExtraError: If scikit-learn is not installed.

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
-# usual prefixes of programs that train the model as a part of a larger module
+# Usual prefixes of programs that train the model as a part of a larger module.
 _OWNERS = {"model.", "backbone.", "base_model.model.", "0.auto_model."}
+# What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
 _WRAPPERS = dict.fromkeys(
     (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^(?:module\.)+"), ""
 )
@@ -83,12 +83,14 @@ def load(
         is None if the model has none.
 
     Raises:
-        ModelNotFoundError: If the folder does not exist, and the hub does not have the model or cannot be reached.
+        ModelNotFoundError: If the folder holds no model; or if it does not exist, and the hub does not have the model
+            or cannot be reached.
         StoreError: If files are damaged, do not fit together, or lack weights that may not start at random.
         UnknownNameError: If the head does not exist.
-        UnsupportedModelError: If transformers does not know the family, or the family has no such head.
+        UnsupportedModelError: If transformers does not know the family, the family has no such head, or the model needs
+            a missing package or code from the hub.
         ConfigError: If `dtype` is not a float type; if `labels` is empty, a string, or has a name twice; or if there
-            is a `revision` for a folder.
+            is a `revision` other than "main" for a folder.
     """
     if not isinstance(name, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")
@@ -161,9 +163,9 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
     """Load a model; if a wrapper put something into the names of saved weights, load it again without that.
 
     `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
-    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. The prefix that a program adds which
-    trains the model as a part of another, such as "model.", is dropped if otherwise no weight fits. If weights fit with
-    several prefixes, such as "model." and "ema.", only one of `_OWNERS` is dropped.
+    Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. Programs that train the model as a part
+    of another add a prefix, such as "model.". It is dropped if otherwise no weight fits. If weights fit with several
+    prefixes, such as "model." and "ema.", only one of `_OWNERS` is dropped.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):

@@ -26,7 +26,7 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Base class for the content of a JSON file. The file must have all fields of the class and no others.
+    """Base class for the content of a JSON file. The file has all fields without a default, and no unknown ones.
 
     If the class has a field `format`, only files whose format equals `FORMAT` are read.
     """
@@ -50,12 +50,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def _checked(cls, path: Path, fields: JSONObject) -> Self:
-        """Return the object with the given fields of the file `path`; raise an error for the first invalid field.
-
-        Raises:
-            StoreError: If a field is missing or wrong.
-            UnknownNameError: If there is an unknown key.
-        """
+        """Return the object with the given fields of the file `path`; the errors are those of `read`."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -87,9 +82,8 @@ class StackFacts(SavedFacts):
         width: Size of a hidden state.
         fingerprint: Hash of the stack's weights. None: readers were trained on recorded states of unknown weights.
         config: Settings of the model's config that may change the stack's states; see `config_facts`. None in banks of
-            earlier versions.
-        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None in banks of earlier
-            versions.
+            earlier versions or on recorded states.
+        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None as for `config`.
     """
 
     layers: int
@@ -107,15 +101,16 @@ class BaseFacts(SavedFacts):
         revision: Commit on the hub; None if the model did not come from there.
         model_type: The family, as in the model's config.
         dtype: Type of the model's weights, such as "float32".
-        stacks: Stack name -> facts, for the stacks that the readers read.
+        stacks: Stack name -> facts, for the stacks that the readers read; for all stacks in a bank without readers.
         library: Versions of transformers and torch that saved the bank. If the installed versions differ,
             `StackFacts.modules` is not compared; of `StackFacts.config` only the settings that both versions have are
             compared. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it came from before training.
-        recorded: The recorded layers, if the readers were trained on recorded states; `id` and `model_type` may then be
-            unknown. None: the readers were trained on the model itself.
-        pooling: How the states of a row's tokens became one recorded state. None: there is a state per token.
+        recorded: The recorded layers, if the readers were trained on recorded states. An unknown `id` is then None, and
+            an unknown `model_type` "". None: the readers were trained on the model itself.
+        pooling: How the states of a row's tokens became one recorded state. None: there is a state per token, or
+            `recorded` is None.
     """
 
     id: str | None

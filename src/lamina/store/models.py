@@ -102,14 +102,9 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Raise an error, before transformers asks the hub for `name`, if it is a misspelt short name or the hub is down.
+    """Raise ModelNotFoundError if `name` resembles a short name, or the hub is down and its cache has no copy.
 
-    transformers tries for half a minute before it reports that. Errors of the hub, such as an unknown id, are left to
-    it.
-
-    Raises:
-        ModelNotFoundError: If the name resembles a short name, or the hub cannot be reached and the local cache has no
-            copy.
+    transformers would try for half a minute before it reports that. Unknown ids are left to transformers.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -361,10 +356,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         revision: Branch, tag or commit on the hub. None: the main branch.
 
     Returns:
-        The processor; None if the model has no processor files.
+        The processor; None if the model has no processor files, or if those on the hub cannot be read.
 
     Raises:
-        StoreError: If processor files exist but cannot be read.
+        StoreError: If processor files in a folder cannot be read.
         ConfigError: If there is a `revision` for a folder.
     """
     import transformers

@@ -105,7 +105,7 @@ class OnnxFacts(SavedFacts):
         inputs: Names of the inputs, integers `[batch, tokens]`.
         outputs: Output name -> facts.
         max_difference: Largest difference to PyTorch that was measured.
-        files: All files of the export.
+        files: All files of the export, without `onnx.json`.
         sha256: SHA-256 of the graph's files, in hexadecimal; None in exports of earlier versions.
         int8: Task -> metric, and its value in PyTorch and in the quantised graph; None if the graph is not quantised.
     """
@@ -141,8 +141,8 @@ def export_onnx(
     Args:
         bank_or_model: The bank, or a model that reads text. It is not changed.
         folder: Folder to write; created if it does not exist. An earlier export in it is replaced.
-        processor: Tokenizer to save with the graph. None: the bank's.
-        readers: Names of the readers to write. None: all.
+        processor: Tokenizer to save with the graph. None: the bank's; with a model, none.
+        readers: Names of the readers to write, or one name. None: all.
         main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. The graph
             of a plain model always has it.
         progress: Show a progress bar over the steps: trace and write, then one comparison per size of batch.
@@ -152,10 +152,10 @@ def export_onnx(
 
     Raises:
         UnknownNameError: If the bank does not have a reader.
-        ConfigError: If there is nothing to write, a reader has the name of the model's own output, or the bank's frozen
-            model has changed.
-        UnsupportedModelError: If the model does not read text alone or has towers, or torch cannot write one of its
-            parts as ONNX.
+        ConfigError: If there is nothing to write, a reader has the name of the model's own output, the bank's frozen
+            model has changed, or a reader of pairs has no tokenizer that separates them.
+        UnsupportedModelError: If the model does not read text alone, has towers, has weights that cannot be copied as
+            float32, or returns neither output of `main`; or if torch cannot write, or onnxruntime cannot run, a part.
         NotFiniteError: If a weight holds NaN or infinity.
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
@@ -189,20 +189,18 @@ def export_onnx(
 
 
 def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) -> Batch:
-    """Return a batch `[rows, tokens]` of ordinary tokens for the readers `names`; every second row is padded."""
+    """Return a batch of ordinary tokens for the readers `names`, at most 4 rows, every second one padded.
+
+    Raises ConfigError if a reader of pairs has no tokenizer that separates them.
+    """
     return _Plan(bank, names, main=False).inputs(rows, tokens)
 
 
 def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:
     """Return reader name -> digest of everything that the reader's logits depend on: base model, settings, weights.
 
-    Args:
-        bank: The bank.
-        names: Names of the readers. None: all.
-
-    Raises:
-        UnknownNameError: If the bank does not have a reader.
-        ConfigError: If the frozen model has changed since the bank was made.
+    `names` are the readers' names. None: all. Raises UnknownNameError if the bank does not have a reader, and
+    ConfigError if its frozen model has changed since it was made.
     """
     readers, known, bases = bank.select(names, _OP), bank.fingerprints_of_base(), dict[str, str]()
     bank.check_base(_OP, stacks := {reader.stack for reader in readers.values()})
@@ -410,8 +408,8 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 def _as_traced(plan: _Plan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
-    Which layers of a fusion are active depends on the values of its weights. Tensors in a trace have no values, so the
-    layers are fixed here. They stay fixed, since the fusions belong to the export's copy.
+    Which layers of a fusion are active depends on its weights. Tensors in a trace have no values, so the layers are
+    fixed here, for good, since the fusions belong to the export's copy.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
@@ -525,10 +523,9 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
 
 
 def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
-    """Run the graph in the file `path` in onnxruntime on a batch, and return output name -> values.
+    """Run the graph file `path` in onnxruntime on a batch, and return output name -> values.
 
-    Raises:
-        UnsupportedModelError: If onnxruntime cannot run the graph.
+    Raises UnsupportedModelError if onnxruntime cannot run it.
     """
     runtime = import_module("onnxruntime")
     try:

@@ -60,11 +60,7 @@ class OnnxEngine:
         bank: The bank that was exported.
         session: The session of onnxruntime.
         facts: The contents of `onnx.json`.
-        names: Names of the readers that the bank and the graph share.
-
-    Attributes:
-        facts: The contents of `onnx.json`.
-        names: Names of the readers that it answers for.
+        names: Names of the readers that the bank and the graph share; the engine answers for them.
     """
 
     def __init__(self, bank: ReaderBank, session: Session, facts: OnnxFacts, names: frozenset[str]) -> None:
@@ -179,8 +175,7 @@ class _Weights:
     def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
         """Return whether the weights of the model and of the readers `names` equal the recorded ones.
 
-        Raises:
-            ConfigError: If the frozen model's weights have changed since the bank was made.
+        Raises ConfigError if the frozen model's weights have changed since the bank was made.
         """
         bank.check_base("bank", {bank[name].stack for name in names})
         if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:

@@ -54,13 +54,8 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
     The object is moved to the GPU if there is one. The last two objects are cached. If the folder's manifest, record
-    of edits or a file of weights was written again since the earlier call, the files are loaded again.
-
-    Args:
-        saved: Folder or hub id of the bank or model.
-
-    Raises:
-        LaminaError: Any error of `open_saved`.
+    of edits or a file of weights was written again since the earlier call, the files are loaded again. `saved` and the
+    errors are those of `open_saved`.
     """
     folder = Path(saved)
     weights = [path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(f"{depth}.safetensors"))]

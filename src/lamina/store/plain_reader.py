@@ -217,7 +217,7 @@ class Answer(NamedTuple):
 
 
 class Listener:
-    """Collects the states of each forward pass of a server, and calls a reader on them.
+    """Collects the states of each forward pass of a server, and calls a reader on them (see `hook`).
 
     Attributes:
         reader: The reader.

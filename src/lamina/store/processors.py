@@ -81,12 +81,9 @@ def _digest(value: object) -> str:
 
 
 def save_processor(processor: Processor | None, folder: Path, *, files: bool) -> ProcessorFacts | None:
-    """Write a processor's files to a bank's folder, and return its entry in the manifest; None without a processor.
+    """Return a processor's entry in the manifest; None without a processor.
 
-    Args:
-        processor: The processor.
-        folder: Folder of the bank's files.
-        files: Whether to write the files of the processor, in a subfolder.
+    With `files`, its files are written to a subfolder of the bank's `folder`, if it can be saved.
     """
     if processor is None:
         return None
@@ -101,7 +98,7 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
 def load_saved_processor(
     manifest: Manifest, folder: Path, model: PreTrainedModel, given: Processor | None, other: Processor | None
 ) -> Processor | None:
-    """Return the processor of a saved bank that has one: `given`, or else the saved one, or else `other`.
+    """Return the processor for a saved bank that had one: `given`, or else the saved one, or else `other`.
 
     The saved tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Under other
     library versions than those that saved the bank, only facts that mean the same in all versions are compared.
@@ -193,7 +190,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
-    """Return `processor_facts`, from a cache unless the tokenizer's settings have changed.
+    """Return `processor_facts`; with a tokenizer, from a cache unless the processor's settings have changed.
 
     Other tokens in place of known ones are not seen.
     """

@@ -35,8 +35,8 @@ class LoadingInfo(TypedDict):
     """What transformers' `from_pretrained` reports about weights that did not fit.
 
     Attributes:
-        missing_keys: Names of the model's weights that the file lacks; `unexpected_keys` are those that the model
-            lacks.
+        missing_keys: Names of the model's weights that the file lacks.
+        unexpected_keys: Names of the file's weights that the model lacks.
         mismatched_keys: Weights of another shape: name, shape in the file, shape in the model.
     """
 
@@ -64,7 +64,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
         revision: Branch, tag or commit on the hub. None: the main branch.
 
     Returns:
-        The name of the saved model's class, and its edits in order. "" and [] if there is no record.
+        The name of the saved model's class, and its edits, oldest first. "" and [] if there is no record.
 
     Raises:
         StoreError: If the record is damaged.
@@ -81,7 +81,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 
 
 def _download_record(repo: str, revision: str | None) -> Path | None:
-    """Return the local path of a repository's record, downloaded or cached; None if the repository has none.
+    """Return the local path of a repository's record, downloaded or cached; None if neither hub nor cache has one.
 
     The hub is asked first whether the file exists, because a download would retry for 23 seconds without a hub.
     """
@@ -107,14 +107,10 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
 
 
 def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
-    """Return a subclass of a model class with a constructor that inserts the recorded layers, to be kept in float32.
+    """Return a subclass of `plain` whose constructor inserts the layers in `record`; loading keeps them in float32.
 
     The layers must exist before transformers maps the names in a checkpoint to parameters and loads them. The
     constructor raises the errors of `replay_inserts`.
-
-    Args:
-        plain: The model class.
-        record: The edits of the saved model.
     """
 
     def start(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
@@ -171,11 +167,8 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) -> str | None:
     """Return a phrase that names a saved weight without a place in the loaded model, or a missing one; None if all fit.
 
-    Args:
-        model: The loaded model.
-        report: The loading info of transformers.
-        exact: Whether the loaded model has the class of the saved one. True: all weights must fit, except a backbone's
-            pooler, which may not have been saved. False: only the parts that contain layers must fit.
+    With `exact`, the loaded model has the class of the saved one, and all weights must fit, except a backbone's pooler,
+    which may not have been saved. Otherwise only the parts that contain layers must fit.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
     is_backbone = model.base_model is model
@@ -203,7 +196,7 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
     """Raise StoreError if the weights of a checkpoint seem to belong to another class of model.
 
-    They seem to if a part of the model with layers, or more than half of the parameters, would start at random. `new`
+    That is assumed if weights of a part with layers, or more than half of the parameters, would start at random. `new`
     are the names of the weights that start at random, and `name` is the checkpoint, for messages.
     """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
@@ -313,7 +306,8 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
     """Replay edit `number` of the record, a freeze.
 
-    Parameters that the edit left trainable require gradients afterwards; those in `frozen` do not.
+    Parameters that the edit left trainable require gradients afterwards. `frozen` are the present names of those that
+    it froze; they do not. All others stay as they are.
     """
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():

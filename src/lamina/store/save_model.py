@@ -94,10 +94,8 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
 def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
     """Return why a model cannot be built again from its config and its edits, as text; None if it can.
 
-    Args:
-        model: The model.
-        empty: The model without weights that was built from the config and the edits.
-        under: Only weights whose names begin with this text are compared; "" for all.
+    `empty` is the model without weights that was built from both. Only weights whose names begin with `under` are
+    compared.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
     report = LoadingInfo(
@@ -159,7 +157,7 @@ def save(
     Args:
         model: A transformers model, edited or not. If it is compiled or parallel, the plain model inside is saved.
         folder: Folder to write; created if it does not exist. Files of an earlier `save` are replaced, others stay.
-        processor: Tokenizer or image processor to save with the model.
+        processor: Tokenizer or image processor to save with the model. None: files of an earlier one stay.
         force: Whether to replace a model that other software wrote.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
