@@ -380,9 +380,8 @@ async def _predictions(
 async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:
     """Wait for the answers in `future` and return them, one per text; cancel `future` if the client disconnects.
 
-    Raises:
-        HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.
-        LaminaError: If the request fails.
+    Raises HTTPException with status 499 if the client disconnects, or 503 after `request_timeout` seconds; LaminaError
+    if the request fails.
     """
     return await wait_while_connected(request, asyncio.wrap_future(future), scheduler.settings.request_timeout)
 

@@ -96,8 +96,8 @@ def application(args: Mapping[str, JSON]) -> Application:
     """Return the application for a configuration file of Ray Serve: `import_path: lamina.serve.cluster:application`.
 
     That file sets the number of replicas under `deployments`, for the deployment `bank`. A replica runs one pass at a
-    time, unless `max_concurrent_passes` is set. Raises ConfigError if `bank` is missing, a key is among `args`, or a
-    value is not allowed; MissingExtraError if Ray Serve is not installed.
+    time, unless `max_concurrent_passes` is set. Raises ConfigError if `bank` is missing, `api_key` or `admin_key` is
+    among `args`, or a value is not allowed; MissingExtraError if Ray Serve is not installed.
 
     Args:
         args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`, a

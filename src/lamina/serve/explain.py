@@ -31,10 +31,7 @@ _DIGITS = 6  # digits of a share after the point
 
 
 class PassSeconds(TypedDict):
-    """Seconds of a pass over one text, as `without_readers` and `with_readers`.
-
-    It ends at the highest layer that they need.
-    """
+    """Seconds of a pass over one text, up to the highest layer that the readers need."""
 
     without_readers: float
     with_readers: float
@@ -87,7 +84,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         self._predictor = predictor_of(bank, names)
 
     def read(self, texts: Sequence[Example]) -> PreparedTexts:
-        """Encode texts, pairs or files, each by itself, so that each can have passes of its own."""
+        """Encode texts, pairs or files, each by itself."""
         return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
 
     def run(

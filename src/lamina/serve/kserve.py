@@ -246,8 +246,7 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
         """Return what is served, the names of the readers of a model (None: all), and the model's version.
 
-        Raises:
-            HTTPException: With status 404 if there is no such model, or no such version of it.
+        Raises HTTPException with status 404 if there is no such model, or no such version of it.
         """
         served = scheduler.served
         if model != name and model not in served.bank:

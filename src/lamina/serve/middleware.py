@@ -122,8 +122,8 @@ class RequestGuard:
     def _key_problem(self, scope: Scope) -> Refusal | None:
         """Return a refusal if a request's key is missing or wrong; None otherwise.
 
-        A path under `/readers` needs the admin key, and is refused if none is set. GET of the page and of the health
-        checks needs no key, nor does any OPTIONS request.
+        A path under `/readers` needs the admin key, and is refused if none is set. Other paths need the API key, if one
+        is set. GET of the page and of the health checks needs no key, nor does any OPTIONS request.
         """
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.

@@ -119,10 +119,7 @@ def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str 
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
-    """Return a prediction of classes as labels with scores, the best `top_k` (None: all) first.
-
-    Other predictions unchanged.
-    """
+    """Return the `top_k` (None: all) best labels of a prediction with their scores; one without classes unchanged."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction

@@ -197,9 +197,7 @@ class Scheduler:
         """Replace the bank by `served` for all later requests. The old bank answers those that were accepted before.
 
         If ONNX Runtime answers, an export of the new bank may start in the background; see `ServedEngine.follow`.
-
-        Raises:
-            ConfigError: If the new bank has no reader.
+        Raises ConfigError if the new bank has no reader.
         """
         if not len(served.bank):
             raise ConfigError("serve: the bank would have no reader; at least one is needed.")
@@ -248,6 +246,7 @@ class Scheduler:
             ConfigError: If `texts` or `tasks` is empty, a named reader does not read such examples, or no reader does.
             DataError: If a file is not an image or an audio file of a known format.
             TooLargeError: If the files are too large once decoded.
+            MissingExtraError: If audio needs soundfile, which is not installed.
             OverloadedError: If too many requests wait already.
             ClosedError: If the server is shutting down.
         """
@@ -269,8 +268,7 @@ class Scheduler:
             tasks: Names of the readers. None: all readers that read this kind of example.
             truncate: Cut a text that is too long; see `Truncate`. False: the future fails with TooLongError.
 
-        Raises:
-            LaminaError: For the same reasons as `ask`.
+        Raises the errors of `ask`.
         """
         bank = self.bank
         names = readers_of(bank, tasks, [text])
@@ -299,9 +297,8 @@ class Scheduler:
             make: Function that builds the worker if none is cached under `key`. Its errors are raised here.
             truncate: Cut texts that are too long; see `Truncate`. False: the future fails with TooLongError.
 
-        Raises:
-            ClosedError: If the server is shutting down.
-            OverloadedError: If `max_concurrent_requests` requests are not answered yet.
+        Raises ClosedError if the server is shutting down, and OverloadedError if `max_concurrent_requests` requests are
+        not answered yet.
         """
         with self._changed:
             if self._closing:

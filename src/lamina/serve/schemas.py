@@ -73,7 +73,7 @@ class RequestBody(Body):
 
 
 class Truncation(Body):
-    """Base class of request bodies: `truncate` cuts texts that are too long, on the side `truncation_direction`."""
+    """Base class of request bodies: whether texts that are too long are cut, and on which side; see `cuts`."""
 
     truncate: bool = Field(False, description=_TRUNCATE)
     truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
@@ -226,10 +226,7 @@ class InferTensor(Body):
 
 
 class InferParameters(Truncation):
-    """Options of a request in KServe's v2 protocol: whether tensors are returned as binary data.
-
-    The protocol leaves them to each server.
-    """
+    """Options of a request in KServe's v2 protocol, which leaves them to each server: cutting texts, binary tensors."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

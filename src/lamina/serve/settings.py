@@ -20,7 +20,8 @@ class Settings(BaseModel):
 
     Attributes:
         backend: What computes the readers' answers; see `lamina.predict`.
-        max_batch_tokens: Tokens per pass, padding included; a single longer text still has a pass.
+        max_batch_tokens: Tokens per pass, padding included; a single longer text still has a pass. Above 2,048 on a
+            CPU, or 16,384 on a GPU, it has no effect.
         max_concurrent_passes: Passes at a time; None: see `scheduler.default_passes`.
         max_concurrent_requests: Requests accepted and not answered; a further request gets status 429.
         max_concurrent_generations: Texts generated at a time; a further request gets status 429.

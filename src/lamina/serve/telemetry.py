@@ -207,8 +207,7 @@ class ServerMetrics:
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a format that the client accepts, and the Content-Type of this format.
 
-        Args:
-            accept: The client's header Accept; "" is the text format of Prometheus.
+        `accept` is the client's header Accept; "" is the text format of Prometheus.
         """
         self._drift.clear()  # another bank may have other monitors
         for monitor, evidence in self._drift_now().items():

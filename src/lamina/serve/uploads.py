@@ -90,9 +90,9 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
 def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -> Sequence[Example]:
     """Return the examples with `Upload.size` filled in from the files' headers; texts are returned unchanged.
 
-    `names` are the readers that will answer, as `readers_of` returned them. Only headers are read, so a small file that
-    would decode to gigabytes is refused before it is decoded. Raises DataError if a file is not an image or an audio
-    file of a known format, TooLargeError if all files together have more than 2**26 pixels or audio samples, and
+    `names` are the readers that will answer, from `readers_of`. Only headers are read, so a small file that would
+    decode to gigabytes is refused before it is decoded. Raises DataError if a file is not an image or audio file of a
+    known format, TooLargeError if all files together have more than 2**26 pixels or audio samples, and
     MissingExtraError if audio needs soundfile, which is not installed.
     """
     file = _file_class(bank, names[0])

@@ -246,7 +246,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
         """Raise ConfigError if a reader of tokens would read a text in windows after it is cut for the others.
 
-        `rows` are the single texts and pairs of a request, each as a list of one or two texts.
+        `rows` are a request's single texts and pairs, each a list.
         """
         shortest = min(self.lengths.windows)
         for number, parts in enumerate(rows if shortest < (self.window_length or 0) else ()):

@@ -140,7 +140,10 @@ class TokenStreamer(StopOnEvent):
         return torch.full((1,), bool(self.reason) or is_cut_off, device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
-        """Return why the text ends at `token`, whose text is `piece`; "" if the text continues."""
+        """Return why the text ends at its newest token, as in `GenerationEnd.reason`; "" if it continues.
+
+        The token was already counted, and its text `piece` added to the detokenizer.
+        """
         text, conditions = self._detokenizer.text, self._conditions
         if token in conditions.end_ids:
             return "eos_token"
