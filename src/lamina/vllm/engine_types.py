@@ -120,7 +120,7 @@ class BlockTable(Protocol):
 class InputBatch(Protocol):
     """The requests of a step, in the order of their rows.
 
-    `token_ids_cpu` has their token ids, and `num_computed_tokens_cpu` how many tokens each had before the step.
+    `token_ids_cpu` has their token ids, and `num_computed_tokens_cpu` how many of these were read before the step.
     """
 
     req_ids: Sequence[str]

@@ -111,8 +111,8 @@ def _layout(vllm_config: EngineConfig) -> Layout | None:
 def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, **_kwargs: object) -> None:
     """Check, before an engine starts, that the readers can run in it; log warnings about untried combinations.
 
-    Raises ConfigError if the engine has settings that readers do not support, and BaseMismatchError if its model has a
-    different size than the bank's.
+    Raises ConfigError if the engine has settings that readers do not support, BaseMismatchError if its model has
+    another size than the bank's, and the errors of `_layout`.
     """
     if (layout := _layout(vllm_config)) is not None:
         import vllm

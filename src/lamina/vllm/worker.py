@@ -286,9 +286,9 @@ def load_bank(
 ) -> tuple[ReaderBank, LayerStack]:
     """Load the bank's readers, check that their base is the engine's model, and return the bank and the readers' stack.
 
-    The model is loaded with transformers for the check, and its weights are freed afterwards. `check` is called with
-    the bank, the stack and `layout`, and raises an error if the readers cannot run. Raises ConfigError if the readers
-    read several stacks, and BaseMismatchError if the bank was trained on another model.
+    The model is loaded with transformers for the check, and its weights are freed afterwards. `check`, called with the
+    bank, the stack and `layout`, raises an error if the readers cannot run. Raises ConfigError if they read several
+    stacks, and BaseMismatchError if the bank was trained on another model.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
