@@ -261,8 +261,8 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder; or if weights are integers, and the config names no
-            quantization that could scale them.
+            is damaged or names a file outside the folder; or if the config names no quantization, and weights are
+            integers or a `.bin` file has none at its top level.
     """
     if not is_dir(name):
         return
@@ -280,11 +280,10 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _check_types(path: Path) -> None:
-    """Check the types of the weights in a file; a file that cannot be read is left to transformers.
+    """Raise StoreError if a weight in a file is an integer or boolean, or a `.bin` file has no tensor at its top level.
 
-    Biases may be integers: GPT-2 and its kin saved their causal masks as "attn.bias". A warning is logged for weights
-    of 8-bit floats, which may have been divided by scales or not. Raises StoreError if a weight is an integer, or the
-    file has no weights, but perhaps a dict of them.
+    A warning is logged for 8-bit floats, which may have been divided by scales or not. Biases may be integers: GPT-2
+    and its kin saved their causal masks as "attn.bias". A file that cannot be read is left to transformers.
     """
     types: dict[str, str] = {}
     with suppress(Exception):  # loading the file says what is wrong with it
