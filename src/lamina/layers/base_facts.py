@@ -104,9 +104,9 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module around a stack that has a config, and is a model or holds the whole stack.
+    """Return the innermost module around a stack that has a config and is a model or holds the whole stack.
 
-    The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
+    If there is none, return `model`. In some wrappers the stack's scope is a part of a model, such as BertEncoder.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
@@ -131,7 +131,7 @@ def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> It
 
 
 def _attributes(module: nn.Module) -> str:
-    """Return a module's scalar attributes as text: numbers, strings, functions, and tuples and lists of these.
+    """Return a module's settings (see `is_setting`) as text: values (see `is_value`), and names of functions.
 
     Functions that replace methods of nn.Module, other than `forward`, do not count: accelerate replaces `to`.
     """

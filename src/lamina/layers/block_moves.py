@@ -38,7 +38,7 @@ class Move(Protocol):
 
 
 def order_of(edit: Move) -> list[int] | None:
-    """Return the blocks that a stack has after an edit, as numbers from before the edit; None if it moves no blocks.
+    """Return the blocks of a stack after an edit, as their numbers (from 1) before it; None if it moves no blocks.
 
     A number that occurs twice stands for a block and its copy.
     """

@@ -171,10 +171,11 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
 def _events(
     call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int]
 ) -> Iterator[Event]:
-    """Yield the events for one argument or result of a call: the value itself, and its other forms, cut or transposed.
+    """Yield the events for one argument or result of a call: the value itself, and its cut and transposed forms.
 
-    Nothing is yielded for integers. `side` is "input" or "output", `index` the position or key of the value, and `time`
-    the time of the event. `tokens` are the numbers of tokens in the inputs.
+    Only values with 3 axes off the meta device have such forms. Nothing is yielded for integers. `side` is "input" or
+    "output", `index` the position or key of the value, and `time` the time of the event. `tokens` are the numbers of
+    tokens in the inputs.
     """
     if not value.is_floating_point():  # no state
         return

@@ -53,8 +53,10 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
         {"text": stack, "vision": stack}.
 
     Raises:
-        UnsupportedModelError: If a layer cannot be matched to a module, or not with certainty.
-        ConfigError: If `model` is not a torch module.
+        UnsupportedModelError: If a layer cannot be matched to a module with certainty; if `model` has no config, or
+            does not run on a tiny input; if its weights are packed by bitsandbytes; if its adapters (PEFT) learn a
+            prompt, or are merged and disabled.
+        ConfigError: If `model` is not a model (a path or a bank, for example), or was compiled by torch.jit.
     """
     model = checked_model(model, "stacks")
     if model not in _known or _known[model][0] != _signature(model):
@@ -75,7 +77,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
     Raises:
         UnknownNameError: If the model has no stack of that name.
-        ConfigError: If `name` is None and the model has towers, so that no stack is the obvious choice.
+        ConfigError: If `model` is not a model, or `name` is None and the model has towers.
         UnsupportedModelError: If the model's layers cannot be found.
     """
     return pick_stack(stacks(model), name, op=op)
@@ -107,16 +109,16 @@ def tap(
             that part of the block adds to the state. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
 
     Yields:
-        A dict from layer to state `[batch, tokens, width]`. It fills while the model is called, and is emptied when the
-        next pass over the stack begins, so after `generate` it holds the last pass. States carry gradients if the pass
-        does. Looking up a layer that was not collected raises a ConfigError that says why.
+        A dict from layer to state `[batch, tokens, width]`. It fills while the model is called in this thread or task,
+        and is emptied when the next pass over the stack begins, so after `generate` it holds the last pass. States
+        carry gradients if the pass does. Looking up a layer that was not collected raises a ConfigError that says why.
 
     Raises:
         UnsupportedModelError: If the model's layers cannot be found, or not at that site.
         UnknownNameError: If the stack or the site does not exist.
         LayerIndexError: If a layer does not exist.
-        ConfigError: If `layers` is not a selector; if it names layer 0 and `site` is not "output"; if the model has
-            towers and `stack` is None.
+        ConfigError: If `model` is not a model; if `layers` is no valid selector, or names layer 0 and `site` is not
+            "output"; if the model has towers and `stack` is None.
     """
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")

@@ -30,7 +30,7 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
     """Return the SHA-256 hash, in hexadecimal, of all weights up to the last layer of a stack; see `fingerprint_of`.
 
     Raises:
-        ConfigError: If the model has no weights.
+        ConfigError: If the model has no weights, or `model` is not a model.
         UnknownNameError: If the model has no stack of that name.
         UnsupportedModelError: If the model's layers cannot be found.
     """
@@ -86,8 +86,8 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
     For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
 
     Args:
-        values: Pairs of a name and a tensor, a plain value, or a tuple or list of these. Each tensor object is hashed
-            once.
+        values: Pairs of a name and a tensor, number or string, or a tuple or list of these; other values are left out.
+            Each tensor object is hashed once.
         tied_by_value: Whether matrices with equal content are hashed once too. Offloaded models need this, because
             their tied weights are copies.
 
@@ -117,7 +117,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield (name, value), or such a pair for each inner tensor of a quantised weight and each item of a tuple or list.
 
-    Values that are not tensors, numbers or strings are left out.
+    Other values are left out.
     """
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:

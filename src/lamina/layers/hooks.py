@@ -117,6 +117,8 @@ def watch(
 ) -> Generator[None]:
     """Call `on_state` with each chosen layer's state as soon as the model computes it, inside the `with` block.
 
+    Passes in other threads and tasks are not seen; see `ContextHooks`.
+
     Args:
         stack: The stack to watch.
         layers: Numbers of the layers; negative ones count from the top. May be empty.
@@ -126,7 +128,7 @@ def watch(
 
     Raises:
         LayerIndexError: If a layer does not exist.
-        ConfigError: If a layer is named twice.
+        ConfigError: If a layer is named twice, or is not an int.
     """
     with watch_selected(stack, select(list(layers), stack.layers, op="watch") if layers else (), on_state, on_start):
         yield
@@ -207,7 +209,8 @@ class StopForward(BaseException):
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Call `model(**batch)`, and return its output; None if a hook raised the object `stop`.
 
-    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if the batch is empty.
+    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if an input in the batch
+    has no rows or no tokens.
     """
     _check_not_empty(batch)
     try:
@@ -242,8 +245,8 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Run as much of a model as the given stacks need: their towers, or the whole model if it has no towers.
 
-    If the batch has no input for a decoder, the decoder reads the encoder's tokens shifted right behind the start
-    token. BART does this by itself, T5 does not.
+    If one of the stacks is a decoder, and the batch has no input for it, it reads the encoder's token ids, shifted
+    right behind the config's start token.
 
     Args:
         model: The model.
@@ -255,7 +258,7 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
         The model's output; None if a hook stopped it, or if towers ran.
 
     Raises:
-        ConfigError: If the batch has no input for one of the towers.
+        ConfigError: If the batch has no input for one of the towers, or an input has no rows or no tokens.
     """
     if not stacks or stacks[0].tower is None:
         for stack in stacks:
@@ -290,7 +293,9 @@ def token_mask(
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
-    """Return the attention mask `[batch, tokens]` of a pass over a stack; None if there is no padding.
+    """Return the attention mask `[batch, tokens]` of a pass over a stack; None if it has none, so all tokens are real.
+
+    If `batch` has none, a mask in another form was made by the model itself, and does not count.
 
     Args:
         stack: The stack that is read.
@@ -299,7 +304,8 @@ def token_mask(
         kwargs: Keyword arguments of `stack.scope`, used if `batch` has no mask.
 
     Raises:
-        ConfigError: If the mask is in another form, such as one that is added to attention scores, or has another name.
+        ConfigError: If the mask in `batch`, or with `batch={}` the one in `args` or `kwargs`, is in another form, such
+            as one that is added to attention scores; or if `batch` has only a mask with another name.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in DECODER_INPUTS):

@@ -40,9 +40,7 @@ class _Edit(Protocol):
 
 @final
 class LayerGuard:
-    """Remembers the layers and weights of a model.
-
-    Its methods tell within microseconds whether they have changed since.
+    """Remembers the layers and weights of a model; its methods tell within microseconds whether they have changed.
 
     Args:
         model: The model.
@@ -82,10 +80,7 @@ class LayerGuard:
         self._remember_modules(model)
 
     def _remember_modules(self, model: nn.Module) -> None:
-        """Record what `check` compares first, because it is quick: the modules, and marks of edits and adapters.
-
-        The dicts that hold the attributes and children of all modules are recorded too.
-        """
+        """Record what `check` compares first, because it is quick: the modules, and marks of edits and adapters."""
         modules = list(model.modules())
         self.attributes = [vars(module) for module in modules]
         self._holders = [children for module in modules if (children := vars(module)["_modules"])]

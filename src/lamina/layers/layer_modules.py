@@ -18,10 +18,10 @@ _TOKENS = 7  # length of the input that shows which modules run before the block
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
     """Return layer -> its modules (at any depth), for the given layers of a stack.
 
-    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer 0 has all modules
-    that run before the stack's first block, or all modules if the stack has no module per block. Layer i is block i.
-    Modules after the last block (a norm) belong to the last layer. Poolers and heads belong to no layer. The model may
-    be run once on a tiny input.
+    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer i is block i.
+    Modules outside the blocks belong to the last layer if they are first called after the first block has begun (a
+    norm), and otherwise to layer 0; if the stack has no module per block, all belong to layer 0. Poolers and heads
+    belong to no layer. The model may be run once on a tiny input.
     """
     around = _outside_blocks(model, stack)
     by_layer: dict[int, set[nn.Module]] = {

@@ -57,7 +57,6 @@ class ModuleGuard:
         self._remember()
 
     def _remember(self) -> None:
-        """Record the modules as they are now."""
         self._settings = {path: self._settings_of(path) for path in self._modules}
         self._config = settings_of(self._owner.config)
         self._digests = {key: _digest(tensor) for key, tensor in self._tensors()}

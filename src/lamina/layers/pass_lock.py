@@ -32,10 +32,7 @@ class PassLock:
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Hold the lock, together with other threads, while this thread runs the model.
-
-        Threads that wait for exclusive access go first.
-        """
+        """Hold the lock, together with other threads, while this thread runs the model."""
         me = get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._exclusive or me in self._running)

@@ -2,7 +2,7 @@
 
 Reading layers needs no table. An edit that acts on, for example, the query projection does: the family's row holds the
 projection's path, which is checked against the model on use. To support a family, call `add`, or put a row into
-roles.yaml; the contract tests cover every row.
+roles.yaml.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Attention:
             or "heads" (all roles of the first head, then ...). None: each role has its own projection.
         positions: Roles whose projections are also applied to position embeddings, if all settings in `positions_if`
             are true.
-        positions_if: Names of settings of the config; see `positions`.
+        positions_if: Names of settings of the config; see `positions`. (): no condition.
         positions_shared_by: Name of a setting. If it is False, positions have projections of their own, in
-            `positions_own`.
+            `positions_own`. None: the family has no such setting.
         positions_own: The separate projections for positions.
     """
 

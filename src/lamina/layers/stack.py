@@ -144,7 +144,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack whose tower reads the first known name in `inputs` (names of the model's arguments).
+    """Return the name of the stack whose tower reads the first of the arguments `inputs` that any tower reads.
 
     None if the model has no towers, or no tower reads any of `inputs`.
     """

@@ -33,7 +33,7 @@ class WritingModel(Protocol):
 
 
 class Tokenizer(Processor, Protocol):
-    """A tokenizer of transformers, whose own stubs are narrower than what it accepts and returns.
+    """A tokenizer of transformers.
 
     A token that the tokenizer lacks is None, and so is its id. Only tokenizers for translation have languages.
     """
