@@ -362,7 +362,7 @@ class Fusion(nn.Module, ABC):
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
         segments: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features of stacked states, `[batch, tokens, dim]`, in the dtype of the parameters.
+        """Return the features of stacked states, in the dtype of the fusion's parameters and buffers.
 
         Args:
             states: Hidden states of the selected layers, lowest layer first.

@@ -43,10 +43,7 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """One forward pass of several DepthLSTM fusions (its members): their LSTM cells are computed together.
-
-    This is no slower than `nn.LSTM` on all layers at once.
-    """
+    """One forward pass of several DepthLSTM fusions (its members): their LSTM cells are computed together."""
 
     def __init__(self, members: Sequence[DepthLSTMFusion]) -> None:
         cells = [member.cell for member in members]

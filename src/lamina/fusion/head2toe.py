@@ -99,7 +99,10 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the kept features; before the selection, of the scores after the last epoch."""
+        """Return each layer's share of the kept features; before the selection, of the scores after the last epoch.
+
+        Before the first epoch ends, the shares are equal.
+        """
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:

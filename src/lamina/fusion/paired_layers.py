@@ -47,7 +47,8 @@ class PairedLayers(PoolingConfig):
         queries: Number of queries per layer; their results are concatenated before `W_i`.
 
     Raises:
-        ConfigError: If a number is out of range, or, when the module is built, if `heads` does not divide the width.
+        ConfigError: If a number is out of range; when the reader is attached, if `heads` does not divide the width, or
+            the head labels tokens; in a pass without token ids, or if the tokenizer puts nothing between two texts.
 
     Source:
         Our own. The comparison of two vectors is that of InferSent (Conneau et al. 2017, arXiv:1705.02364), which

@@ -253,7 +253,8 @@ class PooledLayers(PoolingConfig):
             separator that the bank's tokenizer puts between two texts shows where the second begins.
 
     Raises:
-        ConfigError: If a number is out of range, or, when the module is built, if `heads` does not divide the width.
+        ConfigError: If a number is out of range; when the reader is attached, if `heads` does not divide the width, or
+            the head labels tokens; with "second", in a pass, if the tokenizer puts nothing between two texts.
         UnknownNameError: If `over` is unknown.
 
     Source:

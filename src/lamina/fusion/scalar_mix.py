@@ -23,7 +23,7 @@ class ScalarMix(FusionConfig):
 
     Args:
         layers: Selector of the layers that are read.
-        layer_dropout: Probability with which a layer is left out of one training step (its score is -inf); below 1.
+        layer_dropout: Probability with which a layer is left out of a training step, unless all would be; below 1.
 
     Raises:
         ConfigError: If `layer_dropout` is not in [0, 1).

@@ -33,6 +33,7 @@ class SingleLayer(ProjectedConfig):
 
     Raises:
         ConfigError: If `dim` or `dropout` is out of range.
+        LayerIndexError: When the reader is attached, if the model does not have the layer.
     """
 
     layer: int = -1
