@@ -178,7 +178,7 @@ class Head(nn.Module, ABC):
     def count(self, labels: Tensor) -> Tensor:
         """Return the number by which `loss` divides a sum over labels: the number of labels that are not IGNORE.
 
-        Heads with class weights return the sum of these labels' weights instead.
+        Heads that divide by the sum of these labels' class weights return that sum.
         """
         return count_labels(labels, None)
 

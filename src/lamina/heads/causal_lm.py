@@ -30,8 +30,8 @@ class CausalLM(VocabularyConfig):
     that modify their logits are exceptions: Gemma 2 caps them, Granite scales them.) The projection belongs to the base
     model: it is neither copied nor saved, and only changes if the base model is trained.
 
-    The features of a token must not depend on later tokens, which would reveal the token to predict. So the base must
-    be a causal language model, and the fusion must be token-wise.
+    The features of a token must not depend on later tokens, which would reveal the token to predict. So a bank raises
+    ConfigError unless its model is a causal language model, and the fusion is token-wise.
 
     Source:
         Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equations 1 and 2; the

@@ -58,7 +58,8 @@ class PooledClassification(HeadConfig):
             the plain mean. "first": the first token. "last": the last token, which has seen all others in a causal
             model.
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid per label).
-        class_weights: One positive weight per label for the loss, not for a regression. None: all equal.
+        class_weights: One positive weight per label for the loss. None: all equal. Left out for a regression, with a
+            warning.
         linear: Whether there is a linear map, with dropout before it. False: the pooled features are the logits, so
             their size must be the number of labels, as after `Routing(dim=len(labels))`. This excludes pooling
             "attention" and encoder layers.
@@ -67,7 +68,7 @@ class PooledClassification(HeadConfig):
 
     Raises:
         ConfigError: If `labels`, a number or `class_weights` is not allowed, or options contradict each other; when the
-            module is built, if `attention_heads` does not divide the size of the features.
+            module is built, if the size of the features does not fit `attention_heads` (where used) or `linear=False`.
         UnknownNameError: If `pooling` or `problem_type` is unknown.
 
     Source:
