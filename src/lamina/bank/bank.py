@@ -64,8 +64,8 @@ class ReaderBank(ReaderCollection):
         info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
 
     Raises:
-        ConfigError: If `train_base` is set and all parameters are frozen, or the model has adapters (PEFT), which could
-            not be saved. Also if the tokenizer has ids beyond the model's embedding table.
+        ConfigError: If `model` is not a model; if `train_base` is set and all parameters are frozen, or the model has
+            adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the model's embedding table.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 
@@ -135,15 +135,14 @@ class ReaderBank(ReaderCollection):
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
         has NaN logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in
-        pieces (`prefill_chunk_size`) and assisted decoding are supported. A fusion that treats each token by itself
-        stores one feature vector per token; others (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states
-        themselves.
+        pieces (`prefill_chunk_size`) and assisted decoding are supported. A token-wise fusion stores one feature vector
+        per token; others (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states themselves.
 
         Args:
             readers: Names of the readers. None: all.
             over: Which part of a generated text the readers of a decoder read: "prompt" (one row per beam or sample, as
-                the model reads it), "output" (the new tokens) or "both". Readers of an encoder read the encoder's pass,
-                whatever `over` is.
+                the model reads it), "output" (the new tokens) or "both". With "output" they read no `model(...)` call.
+                Readers of an encoder read the encoder's pass, whatever `over` is.
 
         Yields:
             The outputs, filled while the model is called. `outputs[name].tokens` has the ids of a generated text.
@@ -153,7 +152,8 @@ class ReaderBank(ReaderCollection):
             ConfigError: If the frozen model has changed, `over` needs generated text and the model generates none, a
                 fusion needs the inputs of the model's blocks (`ExtraLayers`), or a reader is already used by an
                 enclosing `listen`. Also raised by `generate`, if its way of decoding does not tell which states belong
-                to which text; and by `outputs[name]`, if that reader read no pass. The message has the reason.
+                to which text; by `model(...)` with a cache of earlier tokens, unless `over` is "prompt"; and by
+                `outputs[name]`, if that reader read no pass.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -172,6 +172,8 @@ class ReaderBank(ReaderCollection):
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
+
+        Training the reader again removes the monitor.
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
@@ -338,14 +340,14 @@ class ReaderBank(ReaderCollection):
         Args:
             folder: Folder to write; created if it does not exist.
             changed_base: Save even if the model's weights or the processor have changed since the bank was made or
-                loaded. The saved readers then belong to the changed ones, and refuse the old ones.
+                loaded. The readers, here and in the folder, then belong to the changed ones, and refuse the old ones.
 
         Raises:
             StoreError: If the folder cannot be written, or has files of the same names that no bank wrote.
             NotFiniteError: If a weight holds NaN or infinity.
-            ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, or the
-                processor since a reader was trained or loaded, and `changed_base` is not set. Also if a model that is
-                saved with the bank has adapters or was changed by hand.
+            ConfigError: If weights or settings of the frozen model have changed since the bank was made or loaded, or
+                the processor since a reader was trained or loaded, and `changed_base` is not set. Also if a model that
+                is saved with the bank has adapters or was changed by hand.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
 

@@ -200,7 +200,7 @@ def intercept_generate(
 
     Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
     While any such context is open, methods of the class `GenerationMixin` are replaced by functions that forward every
-    call. The models themselves are not changed. A call whose options are not supported raises ConfigError.
+    call. The models themselves are not changed. If readers wait, a call with unsupported options raises ConfigError.
 
     Args:
         model: The model.

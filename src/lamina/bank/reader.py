@@ -57,7 +57,8 @@ class Reader:
             only stack of the model, or the encoder; in a model with several towers (CLIP), the tower that reads the
             head's kind of input, text or images.
         seed: Seed of the initial parameters and of dropout; at least 0.
-        weights: Initial parameters by name, in place of random ones, as `from_sklearn` sets them. None: random ones.
+        weights: Initial values of all parameters by name, as `from_sklearn` sets them; `bank.add` raises ConfigError if
+            names or shapes differ. None: random ones.
 
     Raises:
         ConfigError: If the fusion or the head is not a config object, the seed is out of range, or `stack` is "both",
@@ -80,8 +81,6 @@ class Reader:
         - Pairs of sequences get `PairedLayers`, which needs a tokenizer that puts a separator between the two
           sequences. For other tokenizers, build a reader with `PooledLayers`, which works with any tokenizer.
         - Token classification gets `Concat`, projected to 128 features, under one transformer encoder layer.
-
-        The recipes recipes/small/default-*.yaml train each default next to its alternatives.
 
         Args:
             task: The task, usually a `lamina.Task`.

@@ -234,19 +234,7 @@ class ReaderCollection(nn.Module):
     # Readers
 
     def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
-        """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
-
-        Args:
-            name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
-                reader's folder when the bank is saved.
-            reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
-
-        Raises:
-            ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
-                not fit the model, or tasks of that kind have no recommended reader.
-            LayerIndexError: If the reader selects a layer that the model does not have.
-            UnknownNameError: If the reader names a stack that the model does not have.
-        """
+        """Build a reader, add it to the bank, and return its module. Arguments and errors as in `ReaderBank.add`."""
         self._check_new_name("bank.add", name)
         if not isinstance(reader, Reader):
             if not isinstance(reader, ReadTask):

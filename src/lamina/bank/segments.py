@@ -44,7 +44,7 @@ def separators_of(processor: object) -> Separators:
         processor: A tokenizer, a joint processor that contains one, or None.
 
     Raises:
-        ConfigError: If there is no tokenizer, it is not a fast one, or it puts no token between two texts.
+        ConfigError: If there is no tokenizer, it is not a fast one, or does not encode pairs with a token in between.
     """
     tokenizer = tokenizer_of(processor)
     if tokenizer is None:
