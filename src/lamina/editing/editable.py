@@ -64,8 +64,8 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
         op: The operation that error messages begin with.
 
     Raises:
-        ConfigError: If the stack has no module per block, layer 0 is selected, or a selected block also serves as a
-            layer that is not selected.
+        ConfigError: If the model has several towers and none is named, the stack has no module per block, layer 0 is
+            selected, or a selected block also serves as a layer that is not selected.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.

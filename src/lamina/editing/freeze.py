@@ -46,11 +46,12 @@ def freeze_(
         model: A transformers model.
         layers: Layer selector: which layers to freeze.
         stack: Name of the stack. None: the only one, or the encoder; with `train`, every stack.
-        train: The parts that stay trainable. "inserted": the inserted layers become trainable and all other layers are
-            frozen, so that only inserted layers, poolers and heads train. (If the model's layers cannot be found, as in
-            convolutional networks, `layers="all"` means the whole backbone.) A list: the named parts become trainable,
-            and everything else is frozen, including poolers and heads. Entries are "inserted" and parts of parameter
-            names, such as "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text between two dots).
+        train: The parts that stay trainable. "inserted": all inserted layers become trainable, and the rest of `layers`
+            is frozen; by default only inserted layers, poolers and heads then train. (If the model's layers cannot be
+            found, as in convolutional networks, `layers="all"` means the whole backbone.) A list: the named parts
+            become trainable, and everything else is frozen, including poolers and heads. Entries are "inserted" and
+            parts of parameter names, such as "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text
+            between two dots). None: nothing is excepted.
 
     Returns:
         The edit, with the names of the frozen parameters.
@@ -58,7 +59,8 @@ def freeze_(
     Raises:
         ConfigError: If `train` is empty, or names inserted layers and the model has none; if `train` is a list and
             `layers` or `stack` is given too; or if the layers have no parameters. Also if single layers are selected in
-            a stack that has no module per block or whose layers share weights, or if the model cannot be edited.
+            a stack that has no module per block or whose layers share weights, if the model has several towers and none
+            is named (without `train`), or if it cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
         UnsupportedModelError: If the model's layers cannot be found, unless only `train` is given.

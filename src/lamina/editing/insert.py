@@ -71,8 +71,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
             the Dirac kernel: the identity matrix in the middle and zeros around it.
         activation: "gelu" (exact), "relu" or None.
         placement: What the activation is applied to: "weight", so that the layer stays linear, or "output", as usual.
-        stack: Name of the stack, or "all". None: the only one, or the encoder. The convolutions of a speech model's
-            feature encoder are the stack "feature_encoder".
+        stack: Name of the stack, or "all", in each of which `layers` are selected. None: the only one, or the encoder.
+            The convolutions of a speech model's feature encoder are the stack "feature_encoder".
         generator: Source of the seed for "xavier" and "he". None: torch's global generator.
         kernel: Kernel size, odd, along each axis, of a layer after a convolution. Only layers with kernel 1 can be
             merged. On a GPU convolutions run in TF32 by default, which rounds (`torch.backends.cudnn.allow_tf32`).
@@ -82,18 +82,18 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If options contradict each other, or `kernel` is even; if layer 0 is selected; if a selected layer
-            shares its weights with one that is not selected; if the model is quantised, compiled, offloaded or has
-            adapters.
+            shares its weights with one that is not selected; if the stack has no module per block; if the model has
+            several towers and none is named; if it is quantised, compiled, offloaded or has adapters.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
-        UnsupportedModelError: If the family has no row of roles or convolutions, or the row does not fit the model.
+        UnsupportedModelError: If the family has no row of roles or convolutions, the row does not fit the model, or the
+            model's layers cannot be found.
 
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", section 3, which uses
-        "unit" with gelu on the weight. Its text puts layers after the feed-forward network ("ffn"); its code for T5
-        puts them on the network's input ("ffn_input"). There gelu(I) is 0.84 I; "identity" begins at 1.14 I, whose gelu
-        is I. The paper's section on limitations leaves convolutional networks to future work; "convolution" applies the
-        same idea to them.
+        "unit" with gelu on the weight: gelu(I) is 0.84 I. "identity" begins at 1.14 I, whose gelu is I. The paper's
+        text puts layers after the feed-forward network ("ffn"), its code for T5 on the network's input ("ffn_input").
+        "convolution" is our own.
     """
     plain = (
         list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers

@@ -43,7 +43,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     stack: str | None = None,
     generator: torch.Generator | None = None,
 ) -> Edit:
-    """Set blocks of a model to new random weights, in place.
+    """Set blocks of a model to new random weights, in place. Layers that `insert_` inserted keep their weights.
 
     Args:
         model: A transformers model; any family whose blocks Lamina finds.
@@ -65,9 +65,10 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If a number is out of range; if layer 0 is selected; if the blocks share weights with other
-            modules, or have no weights to set; if the model's initialiser does not set a weight; if the model cannot be
-            edited.
-        UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning).
+            modules, or have no weights to set; if the model's initialiser does not set a weight; if the stack has no
+            module per block; if the model has several towers and none is named, or cannot be edited.
+        UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning), or
+            the model's layers cannot be found.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
 
