@@ -38,13 +38,14 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     """Classify texts, or pairs of texts, with a reader on a frozen model.
 
     X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y is one class per text, of
-    any type; or, for several labels per text, an array of zeros and ones with shape (texts, labels). A model that is
-    given by name is loaded once per process and shared by all clones.
+    any type; or, for several labels per text, an array of zeros and ones with shape (texts, labels). Clones share the
+    model; the two models last used by name are cached.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
         reader: None: the default reader. A fusion, such as `lamina.ScalarMix()`: its head is a linear map of the mean
-            over the tokens. A `lamina.Reader`: its head gets the labels of y.
+            over the tokens. A `lamina.Reader`: its head gets the labels of y and the weights of `class_weight`; its
+            `seed` and `weights` are not used.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.
@@ -56,7 +57,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         max_length: Maximum tokens per text; longer texts are cut. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.
-        random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
+        random_state: Seed of initial weights, dropout, order of the texts and validation split; or a NumPy generator
+            that draws one. None: NumPy's global generator.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
         backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
             estimator that was loaded from a folder writes its ONNX export into this folder.
@@ -120,6 +122,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
                 also a ValueError.
             ConfigError: If a parameter is not valid.
             ModelNotFoundError: If the model cannot be found.
+            LaminaError: If the model cannot be read, or the reader does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -181,7 +184,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return logits `[texts, classes]`; with two classes, the second minus the first. Errors as in `predict`."""
+        """Return logits `[texts, classes]`; with two classes, second minus first, `[texts]`. Errors as in `predict`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 
@@ -209,7 +212,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch, by Pearson's
             correlation. None: train on all texts, and use the last epoch.
-        random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
+        random_state: Seed of initial weights, dropout, order of the texts and validation split; or a NumPy generator
+            that draws one. None: NumPy's global generator.
         options: Further options of `lamina.fit`.
         backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
             estimator that was loaded from a folder writes its ONNX export into this folder.
@@ -240,6 +244,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             DataError: If X or y has the wrong form. It is also a ValueError.
             ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
             ModelNotFoundError: If the model cannot be found.
+            LaminaError: If the model cannot be read, or the reader does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -280,7 +285,7 @@ class LaminaTagger(LaminaEstimator):
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
         reader: None: the default reader. A fusion: its head has one encoder layer with eight attention heads. A
-            `lamina.Reader`: its head gets the tags of y.
+            `lamina.Reader`: its head gets the tags of y; its `seed` and `weights` are not used.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the sentences. None: 3, or more if that is needed for 200 steps.
         batch_size: Sentences per step.
@@ -288,7 +293,8 @@ class LaminaTagger(LaminaEstimator):
         max_length: Maximum tokens of a window. None: what the model allows.
         validation_fraction: Share of the sentences that is not trained on and chooses the best epoch. None: train on
             all sentences, and use the last epoch.
-        random_state: Seed of the reader's initial weights, of dropout and of the order of the sentences.
+        random_state: Seed of initial weights, dropout, order of the sentences and validation split; or a NumPy
+            generator that draws one. None: NumPy's global generator.
         options: Further options of `lamina.fit`.
         backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
             estimator that was loaded from a folder writes its ONNX export into this folder.
@@ -316,6 +322,7 @@ class LaminaTagger(LaminaEstimator):
                 a ValueError.
             ConfigError: If a parameter is not valid.
             ModelNotFoundError: If the model cannot be found.
+            LaminaError: If the model cannot be read, or the reader does not fit it.
         """
         op = self._op()
         words = self._words(X, "fit")
@@ -357,7 +364,7 @@ class LaminaTagger(LaminaEstimator):
         return [[self.classes_[number] for number in row] for row in guesses]
 
     def score(self, X: object, y: object) -> float:
-        """Return the span F1 score (seqeval) if the tags mark spans (`B-x`, `I-x`, `O`), else the accuracy over words.
+        """Return the span F1 score (seqeval) if the tags mark spans (as `B-x`, `I-x`, `O`), else accuracy over words.
 
         Args:
             X: One list of words per sentence.

@@ -49,13 +49,14 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.
-        random_state: Seed of the training of a fusion.
+        random_state: Seed of the training of a fusion; or a NumPy generator that draws one. None: NumPy's global one.
         options: Further options of `lamina.fit`.
         backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
             estimator that was loaded from a folder writes its ONNX export into this folder.
 
     Attributes:
         bank_: The `lamina.ReaderBank` whose readers compute the features.
+        result_: The `lamina.train.FitResult` of the latest training; only set if a fusion was trained.
         n_features_in_: Number of columns of X; not set if X is one-dimensional.
         feature_names_in_: Names of the columns; only set if X is a data frame.
     """
@@ -108,6 +109,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             ConfigError: If a parameter is not valid.
             LayerIndexError: If the model does not have the layer.
             ModelNotFoundError: If the model cannot be found.
+            LaminaError: If the model cannot be read, or the fusion does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
