@@ -51,7 +51,8 @@ class Calibration:
         split: Name of the split whose texts were scored.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
         guaranteed: Whether the threshold was chosen so that the rate of false alarms on other texts of the same kind is
-            at most `target` with probability `confidence`. False: only the rate on these texts is at most `target`.
+            at most `target` with probability `confidence`. False: only the rate on these texts is, if there is a
+            target.
         alarms_per_thousand: Number of false alarms per thousand tokens of negative texts, read up to the alarm; None if
             the tokens were not counted.
         alarms_interval: Confidence interval of `alarms_per_thousand` (Garwood's, exact for a Poisson count); None if
@@ -133,11 +134,11 @@ class Calibration:
             **facts: Other fields of the result, such as `task` and `split`.
 
         Raises:
-            ConfigError: If the rate or the confidence level is out of range; if the numbers of scores and labels
-                differ; if there are no positive texts, no negative texts, or too few negative texts for the rate; if no
-                text has a score; if a score or the threshold is NaN; if an entry of `positive` is neither true nor
-                false; if the first monitor of a cascade alone flags more texts than the rate allows; or if `guarantee`
-                is set beside a threshold.
+            ConfigError: If the confidence level is out of range; if the numbers of scores and labels differ; if there
+                are no positive or no negative texts; if a score or the threshold is NaN or no number; if an entry of
+                `positive` is neither true nor false; or if `guarantee` is set beside a threshold. Without a threshold
+                also: if the rate is out of range; if there are fewer negative texts than `needed_negatives` returns; if
+                no text has a score; or if a cascade's first monitor alone flags more texts than the rate allows.
         """
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):

@@ -33,7 +33,7 @@ class Cascade:
     - below the first monitor's threshold, the text is not flagged;
     - from `sure` on, the text is flagged;
     - in between, the second monitor's reader is run. The second monitor aggregates only the tokens in between, and
-      flags the text if its own threshold is reached. If it has no threshold, it flags nothing.
+      flags the text if its own threshold is reached. Without that threshold the cascade flags nothing.
 
     Both readers read the same pass of the model, so a cascade saves the computation of the second reader. `Watch.asked`
     and `Calibration.asked` are the fraction of the tokens for which the second reader was run.

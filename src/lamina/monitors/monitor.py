@@ -58,8 +58,8 @@ class Monitor:
         sketch: Scores, lengths and projected features of the calibration's replies, which `watch_drift` needs; or None.
 
     Raises:
-        ConfigError: If `flag` is empty or names a label twice, `aggregate` is not an aggregation, or the threshold is
-            not a finite number.
+        ConfigError: If `flag` is empty or names a label twice, `aggregate` is not an aggregation, the threshold is not
+            a finite number, or another option has a wrong type.
         UnknownNameError: If the scale does not exist.
     """
 
