@@ -59,7 +59,7 @@ _loading = Lock()  # threads that need the same model at the same time wait for 
 
 
 def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[PreTrainedModel, Processor]:
-    """Return the model and its processor. Of models that are given by name, the two last used are cached.
+    """Return the model and its processor. The two models that were last used by name are cached.
 
     Raises ConfigError if `model` is neither a name nor a model, or if there is no processor; ModelNotFoundError if no
     model has this name. StoreError if the files of the model or its processor cannot be read.
