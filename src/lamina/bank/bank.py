@@ -88,7 +88,7 @@ class ReaderBank(ReaderCollection):
         return provider("storage").bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
-        """Return a new bank on the model itself, with the readers of this bank, which must come from `from_states`.
+        """Return a new bank, in eval mode, on the model itself, with the readers of this bank from `from_states`.
 
         The two banks share the readers: training them in one bank changes them in the other.
 
@@ -149,11 +149,11 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
-            ConfigError: If the frozen model has changed, `over` needs generated text and the model generates none, a
-                fusion needs the inputs of the model's blocks (`ExtraLayers`), or a reader is already used by an
-                enclosing `listen`. Also raised by `generate`, if its way of decoding does not tell which states belong
-                to which text; by `model(...)` with a cache of earlier tokens, unless `over` is "prompt"; and by
-                `outputs[name]`, if that reader read no pass.
+            ConfigError: If the frozen model has changed, or a reader is already used by an enclosing `listen`. Unless
+                `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion needs
+                the inputs of its blocks (`ExtraLayers`); by `model(...)` with a cache of earlier tokens; and by
+                `generate`, if its way of decoding does not tell which states belong to which text. `outputs[name]`
+                raises it if that reader read no pass.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -177,7 +177,8 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
-            ConfigError: If the monitor or its reader cannot score a text while it is generated.
+            ConfigError: If the monitor or its reader cannot score a text while it is generated, or a stored monitor
+                cannot be read.
         """
         monitoring.store_monitor(self.select(None, "bank"), monitor)
 
@@ -228,8 +229,9 @@ class ReaderBank(ReaderCollection):
             mask: `[batch, tokens]`, True at the tokens to score. None: all tokens except padding.
 
         Returns:
-            `[batch, tokens]` in float64, on the CPU; NaN before the first scored token. A cascade's score is -inf where
-            its first monitor is below its threshold, and inf where the first monitor is sure.
+            `[batch, tokens]` in float64, on the CPU. Tokens that are not scored repeat the score before them, NaN at
+            the start. A cascade's score is inf where its first monitor is sure, and -inf at tokens that are not scored
+            or where the first monitor is below its threshold.
 
         Raises:
             UnknownNameError: If a reader or label does not exist.
@@ -270,7 +272,7 @@ class ReaderBank(ReaderCollection):
                 delayed by up to that many tokens.
             drift: Monitor name -> its drift test, from `monitor.watch_drift()`. The test receives each whole reply. It
                 cannot be used with over="both", for a cascade, or together with `watch.stopping`, which cuts replies
-                short. If a reply is cut off in another way, call `watch.discard()` to leave it out.
+                short. If a reply is cut off in another way, call `watch.discard()` before `generate` returns.
 
         Returns:
             A context manager that yields the `Watch`, filled while the model generates.

@@ -141,7 +141,7 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
-        """Return a mask on the CPU, True at new tokens that end their sequence.
+        """Return a mask on the CPU, True where the stopping criteria end a sequence; the first True of a row counts.
 
         The columns are the `count` new tokens from number `first` on, or fewer if fewer were written. If `generate`
         does not pad ended sequences, all sequences continue until the last one ends, and the mask is False. Not for
@@ -169,9 +169,7 @@ class GenerateCall:
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
     def mask(self, stack: str) -> Tensor | None:
-        """Return the attention mask `[rows, tokens]` of the prompt that the decoder reads.
-
-        None if the call has none of that form.
+        """Return the attention mask `[rows, tokens]` of the decoder's prompt; None if the call has none of that form.
 
         The argument that holds it is `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
         """

@@ -78,7 +78,8 @@ def linear_probe(probe: object) -> LinearProbe:
             `OneVsRestClassifier` over several labels, or a `Probe` of lmprobe.
 
     Raises:
-        ConfigError: If it is a file, another model, not linear, or not fitted, or a step before it is not linear.
+        ConfigError: If it is a file or another model, is not fitted, has coefficients that are NaN or infinite, or
+            predicts several numbers; or if a step before it is unknown, not linear or not fitted.
     """
     if isinstance(probe, str | bytes | PathLike):
         hint = "Load it in your own program, if you trust where it is from, and pass the model itself"

@@ -348,7 +348,7 @@ class BankOutput:
         readers: Reader name -> its output.
         loss: Sum of the readers' losses; None without labels.
         main: The model's own output, if `main=True` was given; else None.
-        missing: In `bank.listen`, reader name -> the reason why the reader has no output yet.
+        missing: In `bank.listen`, reader name -> why the reader has no output; without meaning once it has one.
     """
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)

@@ -288,7 +288,7 @@ class ReaderCollection(nn.Module):
             self.readers[_key(name)] = reader.train(self.training)
 
     def remove(self, name: str) -> None:
-        """Remove a reader and its monitors; raise UnknownNameError if no reader has this name."""
+        """Remove a reader and the monitors stored with it; raise UnknownNameError if no reader has this name."""
         check_known("bank.remove", [name], self, "reader")
         del self.readers[_key(name)]
 
@@ -316,8 +316,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
-                trained again; the message names both. Also if the model's weights were changed, or its blocks otherwise
-                than by edits.
+                trained again; the message names both. Also if the model's weights were changed, its blocks otherwise
+                than by edits, or its edits since the bank first looked at it are not known.
         """
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:

@@ -49,7 +49,7 @@ def check_needs_states(op: str, reader: Reader) -> None:
 
 
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
-    """Raise ConfigError if a reader cannot be trained on recorded states and later read the model itself.
+    """Raise ConfigError unless a reader needs only the recorded states, and computes from them what it would otherwise.
 
     Args:
         op: The operation that error messages begin with.
@@ -96,7 +96,8 @@ def check_recorded_base(
 ) -> None:
     """Check that states were recorded from the model of a bank.
 
-    If the facts have no fingerprint, only depth and width can be compared, and a warning is logged.
+    If `facts` or a `RecordedModel` has no fingerprint, only depth and width are compared. If `facts` has none and the
+    model is a real one, a warning is logged.
 
     Args:
         op: The operation that error messages begin with.

@@ -26,7 +26,8 @@ class Step:
         index: Number of the new token, from 0.
         tokens: Ids of the new tokens, `[sequences]`; the padding id in a sequence that has ended.
         real: False for a sequence that had ended before this token.
-        scores: Monitor name -> scores `[sequences]` in float64; NaN before the model has read the first token.
+        scores: Monitor name -> scores `[sequences]` in float64; NaN before the model has read the first token. For a
+            cascade, inf or -inf where its first monitor decides.
         flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
         texts: For each sequence, the text that the token adds; these pieces add up to the whole text. "" for a special
             token, and while a character needs further tokens. None if the bank has no tokenizer, or if neither

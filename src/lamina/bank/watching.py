@@ -100,9 +100,9 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave this thread's text, or else the latest one, out of the drift tests. Call it if a text was cut off.
+        """Leave this thread's text, or else the latest one, out of the drift tests, because it is cut off.
 
-        Raises ConfigError before the first text.
+        No effect after `generate` has returned. Raises ConfigError before the first text.
         """
         self._text().facts.discard()
 
@@ -113,10 +113,10 @@ class Watch:
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """Monitor name -> index of the flagged token of each sequence; None for a sequence that was not flagged.
+        """Monitor name -> index of the first flagged token of each sequence; None for one that was not flagged.
 
-        Tokens of the prompt have negative indices; -1 is the last one. A cascade flags when its second monitor does.
-        Raises ConfigError before the first text.
+        Tokens of the prompt have negative indices; -1 is the last one. The list is empty until a token was read. Raises
+        ConfigError before the first text.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]

@@ -138,8 +138,9 @@ class _RunningCascade(RunningMonitors):
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         """Score the tokens with both monitors, as `RunningMonitors.add` does, and return the cascade's score at each.
 
-        The score is -inf where the first monitor is below its threshold, inf where it reaches `sure`, and else the
-        second monitor's running score. The second reader is run only for texts that have a token of this last sort.
+        The score is inf where the first monitor reaches `sure`, -inf where it is below its threshold and at padding,
+        and else the second monitor's running score. The second reader is run only for texts with a token of this last
+        sort.
         """
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))

@@ -213,7 +213,8 @@ class RunningMonitors(ABC):
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         """Add the next tokens of each text, and return the running scores of the texts at each of them, in float64.
 
-        At padding, the score of the token before is repeated; before a text's first token it is NaN.
+        At padding, the score of the token before is repeated; before a text's first token it is NaN. A cascade has -inf
+        at both.
 
         Args:
             get_logits: Returns a reader's logits for these tokens, from its name and a mask of the texts that are
