@@ -252,7 +252,7 @@ def sample_limit(processor: object, asked: int | None) -> int:
     """Return the maximum number of samples that the processor's feature extractor gets of each clip.
 
     `asked` is the user's limit; None: 30 seconds, or less if the feature extractor reads less. Raises ConfigError if
-    `asked` is below 1, or more than the feature extractor reads.
+    there is no feature extractor, or `asked` is below 1 or more than it reads.
     """
     extractor = feature_extractor(processor)
     allowed = _window(extractor)
@@ -281,8 +281,8 @@ class AudioInputs:
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
     (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
     padding would change every frame. Clips for these models are padded with silence to whole seconds, and all clips of
-    a batch have one length. Raises ConfigError if the processor has no feature extractor, DataError if that fails or
-    the header of a clip cannot be read, and MissingExtraError if soundfile is needed and not installed.
+    a batch have one length. Raises ConfigError if the processor has no feature extractor, DataError if the extractor
+    fails or the header of a clip cannot be read, and MissingExtraError if soundfile is needed and not installed.
 
     Args:
         split: The clips.
@@ -469,7 +469,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:
-        """Return the number of clips that are longer than the limit, so that they lose their end."""
+        """Return the number of clips that lose their end, because they are longer than the limit."""
         return inputs.cut
 
     def model_rows(

@@ -128,8 +128,8 @@ class ColumnSpec:
         labels: Class names in the order of their ids. None: the classes that occur in the train split.
         problem_type: One of the kind's problem types. None: inferred from the labels.
         missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
-            "error", but a row with a span that tags cannot mark is kept without labels. None: "mask" if the table has
-            other label columns, otherwise "error".
+            "error", but a row with a span that tags cannot mark is kept without labels. None: "mask" if the kind allows
+            it and the table has other label columns, otherwise "error".
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.
@@ -370,7 +370,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Raises:
             DataError: If the file cannot be read.
-            ConfigError: If `source` is a pair of files, which only text-to-text kinds read.
+            ConfigError: If `source` is no path: a pair of files, which only text-to-text kinds read, or anything else.
         """
         if not isinstance(source, str | Path | Sequence):
             raise ConfigError(f"task: a file is {source!r}; a path is needed.")
@@ -382,7 +382,8 @@ class Kind(ABC, Generic[InputsT]):
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
         """Return rows in memory as a table: `rows` is a dataset, or a mapping of columns of equal length.
 
-        `name` is the table's name in messages. `spec` is not used, except by kinds that read files.
+        Class ids in a dataset become class names. `name` is the table's name in messages. Only kinds that read files
+        use `spec`.
         """
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -410,8 +411,7 @@ class Kind(ABC, Generic[InputsT]):
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return the class names of a task, and a list with the class ids of each example in `split`.
 
-        `Task.subsample` and stratified validation splits use them. If examples do not have classes, there are no names,
-        and the ids of each example are empty.
+        If examples do not have one class each, there are by default no names, and the ids of each example are empty.
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
@@ -451,12 +451,12 @@ class Kind(ABC, Generic[InputsT]):
             asked: The user's limit. None: the default.
 
         Raises:
-            ConfigError: If `asked` is more than model and processor read.
+            ConfigError: If `asked` is below 1, or more than model and processor read.
         """
         return length_limit(model, processor, asked)
 
     def truncated(self, inputs: InputsT) -> int:
-        """Return how many of the encoded examples lost their end because they are too long; by default 0."""
+        """Return how many of the encoded examples were truncated, because they are too long; by default 0."""
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:

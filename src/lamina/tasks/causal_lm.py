@@ -101,8 +101,8 @@ class CausalLMKind(LanguageModelingKind):
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
         "messages". A row whose reply is missing or blank counts as a row without a label. Raises DataError if a column
-        is missing, a cell has another form, or a reply is missing and such rows are not dropped; ConfigError if the
-        user passed labels. See `Kind.build` for arguments and result.
+        is missing, a cell has another form, a reply is missing and such rows are not dropped, or all are missing;
+        ConfigError if the user passed labels. See `Kind.build` for arguments and result.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
@@ -121,7 +121,7 @@ class CausalLMKind(LanguageModelingKind):
 
         In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), return the
         end of each text, without labels. Raises ConfigError if the processor has no tokenizer, or if replies are learnt
-        with a slow one, which cannot tell where they are.
+        with a slow one, which cannot tell where they are; and for chats the errors of `render`.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)

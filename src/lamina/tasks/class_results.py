@@ -207,7 +207,7 @@ def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: 
 def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
     """Return the id of the positive class of a task with two classes; None if it is not known or there are not two.
 
-    Raises ConfigError if one of the metrics needs a positive class, and the task does not name one.
+    Raises ConfigError if it is not known, and one of the metrics of a task with two classes needs it.
     """
     positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
     if positive is not None:
@@ -283,8 +283,8 @@ class Comparison(TypedDict):
         always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
-        verdict: None if the reader is better by the task's metric: the 95 % interval of the difference on the same rows
-            lies above 0. Otherwise a sentence that says that it is not.
+        verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
+            the same rows lies above 0. Otherwise a phrase that says that it is not.
     """
 
     rows: int

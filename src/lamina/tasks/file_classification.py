@@ -137,10 +137,10 @@ def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int
 def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     """Return the files in a folder or plain tar file with one subfolder per class, without opening them.
 
-    The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by file name. Files
-    with other extensions, hidden files and links are left out, and their number is logged. Raises DataError if there
-    are no such files, a file lies outside all class folders, a class has two folders, a name is not UTF-8, or a tar
-    file is damaged or compressed.
+    The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by path. Files with
+    other extensions, hidden files and links are left out, and their number is logged. Raises DataError if the path is
+    missing or has no such files, a folder cannot be listed, a file lies outside all class folders, a class has two
+    folders, a name is not UTF-8, or a tar file is damaged or compressed.
 
     Args:
         path: The folder or tar file.

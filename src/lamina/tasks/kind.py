@@ -145,7 +145,7 @@ class TextInputs(CacheableWindows):
 
     @classmethod
     def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise the texts of a split. Texts that are too long lose their end.
+        """Tokenise the texts of a split. Texts that are too long are truncated.
 
         With `options.windows`, they are cut into windows instead, and the character range of each token is kept.
 
@@ -185,10 +185,9 @@ class TextClassKind(ClassKind[EncodedInputs]):
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:
-        """Return the number of texts that are not read whole.
+        """Return the number of texts that were truncated; if none was, of those whose first window alone is scored.
 
-        That is, they were cut, or only the first of their windows is scored. Kinds that label tokens read all windows,
-        so that only the first text of a pair can be cut for them.
+        Kinds that label tokens read all windows; for them, only the first text of a pair can be truncated.
         """
         return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 

@@ -79,10 +79,7 @@ def trimmed(text: str) -> str:
 
 
 def look(name: str) -> str:
-    """Return a form of a class name.
-
-    It is equal for names that differ in case, width, spaces or unseen characters only.
-    """
+    """Return a form of a class name, equal for names that differ only in case, width, spaces or unseen characters."""
     return " ".join(_UNSEEN.sub("", unicodedata.normalize("NFKC", name)).casefold().split())
 
 
@@ -92,7 +89,7 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
     Args:
         cell: The cell.
         labels: Class names. They are never missing, even if one of them is "none".
-        texts: Whether labels are texts to generate; then only blank texts are missing.
+        texts: Whether labels are texts to generate. Then no text is missing unless it is blank.
     """
     cell = plain(cell)
     if isinstance(cell, list):
@@ -215,7 +212,7 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 
 
 def spelled_list(text: str) -> object:
-    """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
+    """Return the list, tuple or set that a text in brackets spells in JSON or Python; None without brackets.
 
     A text in round or curly brackets may be a name: unless it spells a tuple or set, the result is None. Raises
     LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array) or is too long,

@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
     """Handle rows without a label, log how many there are, and return the tables without them.
 
-    `spec.missing_labels` says how: "drop" removes them, "error" raises DataError, and "mask" keeps them in
-    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has other label
-    columns, whose tasks may share the rows, otherwise "error".
+    `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
+    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and the
+    table has other label columns, whose tasks may share the rows, otherwise "error".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
-    `spec.labels`. A list with a missing entry counts as missing too. Raises DataError if a label is missing and
-    the choice is "error", or if no row of the train split, or of the only split, has a label.
+    `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
+    here too. Raises DataError if no row of any other split has a label, or there is no label column.
 
     Args:
         tables: Split name -> table.
@@ -56,10 +56,10 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 
 def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
-    """Return the tables without splits other than "train" that have no labels, as test sets whose labels are secret.
+    """Return the tables without those splits whose labels are secret, as of published test sets; a warning names these.
 
-    A warning names them. They have no label column, nor one of a similar name, or all its cells are empty or -1, and -1
-    is no class.
+    Such a split, which is not "train" or the only one, has no label column, nor one of a similar name, unless "train",
+    or every split, lacks it too. Or all its labels are empty or -1, and -1 is no class of `spec.labels` or "train".
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
@@ -308,7 +308,7 @@ def label_source(tables: Mapping[str, Table]) -> Table:
 def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the class names that a user passed, in form NFC and without blanks at their ends; None stays None.
 
-    Raises ConfigError if `labels` is a single text, or one of the names is not a text.
+    Raises ConfigError if `labels` is a text, a mapping or a set, or one of the names is not a text.
     """
     names = None if labels is None else tuple(labels)
     if isinstance(labels, str | Mapping | set | frozenset) or not all(isinstance(name, str) for name in names or ()):
@@ -342,7 +342,7 @@ def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> Column
 
 
 def texts(table: Table, column: str | int) -> Sequence[str]:
-    """Return a column of texts; raise DataError for the first cell that is not a text."""
+    """Return a column of texts; raise DataError if it does not exist, or for the first cell that is not a text."""
     for row, cell in _cells(table, column):
         if not isinstance(cell, str):
             got = type(cell).__name__
@@ -351,7 +351,7 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
 
 
 def numbers(table: Table, column: str | int) -> Iterator[float]:
-    """Yield a column of numbers as floats; raise DataError for the first cell that is not a finite number."""
+    """Yield a column of numbers as floats; raise DataError if it is missing, or for a cell that is no finite number."""
     for row, cell in _cells(table, column):
         value = _number(cell)
         if not math.isfinite(value):
@@ -364,8 +364,8 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
     """Yield a column of class names as ids (positions in `labels`).
 
-    Cells may also hold ids, unless a class name is a whole number. Raises DataError for a name that is not in `labels`,
-    and for a cell that is not a name.
+    Cells may also hold ids, unless a class name is a whole number. Raises DataError for a missing column, a name that
+    is not in `labels`, and a cell that is empty or not a name.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):
@@ -424,8 +424,8 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
     separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if no row has more than one label. Raises DataError if a text in brackets is not a list, all labels are texts such
-    as "010", or several signs occur and `spec.labels` does not decide between them. The message names the row.
+    if all cells are texts with at most one label. Raises DataError if the column is missing, a text in brackets is not
+    a list, all labels are texts such as "010", or several signs occur and `spec.labels` does not decide between them.
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
@@ -499,8 +499,8 @@ def multi_hot(
 ) -> Iterator[tuple[int, ...]]:
     """Yield each list of a column as 0 and 1 per class. The column's lists hold class names, ids, or 0 and 1 per class.
 
-    `is_hot` says whether they are 0 and 1 per class; None: `hot_width` decides it from this table. Ids follow the rules
-    and errors of `class_ids`.
+    `is_hot` says whether they are 0 and 1 per class; None: `hot_width` decides it from this table, or raises its error.
+    Names and ids follow the rules and errors of `class_ids`.
     """
     if is_hot is None:
         is_hot = hot_width([table], column, labels) is not None

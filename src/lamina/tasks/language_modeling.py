@@ -64,7 +64,7 @@ class LanguageModelingKind(Kind[Windows]):
         }
 
     def truncated(self, inputs: Windows) -> int:
-        """Return the number of texts that lost their end; 0 for blocks, because they contain all tokens."""
+        """Return the number of texts that were truncated; 0 for blocks, because they contain all tokens."""
         return inputs.encoded.truncated
 
     def model_rows(
@@ -169,7 +169,7 @@ class TokenSums(Results[Tensor, None]):
         return self._invalid_row
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return "accuracy" and "perplexity".
+        """Return "accuracy" and "perplexity", as `metrics` names them.
 
         The perplexity is exp(mean loss per token), at most exp(700), also for a NaN loss.
 

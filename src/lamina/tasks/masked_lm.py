@@ -120,7 +120,7 @@ class MaskedInputs(Windows):
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows `rows`, masked; "labels" holds the original id at each masked token, and -100 elsewhere.
+        """Return the rows with these indices; "labels" holds the original id at each chosen token, and -100 elsewhere.
 
         In the train split, the masking differs in each `epoch`.
         """
@@ -149,7 +149,7 @@ class MaskedLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Return blocks or rows with masked tokens; for prediction, windows of each text, without masking.
 
-        Raises ConfigError if the processor has no tokenizer, or the tokenizer no mask token.
+        Raises ConfigError if the tokenizer is missing or has no mask token, or, for prediction, is slow.
         """
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))

@@ -2,8 +2,7 @@
 
 A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
 returns metric -> score, in the order of the names that are passed. It raises UnknownNameError for a metric that it does
-not know. All but `score_texts` raise DataError if there are no rows, or if the numbers of predictions and targets
-differ.
+not know, and DataError if there are no rows, or if the numbers of predictions and targets differ.
 """
 
 from __future__ import annotations
@@ -240,8 +239,8 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
     """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
 
     `predictions` and `targets` hold, for each text, the id of every word's tag; `labels` are the names of the tags.
-    Raises UnknownNameError for other metrics; DataError if a text has not one prediction per word, there are no words,
-    or "span_f1" is requested and the tags mark no spans (see `marks_spans`).
+    `metrics` may also name those of `score_classes`. Raises UnknownNameError for others; DataError if a text has not
+    one prediction per word, there are no words, or "span_f1" is requested and the tags mark no spans.
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
@@ -269,7 +268,6 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
-        The stemmer is Porter's original; others have exceptions for a few words, which change ROUGE by less than 0.001.
     """
     _check_rows(predictions, references)
     texts = list(predictions), list(references)

@@ -32,10 +32,7 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
 
 
 def warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning if two class names in `labels` of the task `name` look alike.
-
-    They differ only in case, width, spaces or unseen characters, and may be one class that was written in two ways.
-    """
+    """Log a warning if two class names of the task `name` differ only in case, width, spaces or unseen characters."""
     first: dict[str, str] = {}
     for label in labels:
         if (other := first.setdefault(look(label), label)) != label:

@@ -14,10 +14,9 @@ _INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 
 
 def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
-    """Return additional arguments for the model's call on a batch, which let it read images of another size.
+    """Return {"interpolate_pos_encoding": True}, an argument for the model's call on a batch, or {}.
 
-    If the images have a different size than the model's own, and the model can interpolate its position embeddings, the
-    argument that turns this on is returned. Otherwise the result is {}.
+    It is returned if the batch has images of a different size than the model's own, and the model has this argument.
     """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
 

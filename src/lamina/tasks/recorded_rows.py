@@ -61,7 +61,7 @@ class RecordedTables(dict[str, Table]):
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """The `open_text` of a split of `recorded` states: a function that names an example for tables of errors."""
+    """The `open_text` of a split whose states are `recorded`: a function that names an example in tables of errors."""
 
     recorded: RecordedStates
 
@@ -124,10 +124,7 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return only the attention mask of the rows with the indices `rows`, the same in every epoch.
-
-        Its key is the argument name that models use for it.
-        """
+        """Return only the attention mask of the rows with the indices `rows`, under the model's name for it."""
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -269,6 +266,7 @@ def splits_on_states(
     Raises:
         ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
             missing, or two splits would have the same states.
+        UnknownNameError: If `states` names a split that the task lacks.
         LaminaError: As in `Task.from_states`; also if the labels are in another order.
     """
     folders: Mapping[str, str | Path] = states if isinstance(states, Mapping) else {"train": states}

@@ -19,11 +19,12 @@ logger = logging.getLogger(__name__)
 def rows_by_part(
     name: str, dataset: Mapping[str, object], parts: Mapping[str, str] | None, label: str
 ) -> dict[str, datasets.Dataset | dict[str, list[object]]]:
-    """Return `rows_of` each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
+    """Return those of "train", "validation" and "test" that a dataset has, each with the result of `rows_of`.
 
-    `name` is the task's name, and `label` its label column. A split of another name without labels is left out, with a
-    warning. Raises UnknownNameError if `parts` names a part or a split that does not exist, a split of another name has
-    labels, or no split has one of these names; and the errors of `rows_of`.
+    `name` is the task's name, `label` its label column, and `parts` as in `Task.from_dataset`. Without `parts`, a split
+    of another name and without labels is left out, with a warning. Raises UnknownNameError if `parts` names a part or a
+    split that does not exist, or, without `parts`, if a split of another name has labels or all have other names; and
+    the errors of `rows_of`.
     """
     if parts is None:
         named = {part: rows for part, rows in dataset.items() if part in PARTS}

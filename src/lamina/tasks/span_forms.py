@@ -175,7 +175,10 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 
 
 def _may_be_place(key: str, text: str) -> bool:
-    """Return whether an unknown key of a span holds numbers that may be its place: by its name, or as there are two."""
+    """Return whether `text`, the value of an unknown `key` of a span, may be the span's place.
+
+    It may if it holds numbers alone, and there are two, or the key's name suggests a place.
+    """
     return bool(_PLACE.fullmatch(text)) and bool(_PLACE_KEY.search(key.lower()) or len(_NUMBER.findall(text)) == 2)
 
 

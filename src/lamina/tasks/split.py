@@ -71,7 +71,7 @@ class Split:
 
     @classmethod
     def of_texts(cls, texts: Sequence[Cell]) -> Split:
-        """Return a split of unlabelled texts or pairs of texts, for a single use in `predict`.
+        """Return a split of unlabelled texts or pairs of texts.
 
         If the first is not a str, all are pairs. Lone surrogates are replaced. The texts stay in memory; they are
         written to Arrow only if something reads `rows`.
@@ -84,7 +84,7 @@ class Split:
 
     @cached_property
     def rows(self) -> datasets.Dataset:
-        """The examples as a dataset: column "text", and perhaps "text_pair", "label", "words" and "row"."""
+        """The examples as a dataset; `Split` describes its columns."""
         return dataset_of(_tables({"text": self.texts}))
 
     @cached_property
@@ -104,10 +104,7 @@ class Split:
 
     @property
     def open_text(self) -> Callable[[Cell, int], object] | None:
-        """The function that returns an example from its cells, as passed to the constructor.
-
-        None if the cells are examples.
-        """
+        """The function that makes an example from its cells; None if the cells are examples."""
         return self._open_text
 
     @property

@@ -124,7 +124,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
-    """Return one sentence's tags, written in `scheme`, as IOB2. None, for a word without a tag, stays None.
+    """Return one sentence's tags, written in `scheme`, as IOB2. None (no tag), and tags that do not fit it, stay.
 
     An inside mark ("I-x") begins a span if no span with its label is open, as in IOB1.
     """
@@ -159,8 +159,7 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 def continued(labels: Sequence[str]) -> list[int]:
     """Return for each tag in `labels` the id of the tag that continues its span: that of `I-x` for `B-x`.
 
-    All other tags, and a `B-x` without an `I-x`, keep their id. The result is used for later tokens of a word, and for
-    words that share a token with the word before.
+    All other tags, and a `B-x` without an `I-x`, keep their id.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

@@ -176,7 +176,7 @@ class Task:
 
         Args:
             rows: Whether each row is read alone. Pairs are then joined by the tokenizer, and a row that is too long for
-                the model loses its end. By default all texts are joined and cut into blocks of the model's maximum
+                the model is truncated. By default all texts are joined and cut into blocks of the model's maximum
                 length.
 
         Raises:

@@ -54,7 +54,7 @@ class PairInputs(Windows):
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with the indices `rows`. "labels" has the target tokens, padded with -100, not shifted."""
+        """Return the sources with the indices `rows`; "labels", if known, are the target tokens, padded with -100."""
         read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
@@ -173,7 +173,7 @@ class TextToTextKind(Kind[PairInputs]):
         return PairInputs(sources, processor, encoded)
 
     def truncated(self, inputs: PairInputs) -> int:
-        """Return the number of texts that lost their end: of sources or of targets, whichever is larger."""
+        """Return the number of truncated texts: of sources or of targets, whichever is larger."""
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:

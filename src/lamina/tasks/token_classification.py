@@ -93,7 +93,7 @@ class Pieces:
     def learnt(
         cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
     ) -> Pieces:
-        """Return the most frequent tags of words that share a token in the tokenised texts `encoded`.
+        """Return a `Pieces` with the most frequent tags of words that share a token in the tokenised texts `encoded`.
 
         `words` are the character ranges of each text's words, `labels` the words' tags, and `names` the class names.
         """
@@ -246,8 +246,7 @@ class TokenClassificationKind(TextClassKind):
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return all span labels of the task, and for each example the ids of those in it.
 
-        Tags that mark no spans count as labels. CoNLL-2003 has four span labels; papers on few-shot learning count them
-        as its classes.
+        Tags that mark no spans count as labels.
         """
         spans = marks_spans(task.labels)
         types = [label.partition("-")[2] if spans else label for label in task.labels]
@@ -483,9 +482,7 @@ def _tagged(text: Text) -> str:
 def spans_of_tags(
     tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
 ) -> list[SpanAnswer]:
-    """Return the spans that the tags of a text's words mark.
-
-    Without tags such as B-PER in `labels`, every word is a span.
+    """Return the spans that the tags of a text's words mark; if `labels` mark no spans, each word is one.
 
     `tags` are the ids and `scores` the probabilities of the words' tags; the score of a span is the mean. `labels` are
     the tags' names, and `words` the words' ranges of characters.

@@ -66,9 +66,8 @@ class BankRunner(Runner):
 
     Raises:
         ConfigError: If there is no processor, it has token ids beyond the model's embedding table, the bank's processor
-            was changed in place since a reader was trained or loaded, or the bank was made from recorded states and
-            has no model to read inputs. For "fit" also if `processor` makes different inputs
-            than the bank's.
+            was changed in place since a reader was trained or loaded, or the bank was made from recorded states and has
+            no model to read inputs. For "fit" also if `processor` makes different inputs than the bank's.
         BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
             bank's readers were trained.
     """
@@ -303,9 +302,8 @@ class BankRunner(Runner):
             options: Options of the run.
 
         Raises:
-            ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter; with `train_base` also if
-                no parameter of the base is left to train, or one is in float16.
-            LayerIndexError: If `layer_rates` names a layer that does not exist.
+            ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter.
+            LaminaError: With `train_base`, the errors of `parameter_groups`.
         """
         learners = []
         for name, task in tasks.items():

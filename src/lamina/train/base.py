@@ -176,8 +176,7 @@ class Runner(ABC):
             options: Options of the run.
 
         Raises:
-            ConfigError: If no parameter is left to train, or an option names parameters that do not exist.
-            LayerIndexError: If `layer_rates` names a layer that does not exist.
+            LaminaError: The errors of `parameter_groups`, if learning rates or weight decay do not fit.
         """
 
     @abstractmethod

@@ -191,7 +191,7 @@ class Engine:
 
         Args:
             step: The step of the plan.
-            names: The learners that are still training on the step's group.
+            names: The learners that are still training on the step's group. A base model that is trained steps too.
             parts: For each accumulated batch of this process: the indices of its rows, whether its loss counts, and its
                 tensors.
 

@@ -143,7 +143,7 @@ def fit(  # noqa: PLR0913
         early_stopping_min_delta: Smallest improvement that counts as a better score for early stopping. The best epoch
             and the "plateau" schedule count every improvement.
         keep: Final weights of a learner: those of its "best" or of its "last" epoch.
-        max_steps: Maximum optimizer steps per learner. None: no limit.
+        max_steps: Optimizer steps per learner, in place of `epochs`. None: `epochs` decides.
         gradient_accumulation_steps: Batches per optimizer step.
         seed: Seed of the order of the rows, of masked tokens and image crops, and of a trained model's dropout. (The
             weights and dropout of a reader follow the reader's own seed.)
@@ -162,8 +162,9 @@ def fit(  # noqa: PLR0913
         augment: Crop and flip training images at random.
         test: Score the final weights on the "test" part.
         cache: Whether to keep the hidden states of a frozen model, so that it reads each text once and not in every
-            epoch. "auto": in memory if they take at most a quarter of the free memory, else on disk if there is room
-            and reading is faster than computing. "on": on disk, where later runs find them. "off": they are not kept.
+            epoch. "auto": for two epochs or more, in memory if they take at most a quarter of the free memory, else on
+            disk if there is room and reading is faster than computing. "on": on disk, where later runs find them.
+            "off": they are not kept.
         cache_dtype: Dtype of states on disk: "float16" or "float32". In memory they are float32.
         cache_dir: Folder of states on disk. None: `$LAMINA_CACHE`, else the user's cache folder.
         num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
@@ -172,8 +173,8 @@ def fit(  # noqa: PLR0913
             steps, in addition to each epoch's end. Fusions whose weights depend on the token (`Gated`, `DWAtt`,
             `Routing`) then report the importances on the rows of that step. None: after epochs only.
         save_steps: Save a checkpoint also after every `save_steps` steps. None: after epochs only.
-        resume: Continue from the newest checkpoint in the output folder, if there is one.
-        tensorboard: Write TensorBoard events into the output folder.
+        resume: Continue from the newest checkpoint in `output`, which must be set, if there is one.
+        tensorboard: Write TensorBoard events into `output`, which must be set.
         trackers: Experiment trackers that get the scores after each epoch: "tensorboard", "mlflow", "trackio" or
             "wandb". Their packages must be installed, and are configured in their own way.
         progress: Show a progress bar on standard error.
@@ -183,8 +184,9 @@ def fit(  # noqa: PLR0913
         The scores, their history, and the history of the layer importances.
 
     Raises:
-        UnknownNameError: If an option, a reader or a key of a grid does not exist.
-        ConfigError: If an option or a task does not fit, a bank reads the model, or a batch does not fit in memory.
+        UnknownNameError: If an option, a reader, a key of a grid, or a split that is needed does not exist.
+        ConfigError: If an option or a task does not fit, a bank reads the model, a batch does not fit in memory, or the
+            checkpoint to resume from belongs to another run.
         LayerIndexError: If a learning rate names a layer that does not exist.
         UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task

@@ -51,11 +51,11 @@ def with_positive(
 ) -> dict[str, Task]:
     """Return the tasks with the positive classes that the user passed: one for all tasks, or one by learner name.
 
-    None: the tasks keep their own. `op` is the operation for messages.
+    With None, and where a mapping has no class, tasks keep their own. `op` is the operation for messages.
 
     Raises:
-        UnknownNameError: If a mapping names a learner or a class that does not exist.
-        ConfigError: If a task does not have two classes.
+        UnknownNameError: If there is no such learner or class.
+        ConfigError: If a task to change does not have two classes.
     """
     check_known(op, positive if isinstance(positive, Mapping) else (), tasks, "reader")
     chosen = {name: positive.get(name) if isinstance(positive, Mapping) else positive for name in tasks}

@@ -39,8 +39,8 @@ class Progress:
         best_epoch: Counted from 1; 0 before the first score.
         top: The best score so far.
         mark: The score that early stopping compares with.
-        stalled: Epochs since the score last rose by more than `early_stopping_min_delta` above `mark`.
-        cooled: Epochs since the score last rose or the plateau schedule last acted.
+        stalled: Epochs since the score was last better than `mark` by more than `early_stopping_min_delta`.
+        cooled: Epochs since the score was last better than `top`, or the plateau schedule last acted.
         scale: Factor of the learning rate that the plateau schedule has reached.
         done: Optimizer steps so far.
         began: `done` when the present stage of training began (see `Fusion.on_epoch_end`).

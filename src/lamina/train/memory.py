@@ -1,4 +1,4 @@
-"""Measure how much memory the readers of a bank need for a batch, on a few rows of zeros.
+"""Measure how much memory a batch needs in the readers of a bank (on states of zeros) or a model (on random inputs).
 
 For training this is what autograd saves for the gradients; for scoring it is the peak of all intermediate tensors. The
 need is taken to be linear in the number of rows, so two measurements that differ by one row determine it.

@@ -40,9 +40,9 @@ class FitResult:
         importances: One row per name, epoch and layer, with the layer's importance, for fusions that mix layers. With
             `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of
             the reader itself.
-        truncated: Name -> number of training examples whose end was cut off.
-        baselines: Name -> "always", the one answer that is right most often (the most frequent class, the mean), and
-            metric -> its score on the validation split.
+        truncated: Name -> number of training examples that were truncated.
+        baselines: Name -> "always", the best constant answer (the most frequent class, the mean), and metric -> its
+            score on the validation split. Kinds of task without one are left out.
         unlabelled: Name -> number of training examples without a label, which gave no loss, for names with such
             examples.
         table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",

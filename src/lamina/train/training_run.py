@@ -86,9 +86,7 @@ def train(  # noqa: PLR0913
     states: Mapping[str, RowStates] | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
-    """Train a bank's readers or a whole model. `fit`, `finetune`, recipes and studies call this.
-
-    The target is trained in place. What each reader was trained on is recorded in its `info`.
+    """Train a bank's readers or a whole model in place; record in each reader's `info` what it was trained on.
 
     Args:
         target: The bank or model.
@@ -217,9 +215,8 @@ def _training_groups(
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
     """Log a warning for each task whose best epoch is chosen by fewer than 8 labelled validation rows.
 
-    With few rows, many epochs have the same score, and the first of these counts as the best, although the learner may
-    have learnt very little by then. Only rank 0 warns, and only if the best of several epochs is kept. Tasks whose
-    metric is perplexity are left out. `op` begins the message.
+    With few rows, many epochs have the same score, and the first of these counts as the best. Only rank 0 warns, and
+    only if the best of several epochs is kept. Tasks whose metric is perplexity are left out. `op` begins the message.
     """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
