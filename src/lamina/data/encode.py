@@ -191,7 +191,7 @@ class Windows:
         return padding_of(self.processor)
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
-        """Return the tokens of the rows with these indices, padded on the right: alike in every `epoch`."""
+        """Return a model's arguments for the rows with these indices, padded on the right: alike in every `epoch`."""
         return self.encoded.batch(rows, self.padding)
 
 

@@ -106,7 +106,7 @@ class StateMasks:
     uncacheable: str | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the mask `[batch, tokens]` of the states of some rows. It is the same in every `epoch`."""
+        """Return {"attention_mask": mask `[batch, tokens]` of the rows' states}, the same in every `epoch`."""
         del epoch
         lengths = torch.tensor([self.lengths[row] for row in rows])
         return {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}

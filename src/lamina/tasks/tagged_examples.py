@@ -234,11 +234,11 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. They are read as UTF-16 units instead, with a warning, if no span is wrong as
-    units, and either more rows have wrong spans as characters than cut words as units, or no span is wrong as
-    characters but some cut words, and none does as units. A wrong span raises DataError, as in `span_splits`; with
-    `missing_labels` "ignore", the words of its row get no tags, with a warning. A span that cuts words tags its whole
-    words, with a warning.
+    Edges of spans count characters. If some spans are wrong then, edges are read as UTF-16 units instead, provided that
+    none is wrong so, and that fewer rows cut words than had wrong spans. If none is wrong but some cut words, edges are
+    read as units if none is wrong and none cuts words so. A warning says if units are read. A wrong span raises
+    DataError, as in `span_splits`; with `missing_labels` "ignore", the words of its row get no tags, with a warning. A
+    span that cuts words tags its whole words, with a warning.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

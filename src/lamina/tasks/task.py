@@ -50,7 +50,7 @@ class Task:
         metrics: All metrics that are reported.
         positive: The class that "f1" and the recalls are about, if there are two. None: "1" beside "0", "yes" beside
             "no" or "true" beside "false"; otherwise neither.
-        splits: "train", "validation" and perhaps "test".
+        splits: Split name -> examples, for those of "train", "validation" and "test" that exist.
         name: Name of the task in tables and files.
         columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
             them, so that `evaluate` can score it on a file.
@@ -322,7 +322,7 @@ class Task:
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
                 so that every class of every label column of the file keeps its share. All tasks over the file get the
                 same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
-            test: File of the test split, which only `evaluate` reads.
+            test: File of the test split, for `evaluate` and for `fit` with `test=True`.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
                 or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text
                 files every line that is not blank is a row. "translation.en" is the value under "en" of the objects in

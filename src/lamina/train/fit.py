@@ -88,7 +88,7 @@ def fit(  # noqa: PLR0913
     progress: bool = True,
     **unknown: object,
 ) -> FitResult:
-    """Train the readers of a bank, or a whole model; by default, the weights of the best epoch are kept.
+    """Train the readers of a bank, or a whole model, in place; by default, the weights of the best epoch are kept.
 
     Tasks over the same examples share every pass; tasks over different examples take turns. Each reader has its own
     gradient clipping, learning-rate schedule, early stopping and best epoch, so what it learns does not depend on the

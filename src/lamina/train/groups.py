@@ -105,7 +105,7 @@ def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int |
         requested: The length that the user asked for. None: the default of the kind.
 
     Raises:
-        ConfigError: If `requested` is more than the model can read.
+        ConfigError: If `requested` is below 1, or more than the model can read.
     """
     kinds = {task.kind for task in tasks.values()}
     return max(kind.length_limit(runner.base, runner.processor, requested) for kind in kinds)

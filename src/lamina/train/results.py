@@ -45,10 +45,10 @@ class FitResult:
             score on the validation split. Kinds of task without one are left out.
         unlabelled: Name -> number of training examples without a label, which gave no loss, for names with such
             examples.
-        table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",
-            "score" (None without a validation part), the other metrics at that epoch, "best_epoch", "epochs_run",
-            "stopped" (whether it stopped early), "parameters" and "trained" (their numbers), and "importances" (layer
-            -> importance, empty unless layers are mixed).
+        table: One row per name, by task, the best validation score first: "task", "reader", its settings in the grid,
+            "metric", "score" (None without a validation part), the other metrics at that epoch, "best_epoch",
+            "epochs_run", "stopped" (whether it stopped early), "parameters" and "trained" (their numbers), and
+            "importances" (layer -> importance, empty unless layers are mixed).
         test: Name -> scores on the test part; empty unless `test=True`.
         steps: Number of training steps in all.
         seconds: Wall-clock time in seconds.
