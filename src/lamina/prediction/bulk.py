@@ -342,7 +342,7 @@ class Partial:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Convert an OSError in the `with` block to a StoreError that says how many rows are complete."""
+        """Convert any error but Lamina's own in the `with` block to a StoreError, which says how many rows are kept."""
         left = f"; {self.rows} rows are kept there. Free space and run again to continue." if self.rows else "."
         where = f"predict: {self.lines.parent} cannot be written"
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}){left}")):
@@ -436,7 +436,7 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output `rows`, source rows `read`, `problems` of bad rows, an error `failed`."""
+    """The outcome of a `Chunk`: output `rows`, source rows `read`, `problems` of bad rows, error `failed` if any."""
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0

@@ -55,11 +55,9 @@ def export_int8(
     Raises:
         StoreError: If a task loses more than `max_loss`, or the folder cannot be written; nothing is then written.
         ConfigError: If a reader has no task, or the bank is not on the CPU.
-        UnknownNameError: If a task is for a reader that the bank does not have.
-        DataError: If the labelled file cannot be read.
-        NotFiniteError: If a score is NaN or infinite.
         UnsupportedModelError: If the bank cannot be exported, or the base has no linear map to quantise.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
+        LaminaError: Any other error of `evaluate` or `export_onnx`.
     """
     require_packages(_OP, "onnx", "onnx", "onnxscript", "onnxruntime")
     if bank.device.type != "cpu":

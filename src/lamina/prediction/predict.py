@@ -114,8 +114,8 @@ def predict(  # noqa: PLR0913
         modelling: "text", the continuation that a model generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, a reader cannot read an example, there is no mask token to fill
-            in, or the frozen model of a bank has changed.
+        ConfigError: If there is no processor or reader, an option does not fit the bank or model, a reader cannot read
+            an example, there is no mask token to fill in, or the frozen model of a bank has changed.
         DataError: If an image or audio file cannot be read.
         UnknownNameError: If a reader or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
@@ -413,7 +413,7 @@ class Predictor:
         return _finish(self._results_by_pass(prepared, None))
 
     def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
-        """Run the model in passes within `budget`. A generator: yields in between, and returns what `results` does."""
+        """Run the model in passes, as `answer_by_pass` does. A generator that returns what `results` returns."""
         collected: dict[str, Results] = {}
         for number, group in enumerate(prepared.groups):
             if number:

@@ -145,7 +145,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the column with a usual name for `what` (a key of `USUAL`), in any case, or None if there is none.
+    """Return the column with a usual name for `what` (a key of `USUAL`), in small or capital letters; None if none has.
 
     Raises DataError if several columns have such a name.
     """

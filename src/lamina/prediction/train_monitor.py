@@ -182,8 +182,8 @@ def monitor(  # noqa: PLR0913
         `anyway` is set.
 
     Raises:
-        ConfigError: If the rate or the confidence is out of range, no positive label is named, there are too few good
-            or bad replies, the model has no tokenizer, or the tokenizer has no chat template for chats.
+        ConfigError: If an option is out of range, no positive label is named, there are too few good or bad replies,
+            the model has no tokenizer, the tokenizer has no chat template for chats, or `device` does not exist.
         DataError: If a row or a column of the file cannot be used.
         UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
         ModelNotFoundError: If the model cannot be found.

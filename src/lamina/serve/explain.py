@@ -94,7 +94,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
     ) -> Generator[None, None, list[Explanation]]:
         """Explain the texts one by one. A generator: it yields between two texts, and returns the list of explanations.
 
-        `budget` is not used, because a pass has one text. Raises NotFiniteError if a contribution is NaN or infinite.
+        `budget` is not used. Raises NotFiniteError if a contribution is NaN or infinite.
         """
         explanations: list[Explanation] = []
         for text in prepared.texts:

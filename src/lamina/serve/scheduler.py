@@ -386,8 +386,7 @@ class Scheduler:
         """Wait for the next turn and run it; return False once the scheduler is closed and nothing is queued or paused.
 
         A turn is a new batch, or the next pass of a paused one. This is a separate method so that its variables are
-        freed while the thread waits. Otherwise they would keep the last batch in memory, and with it a bank that has
-        been replaced.
+        freed while the thread waits: they would keep the last batch, and so a replaced bank, in memory.
         """
         if (turn := self._next_turn()) is None:
             return False

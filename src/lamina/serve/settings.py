@@ -30,12 +30,12 @@ class Settings(BaseModel):
         max_request_tokens: Tokens of a request's texts, as far as they are read; above it, status 413.
         payload_limit: Bytes of a request's body.
         max_depth: Levels of nested lists and objects in a body.
-        request_timeout: Seconds until a request ends with an error.
+        request_timeout: Seconds until a request ends with an error; for generated text, until its next token comes.
         header_timeout: Seconds in which the headers of a request must come.
         shutdown_timeout: Seconds in which accepted requests are answered at the end.
         api_key: Key that requests must send as "Authorization: Bearer KEY"; None: no key.
         admin_key: The same for /readers, which is off without it.
-        cors_allow_origin: Origins whose web pages may send requests.
+        cors_allow_origin: Origins whose web pages may send requests; (): none.
         title: The page's title; None: the names of the bank and its model.
         examples: The page's example texts; None: three that fit the bank.
     """

@@ -88,7 +88,7 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
 
 
 def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the positions in a text at which it may be cut: 0, and the end of each token, without special tokens."""
+    """Return the positions in a text at which it may be cut: 0, and the end of each token that is not special."""
     spans: Sequence[tuple[int, int]] = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)[
         "offset_mapping"
     ]
@@ -211,7 +211,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """Cut texts to little more than the part that is read, so that tokenising is fast; return the texts.
 
         Args:
-            texts: Texts, pairs of texts or files. Files are returned unchanged.
+            texts: Texts, pairs or files; files are returned unchanged.
             truncate: Whether texts that are too long are cut; see `Truncate`. False: they are returned whole.
             limit: Number of tokens that the request may have.
 

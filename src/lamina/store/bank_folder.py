@@ -370,7 +370,7 @@ def load_bank(
         folder: A local folder, or the id of a repository on the hub.
         model: The base model. None: the model that the manifest names.
         processor: Tokenizer or processor of the base model. None: the one saved with the bank, or else the base's.
-        revision: Branch, tag or commit on the hub.
+        revision: Branch, tag or commit on the hub. None: the main branch.
         readers: Names of the readers to load. None: all.
         writes: Load the base model with its language model head, if it was saved with one. A bank with monitors always
             has that head, because monitors score text that the model generates.

@@ -183,9 +183,10 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
     """Replace files of a folder all at once: yield an empty folder, whose content later replaces the old files.
 
-    If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
-    others stay. The first of `names` is the mark, by which Lamina knows its own folders. The mark is moved away first,
-    and put in place last. So after `settle`, the folder has all old files, all new files, or no mark.
+    If the `with` block raises, the folder stays as it was, and any error but Lamina's own becomes a StoreError. Only
+    files in `names` and `listed` are deleted; all others stay. The first of `names` is the mark, by which Lamina knows
+    its own folders. The mark is moved away first, and put in place last. So after `settle`, the folder has all old
+    files, all new files, or no mark.
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
@@ -235,7 +236,7 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
-    """Return a context manager that turns errors of the operating system, such as a full disk, into StoreError."""
+    """Return a context manager that turns any error but Lamina's own, such as of a full disk, into StoreError."""
     what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
     return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 

@@ -134,8 +134,7 @@ class LinearReader:
     def save_safetensors(self, path: str | PathLike[str]) -> None:
         """Write the map to a safetensors file; its metadata has the layers, labels, pooling and problem type.
 
-        Raises:
-            StoreError: If the file cannot be written.
+        Raises StoreError if the file cannot be written.
         """
         content = save(
             {"weight": self.weight.contiguous(), "bias": self.bias}, metadata={_KEY: json.dumps(self._facts)}
@@ -211,7 +210,7 @@ class _LinearModel(Protocol):
 def _filled(model: LinearT, weight: Array, bias: Array | float, classes: Array | None = None) -> LinearT:
     """Set `weight` and `bias` of a scikit-learn model as if it had been fitted, and return the model.
 
-    `classes` are the class labels; None: a regression, which has none.
+    `classes` are the class labels; None: a regression.
     """
     model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
     if classes is not None:

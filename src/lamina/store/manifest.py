@@ -67,10 +67,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class that describes the nested object at the keys `parents` of a manifest, outermost key first.
-
-        Without keys, it is this class.
-        """
+        """Return the class of the nested object at the keys `parents` (outermost first); without keys, this class."""
         return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
@@ -188,7 +185,7 @@ class EditsRecord(SavedFacts):
         format: Version of the format, `FORMAT`.
         architecture: Class of the saved model.
         edits: The edits of the model, oldest first.
-        files: All files that were written with it; empty in folders of versions before 0.2.
+        files: All files of the model in the folder; empty in folders of versions before 0.2.
     """
 
     format: int

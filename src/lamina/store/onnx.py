@@ -67,7 +67,7 @@ class OutputFacts(SavedFacts):
     Attributes:
         kind: Kind of the reader's task; None for the model's own output.
         problem_type: Problem type of the reader's head; None for the model's own output.
-        labels: Class names in the order of the logits; empty if the classes are a vocabulary.
+        labels: Class names in the order of the logits; empty if the columns have none, as for a vocabulary.
         axes: Names of the axes: "batch", "tokens" if there is one row per token, and "classes" or "width".
         max_length: Number of tokens to which texts were truncated when the reader was trained; None if unknown.
         digest: Digest of the reader and its base, see `reader_digests`; None for the model's own output.

@@ -98,7 +98,7 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
 def load_saved_processor(
     manifest: Manifest, folder: Path, model: PreTrainedModel, given: Processor | None, other: Processor | None
 ) -> Processor | None:
-    """Return the processor for a saved bank that had one: `given`, or else the saved one, or else `other`.
+    """Return the processor for a saved bank that had one: `given`, or else the saved one, or else `other` (or None).
 
     The saved tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Under other
     library versions than those that saved the bank, only facts that mean the same in all versions are compared.

@@ -212,10 +212,8 @@ def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
 def move(source: Path, target: Path) -> None:
     """Move a model that `save` wrote from the folder `source` to the folder `target`.
 
-    A model that `save` wrote to `target` before is replaced; after an error it is unchanged.
-
-    Raises:
-        StoreError: If the target cannot be written, or has a model of other software.
+    A model that `save` wrote to `target` before is replaced; after an error it is unchanged. Raises StoreError if the
+    target cannot be written, or has a model of other software.
     """
     with staged(target, saved_names(target), listed_names(target)) as stage:
         for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
@@ -231,8 +229,7 @@ def move(source: Path, target: Path) -> None:
 def discard(folder: Path) -> None:
     """Delete a model that `save` wrote, and the folder if nothing else is in it.
 
-    Raises:
-        StoreError: If other software wrote the model, or the folder cannot be written.
+    Raises StoreError if other software wrote the model, or the folder cannot be written.
     """
     if is_dir(folder):
         with staged(folder, saved_names(folder), listed_names(folder)):

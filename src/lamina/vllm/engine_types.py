@@ -163,7 +163,7 @@ class Request(Protocol):
 class Runner(Configured, Protocol):
     """The model runner of a worker (V1), a `GPUModelRunner` or `CPUModelRunner`.
 
-    Its attributes are those of vLLM that readers need, such as `input_batch`, the requests of the step.
+    Its `input_batch` has the requests of the step.
     """
 
     model_config: ModelConfig
