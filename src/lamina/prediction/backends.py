@@ -119,7 +119,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank) -> bool:
-    """Return whether "auto" should try ONNX Runtime: it is there, and a bank on a CPU has an export not refused yet."""
+    """Return whether "auto" should try ONNX Runtime: it is installed, and a CPU bank's export was not refused yet."""
     is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:
         return False

@@ -349,7 +349,7 @@ class Partial:
             yield
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append `rows`, the output of the next `read` source rows, and update the note; else raise StoreError."""
+        """Append `rows`, the output of the next `read` source rows, and update the note; StoreError if that fails."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():

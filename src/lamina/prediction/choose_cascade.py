@@ -99,8 +99,8 @@ def choose_cascade(  # noqa: PLR0913
 
     Args:
         bank: The bank with both readers, trained.
-        first: The cheap monitor, for example of a reader of a low layer.
-        second: The expensive monitor.
+        first: The cheap monitor, for example of a reader of a low layer. Its threshold is not used.
+        second: The expensive monitor. Its threshold is not used.
         task: Labelled texts.
         recall: The lowest recall that is acceptable, above 0 and below 1.
         false_positive_rate: Fraction of the negative texts that may be flagged.

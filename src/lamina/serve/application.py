@@ -324,7 +324,7 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
 
     @app.post("/v1/moderations", responses=_OPENAI_PROBLEMS)
     async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
-        """Return by which yes/no tasks of the bank each text is flagged, in the shape of OpenAI's endpoint."""
+        """Return by which yes/no or multi-label tasks each text is flagged, in the shape of OpenAI's endpoint."""
         texts = body.texts()
         scheduler.check_count(texts)
         bank = scheduler.bank

@@ -63,10 +63,7 @@ class Job(Generic[AnswerT]):
     def fit(self, limit: int) -> None:
         """Cut texts that are too long, if `truncate` is set. A second call changes nothing.
 
-        Raises:
-            TooLongError: If all texts together have more than `limit` tokens.
-            ConfigError: If the bank has no tokenizer, or the readers do not cut on the side that is asked for, or cut a
-                text that is too long on different sides or at different lengths.
+        `limit` and the errors are those of `Worker.fit`.
         """
         if not self._fits:
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True

@@ -45,7 +45,7 @@ class ModerationResult(TypedDict):
 
 
 class Moderation(TypedDict):
-    """OpenAI's moderation response: `id` and `model` of the request, and in `results` a result per text."""
+    """OpenAI's moderation response: a random `id`, the `model` asked for, and in `results` a result per text."""
 
     id: str
     model: str

@@ -52,11 +52,11 @@ AnswerT = TypeVar("AnswerT")
 
 
 class OverloadedError(LaminaError):
-    """Raised when a request is refused because too many requests are waiting. The client may send it again later."""
+    """Raised when a request is refused because too many are being answered. The client may send it again later."""
 
 
 class ClosedError(LaminaError):
-    """Raised when a request is refused, or fails, because the server is shutting down."""
+    """Raised when a request is refused, or fails, because the server is shutting down or its client has left."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,8 @@ class Scheduler:
     queue, tokenises it, waits until one of the allowed passes is free, runs the model, and answers the requests. The
     extra thread tokenises the next batch while all passes are running. A request whose client has left is dropped.
 
-    A request of more than some hundred tokens pauses between its passes, so that a batch of newer requests can run.
-    The two take turns until one of them is done.
+    A request of more than 256 tokens (on a GPU: 16,384) pauses between its passes, so that a batch of newer requests
+    can run. The two take turns until one of them is done.
 
     The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
 

@@ -109,7 +109,7 @@ class RequestSpans:
 
 
 def note_readers(names: Iterable[str]) -> None:
-    """Add names of readers to the current request's span; do nothing without OpenTelemetry."""
+    """Set the names of the readers in the current request's span; do nothing without OpenTelemetry."""
     if is_available():
         from opentelemetry import trace
 

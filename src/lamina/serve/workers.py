@@ -52,7 +52,7 @@ _CHARACTERS = 8  # characters per token, more than in any usual text
 
 
 class TooLongError(LaminaError):
-    """Raised when a text has more tokens than are read, and the request does not allow cutting it."""
+    """Raised when a request has too many texts or tokens, or a text is longer than what is read and may not be cut."""
 
 
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:

@@ -94,8 +94,8 @@ class Layout:
     def from_config(cls, additional_config: object, *, pooling: bool = False) -> Self | None:
         """Return the layout that an engine's `additional_config` describes; None if it has no key "lamina".
 
-        `pooling` says whether the engine serves a pooling model. Raises ConfigError if the settings are not a mapping,
-        name no bank or no list of readers, no reader is left to run, or a monitor's reader scores no tokens or is left
+        `pooling` says whether the engine serves a pooling model. Raises ConfigError if the settings are not a mapping
+        or name no bank, "readers" is not a list of names or is empty, or a monitor's reader scores no tokens or is left
         out; StoreError if the bank cannot be read; UnknownNameError if a setting, a reader or the value of "on_flag"
         does not exist.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         """A frontend with the config of its engine."""
 
     class Offline(Protocol):
-        """An `LLM`."""
+        """vLLM's `LLM`, which runs an engine without a server."""
 
         llm_engine: Configured
 
@@ -181,7 +181,7 @@ def _start_worker(runner: Runner) -> None:
 
 
 def _refuse_second_runner(runner: Configured) -> None:
-    """Raise ConfigError if an engine with a bank uses vLLM's second model runner, which is not supported."""
+    """Raise ConfigError if an engine with a bank uses vLLM's second model runner."""
     if _layout(runner.vllm_config) is not None:
         from lamina.errors import ConfigError
 

@@ -62,8 +62,8 @@ class TokenScores:
 
     Raises:
         UnknownNameError: If a reader, or a monitor in `stop`, does not exist.
-        ConfigError: If a reader named in `tasks` cannot take part or has too many labels, or no monitor in `stop` has a
-            threshold.
+        ConfigError: If a reader named in `tasks` cannot take part or has too many labels; if `stop` names a monitor
+            without a threshold, or is True and no monitor has one.
     """
 
     def __init__(
