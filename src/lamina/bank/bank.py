@@ -376,8 +376,7 @@ class ReaderBank(ReaderCollection):
                 its language model head if the bank has monitors.
             processor: Tokenizer or processor of the model. None: the one saved with the model.
             revision: Branch, tag or commit of the repository on the hub.
-            readers: Names of the readers to load. None: all. Other readers are not downloaded. `bank.update` adds
-                loaded readers to an existing bank.
+            readers: Names of the readers to load. None: all. Other readers are not downloaded.
 
         Raises:
             StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, or

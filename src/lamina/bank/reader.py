@@ -79,7 +79,7 @@ class Reader:
 
         - Single sequences get `PooledLayers`.
         - Pairs of sequences get `PairedLayers`, which needs a tokenizer that puts a separator between the two
-          sequences. For other tokenizers, build a reader with `PooledLayers`, which works with any tokenizer.
+          sequences. For other tokenizers, build a reader with `PooledLayers`.
         - Token classification gets `Concat`, projected to 128 features, under one transformer encoder layer.
 
         Args:

@@ -262,8 +262,7 @@ class ReaderCollection(nn.Module):
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules and their monitors: training one bank changes the other, and if either
-        bank renames a reader, its monitors are renamed in both. `ReaderBank.from_pretrained(folder, bank.model)`
-        returns a bank on the same model.
+        bank renames a reader, its monitors are renamed in both.
 
         Args:
             other: Bank whose readers are added.

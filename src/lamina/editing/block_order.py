@@ -411,7 +411,7 @@ def _copy_changes(target: object, was: object, now: object) -> None:
     """Copy attributes that depend on the number of blocks to `target`, a module or config, and to its nested configs.
 
     `was` and `now` are the same module or config before and after the move. Integers, lists, tuples and sets that
-    differ are copied, and few others.
+    differ are copied, and the overrides per block, the names of tied weights and `CACHE_DEPTH`.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)

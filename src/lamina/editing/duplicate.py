@@ -146,7 +146,7 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run a model on a small input; if its head refuses the input, only the tower of `stack`, or the backbone.
+    """Run the tower of `stack`, or without one the model, on a small input; if that fails, the model's backbone.
 
     An error of the last attempt passes through.
     """

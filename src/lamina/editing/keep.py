@@ -26,7 +26,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     """Keep the bottom blocks of a stack and remove the others, in place.
 
     Modules after the blocks (a final norm, pooler, head) stay. The config gets the new depth, so that the model can be
-    saved with `save_pretrained` and loaded with plain `AutoModel`. `keep_` and `drop_` remove any blocks.
+    saved with `save_pretrained` and loaded with plain `AutoModel`.
 
     Args:
         model: A transformers model.

@@ -51,9 +51,10 @@ def merge_(model: PreTrainedModel) -> Edit:
         ConfigError: If the model has no inserted layers, or has lost some; if one is not linear because its activation
             is on the output; if one is a convolution with a kernel above 1; if the model cannot be edited (quantised,
             compiled, offloaded, with adapters).
-        UnsupportedModelError: If a projection's weight is also used elsewhere, where the inserted layer does not apply;
-            if it also projects position embeddings, in a family that cannot have separate projections for them; or if
-            the inserted layer mixes channels that a grouped convolution keeps apart.
+        UnsupportedModelError: If a projection's weight is computed from others (pruning), or also used elsewhere, where
+            the inserted layer does not apply; if it also projects position embeddings, in a family that cannot have
+            separate projections for them; or if the inserted layer mixes channels that a grouped convolution keeps
+            apart.
     """
     check_editable(model, _OP)
     edits(model)  # refuses a model that has lost inserted layers

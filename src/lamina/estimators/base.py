@@ -204,9 +204,9 @@ class LaminaEstimator(BaseEstimator):
         """Return the config of the estimator's reader, with the labels and problem type of the task.
 
         `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
-        head) or a whole reader. `seed` decides the initial weights. `settings` are further settings of the head, of
-        which those that it does not have are ignored. Raises ConfigError if `given` is anything else, or a reader for
-        another kind of task.
+        head) or a whole reader (without its seed and `weights`). `seed` decides the initial weights. `settings` replace
+        settings of the head; those that it does not have are ignored. Raises ConfigError if `given` is anything else,
+        or a reader for another kind of task.
         """
         default = Reader.default(task)
         if given is None:

@@ -54,7 +54,8 @@ def as_array(values: TextsLike | TargetsLike, name: str, **how: Any) -> Any:
 def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) -> Texts:
     """Return X as a list of texts, or as a list of pairs of texts.
 
-    Raises DataError if X is a single text, is empty, has cells that are no texts, or has other columns than at `fit`.
+    Raises DataError if X is a single text, is empty, has cells that are no texts or more than two columns, or has other
+    columns than at `fit`.
 
     Args:
         estimator: Estimator whose method got X. Its `n_features_in_` and `feature_names_in_` are set or compared.
@@ -161,7 +162,7 @@ class Targets:
         problem_type: One of the task's problem types.
         labels: Class names.
         values: Per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices.
-        classes: The classes of y, sorted, which the indices in `values` refer to.
+        classes: The classes of y, sorted, which the indices in `values` refer to. None for numbers and tags.
         mean: Subtracted from the numbers of y, which are then divided by `scale`.
     """
 

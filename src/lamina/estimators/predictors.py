@@ -110,8 +110,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
-        replaced.
+        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -121,8 +120,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             DataError: If X or y has the wrong form, y has only one class, or `class_weight` has an unknown class. It is
                 also a ValueError.
             ConfigError: If a parameter is not valid.
-            ModelNotFoundError: If the model cannot be found.
-            LaminaError: If the model cannot be read, or the reader does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -212,11 +210,9 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch, by Pearson's
             correlation. None: train on all texts, and use the last epoch.
-        random_state: Seed of initial weights, dropout, order of the texts and validation split; or a NumPy generator
-            that draws one. None: NumPy's global generator.
+        random_state: As in `LaminaClassifier`.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
-            estimator that was loaded from a folder writes its ONNX export into this folder.
+        backend: As in `LaminaClassifier`.
 
     Attributes:
         bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
@@ -233,8 +229,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
-        replaced.
+        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -243,8 +238,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         Raises:
             DataError: If X or y has the wrong form. It is also a ValueError.
             ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
-            ModelNotFoundError: If the model cannot be found.
-            LaminaError: If the model cannot be read, or the reader does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -293,11 +287,9 @@ class LaminaTagger(LaminaEstimator):
         max_length: Maximum tokens of a window. None: what the model allows.
         validation_fraction: Share of the sentences that is not trained on and chooses the best epoch. None: train on
             all sentences, and use the last epoch.
-        random_state: Seed of initial weights, dropout, order of the sentences and validation split; or a NumPy
-            generator that draws one. None: NumPy's global generator.
+        random_state: As in `LaminaClassifier`.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
-            estimator that was loaded from a folder writes its ONNX export into this folder.
+        backend: As in `LaminaClassifier`.
 
     Attributes:
         classes_: The tags, sorted by their names.
@@ -310,8 +302,7 @@ class LaminaTagger(LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
-        replaced.
+        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: One list of words per sentence.
@@ -321,8 +312,7 @@ class LaminaTagger(LaminaEstimator):
             DataError: If X or y has the wrong form, y has only one tag, or only some of the tags mark spans. It is also
                 a ValueError.
             ConfigError: If a parameter is not valid.
-            ModelNotFoundError: If the model cannot be found.
-            LaminaError: If the model cannot be read, or the reader does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
         words = self._words(X, "fit")

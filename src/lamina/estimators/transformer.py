@@ -49,10 +49,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.
-        random_state: Seed of the training of a fusion; or a NumPy generator that draws one. None: NumPy's global one.
+        random_state: As in `LaminaClassifier`; only a fusion with parameters needs it.
         options: Further options of `lamina.fit`.
-        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". An
-            estimator that was loaded from a folder writes its ONNX export into this folder.
+        backend: As in `LaminaClassifier`.
 
     Attributes:
         bank_: The `lamina.ReaderBank` whose readers compute the features.
@@ -97,8 +96,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def fit(self, X: object, y: object = None) -> Self:
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
-        The model's weights do not change; a loaded model is frozen and put into eval mode. An earlier `bank_` is
-        replaced.
+        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -108,8 +106,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             DataError: If X or y has the wrong form, or y is None and a fusion must be trained. It is also a ValueError.
             ConfigError: If a parameter is not valid.
             LayerIndexError: If the model does not have the layer.
-            ModelNotFoundError: If the model cannot be found.
-            LaminaError: If the model cannot be read, or the fusion does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the fusion does not fit it.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)

@@ -1,8 +1,6 @@
 """AdaLayers: a small normalised projection of each layer, summed with learned importances.
 
-`SingleLayer`, the baseline on one layer, uses the same projections, so this file holds the base classes of both. A
-stream (`lamina.fusion.base.Stream`) is one forward pass that computes several fusions together; these fusions are its
-members.
+`SingleLayer`, the baseline on one layer, uses the same projections, so this file holds the base classes of both.
 """
 
 from __future__ import annotations
@@ -29,14 +27,7 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have.
-
-    Attributes:
-        dim: Size of the features.
-        dropout: Probability of dropout on each layer's features and, with `positions`, on the sum.
-        positions: Whether fixed sinusoidal token positions are added to the sum.
-        output_activation: Whether GELU is applied to the sum, before positions are added.
-    """
+    """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have; see there."""
 
     dim: int
     dropout: float

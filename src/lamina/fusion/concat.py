@@ -27,17 +27,15 @@ class Concat(FusionConfig):
     Args:
         dim: Size of the features, at least 1. None: the model's width, as in the paper.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
-        bias: Whether to add a learned vector to the sum. Without it there are `layers * dim * width` parameters: at
-            width 1024 and 24 layers 25,165,824, or 25.17 million, where the paper prints 25.18 million; with it 1024
-            more.
+        bias: Whether to add a learned vector to the sum. Without it there are `layers * dim * width` parameters: 25.17
+            million at width 1024 and 24 layers, where the paper prints 25.18 million.
 
     Raises:
         ConfigError: If `dim` is out of range.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. The paper does not
-        say how the map is initialised; here it is as one `nn.Linear` over all states, so that the size of the sum does
-        not grow with the number of layers.
+        say how the map is initialised; here it is as one `nn.Linear` over all states.
     """
 
     dim: int | None = None

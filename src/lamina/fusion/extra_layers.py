@@ -283,7 +283,10 @@ def _unsupported(model: PreTrainedModel, reason: str) -> ConfigError:
 
 
 def _copy_block(block: nn.Module) -> nn.Module:
-    """Return a trainable float32 copy of a block, without its hooks, because these may refer to the whole model."""
+    """Return a trainable float32 copy of a block, without gradient checkpointing, and without hooks.
+
+    Hooks may refer to the whole model.
+    """
     memo: dict[int, object] = {}  # `deepcopy` uses these empty dicts in place of copies of the hooks
     for module in block.modules():
         for name, value in vars(module).items():

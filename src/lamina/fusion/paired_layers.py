@@ -34,10 +34,9 @@ class PairedLayers(PoolingConfig):
     the second text. The next three are computed with the texts exchanged. The last two are the cosine similarity of the
     texts' mean states, and the difference of the texts' lengths divided by the sum of the lengths.
 
-    The model reads both texts in one pass, as for its own head, and nothing is projected per token. The separator that
-    the bank's tokenizer puts between two texts shows which token belongs to which text. Every token gets the same
-    features, so the head to use is `SequenceClassification(labels, pooling="first")`. For a single text, `u_i` pools
-    its tokens and `v_i` is 0.
+    The model reads both texts in one pass, as for its own head. The separator that the bank's tokenizer puts between
+    two texts shows which token belongs to which text. Every token gets the same features, so the head to use is
+    `SequenceClassification(labels, pooling="first")`. For a single text, `u_i` pools its tokens and `v_i` is 0.
 
     Args:
         dim: Size of the features.
@@ -53,7 +52,7 @@ class PairedLayers(PoolingConfig):
     Source:
         Our own. The comparison of two vectors is that of InferSent (Conneau et al. 2017, arXiv:1705.02364), which
         encodes the texts separately. The best matches between tokens are those of BERTScore (Zhang et al. 2020,
-        arXiv:1904.09675), here for texts that are read together, at every layer, as learned features.
+        arXiv:1904.09675).
     """
 
     op: ClassVar[str] = "paired_layers"

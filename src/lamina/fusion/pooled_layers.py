@@ -1,7 +1,6 @@
 """PooledLayers: pool the tokens of each layer by learned attention, then mix the layers.
 
-`PairedLayers`, for two texts, uses the same pooling, so this file holds the base classes of both. A stream
-(`lamina.fusion.base.Stream`) is one forward pass that computes several fusions together; these fusions are its members.
+`PairedLayers`, for two texts, uses the same pooling, so this file holds the base classes of both.
 """
 
 from __future__ import annotations
@@ -239,8 +238,7 @@ class PooledLayers(PoolingConfig):
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`. `p_ij` is what query j reads at layer
     i: a mean over the tokens t of the normalised states `LayerNorm(z_it)`. The mean is computed slice by slice: head h
     weighs slice h of the states by `softmax_t(Q_ijh . LayerNorm(z_it))`. Every token gets the same features, so the
-    head to use is `SequenceClassification(labels, pooling="first")`. Nothing is projected per token, which makes this
-    the cheapest fusion that learns what to read from every layer.
+    head to use is `SequenceClassification(labels, pooling="first")`.
 
     Args:
         dim: Size of the features.

@@ -37,7 +37,8 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
 def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
     """Run the model on two inputs with equal first tokens; return whether the states of these tokens are equal.
 
-    Differences by rounding do not count. Return False if the stack does not read token ids.
+    Differences by rounding do not count. Return False if no input is known for the model, or the stack does not read
+    token ids.
     """
     try:
         inputs, other = (probe_input(model, _TOKENS, seed).inputs for seed in (1, 2))

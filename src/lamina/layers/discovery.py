@@ -237,9 +237,10 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model; return name -> stack.
 
     Run the model on one input, check the result on another, and compare it with a pass without `output_hidden_states`.
+    On the meta device, only the first run is made.
 
     Raises:
-        _UnreadableError: If any of these steps fails.
+        _UnreadableError: If any of these steps fails, or the model is of a kind that is refused (see `stacks`).
     """
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is not a transformers model: it has no config", "Load it with AutoModel.")
@@ -308,7 +309,8 @@ def _first_run(
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
     """Run the model on the first input in `pairs` that it accepts. If it accepts none, run its backbone.
 
-    `pairs` are pairs of inputs, of which the first is run here and the second in the check (`_verify`).
+    `pairs` are pairs of inputs, of which the first is run here and the second in the check (`_verify`). An accepted
+    full input is recorded by `prefer_full`.
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
@@ -376,7 +378,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
     `states` are the states that the model returned in this run, which `trace` has recorded.
 
     Raises:
-        _UnreadableError: If a state was not seen, or is not a tensor `[batch, tokens, width]` without NaN.
+        _UnreadableError: If a state was not seen, or `_check_shapes` refuses the states.
     """
     tokens = _tokens_of(name, probe)
     downsampling: object = getattr(model.config, "downsampling_rate", 0)  # of CANINE

@@ -36,7 +36,7 @@ class ContextHooks(ExitStack):
     """A context manager for hooks that act only on forward passes of the context (`contextvars`) that entered it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
-    starts them. So hooks of one thread do not see the passes of another thread on the same model.
+    starts them.
     """
 
     def __init__(self) -> None:

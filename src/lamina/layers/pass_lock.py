@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 class PassLock:
     """A readers-writer lock for the forward passes of one model; `pass_lock` returns it.
 
-    Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself holds it
-    `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access has priority over threads that begin a pass later. A thread may enter either context again while it holds the
-    lock.
+    Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself, as in
+    `preserve_model`, holds it `exclusive`. A thread that waits for exclusive access has priority over threads that
+    begin a pass later. A thread may enter either context again while it holds the lock.
     """
 
     def __init__(self) -> None:

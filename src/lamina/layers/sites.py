@@ -41,11 +41,11 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     state (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not
     change. With "output" the stack itself is returned.
 
-    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every module output in a block
-    is tried. An output is an added value if state + output equals, bit for bit, a value that a later module receives or
-    returns. The attention's value is the first added value in which a token depends on the states of other tokens (a
-    decoder's attention over the encoder does not count). The feed-forward network's value is the last added value in
-    which no token depends on other tokens.
+    The first call for a stack runs the model on tiny inputs and leaves it unchanged. A module's output in a block is an
+    added value if state + output equals, bit for bit, a value that a later module receives or returns. The attention's
+    value is the first added value in which a token depends on the states of other tokens (a decoder's attention over
+    the encoder does not count). The feed-forward network's value is the last added value in which no token depends on
+    other tokens.
 
     Args:
         model: The model that the stack belongs to.
@@ -129,7 +129,8 @@ def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
 def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
     """Yield the additions in a traced block, in order; `block` is the call of the block.
 
-    An addition is a module's output that, added to a state in the block, gives a value seen later in the block.
+    An addition is a module's output that, added to a state in the block, gives a value seen later in the block. If
+    there is none, the two outputs that `_added_together` finds are yielded.
     """
     inside = [event for event in trace.events if block.started <= event.time <= block.ended and event.swap is None]
     start = next(event for event in inside if event.call is block and event.side == "input")

@@ -36,8 +36,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Return `calibrate`, `choose_cascade` or `inspect_scorer`; raise AttributeError for any other name.
 
-    These functions run a bank over a task, so their code lies in `lamina.prediction`. It is imported when one of them
-    is first used.
+    Their code lies in `lamina.prediction`, and is imported when one of them is first used.
     """
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
         return getattr(provider("monitor fitting"), name)

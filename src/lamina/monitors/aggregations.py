@@ -70,8 +70,7 @@ class EMA(Aggregation):
 
     Source:
         Kramár et al. 2026, "Building Production-Ready Probes For Gemini", arXiv:2601.11516, section 3.1.2. They start
-        from `S_0 = 0` and use a = 0.5, a half-life of 1. A monitor flags a text by its largest average so far, as they
-        do.
+        from `S_0 = 0` and use a = 0.5, a half-life of 1.
     """
 
     half_life: float = 5.0

@@ -47,8 +47,8 @@ class Calibration:
         negatives: Number of negative texts.
         positives: Number of positive texts.
         confidence: Confidence level of the intervals.
-        task: Name of the task whose texts were scored.
-        split: Name of the split whose texts were scored.
+        task: Name of the task of the texts; "" if it is not known.
+        split: Name of the split of the texts; "" if it is not known.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
         guaranteed: Whether the threshold was chosen so that the rate of false alarms on other texts of the same kind is
             at most `target` with probability `confidence`. False: only the rate on these texts is, if there is a
