@@ -36,7 +36,7 @@ def cut_configs(
         config: The config of the model; it is not changed.
         stack: Name of the stack.
         depth: The stack's number of blocks before the edit.
-        order: The blocks after the edit, each as the number that it has now, from 1.
+        order: The blocks after the edit, as their numbers before it, from 1.
         op: The operation, for messages.
         owner: The config of the part of the model that has the stack, which may be nested in `config`. It is tried
             first. None: not known.

@@ -40,7 +40,7 @@ class Rearranged:
 
     Attributes:
         path: Path of the module list that holds the blocks; None if one block serves as all layers.
-        gone: Names of parameters that no longer exist; `added` names the new ones.
+        gone: Old names of the removed parameters; `added` has the names of the copies' parameters.
         settings: For the record of the edit: how names of parameters change.
     """
 
@@ -54,12 +54,11 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
     """Put the blocks of a stack in a new order, in place, with some left out or repeated; adapt the config.
 
     `order` has the numbers of present blocks, from 1. The first occurrence of a number is the block itself; others are
-    copies. If a check fails, the model is unchanged. `op` is the operation, for messages. The result says which
-    parameters are gone or new.
+    copies. If a check fails, the model is unchanged. `op` is the operation, for messages.
 
     Raises:
         ConfigError: If the family cannot have this order, no setting holds the depth, the shape of another part depends
-            on the depth, or the blocks are in no list.
+            on the depth, the blocks are in no list, or no model can be built from the config.
     """
     path = _path_of_blocks(model, stack, op)
     plan = _plan(model, stack, order, path, op)

@@ -175,10 +175,7 @@ def _is_packed(tensor: Tensor) -> bool:
 
 
 def _computed(module: nn.Module) -> str | None:
-    """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None.
-
-    A hook has then set it as an attribute, or the class has a property of that name.
-    """
+    """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None."""
     owners = {name: (vars(module).get(name), getattr(type(module), name, None)) for name in ("weight", "bias")}
     return next(
         (name for name, (own, of_class) in owners.items() if isinstance(own, Tensor) or isinstance(of_class, property)),

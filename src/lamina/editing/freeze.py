@@ -101,7 +101,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise an error unless `train` is a possible argument of `freeze_`; no model is needed for this.
+    """Raise an error unless `train` is a possible argument of `freeze_`.
 
     A text other than "inserted" raises UnknownNameError. Anything else that is not a list of texts, or an empty one,
     raises ConfigError.
@@ -113,10 +113,7 @@ def check_parts(train: object) -> None:
 
 
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
-    """Return whether `freeze_` with this `train` leaves the parameter with the full name `name` trainable.
-
-    If `train` is None, no parameter is named, and the result is False.
-    """
+    """Return whether `train`, the argument of `freeze_`, names the parameter with the full name `name`; None: False."""
     parts = [train] if isinstance(train, str) else train or ()
     return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)
 

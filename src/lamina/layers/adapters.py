@@ -58,7 +58,7 @@ def without_adapters(module: nn.Module) -> nn.Module:
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """Return a transformers model without its head and without a PEFT wrapper."""
+    """Return a transformers model without its head and without a PEFT wrapper; any other module itself."""
     inside = without_wrapper(model)
     return cast("nn.Module", getattr(inside, "base_model", inside))
 
@@ -79,7 +79,7 @@ def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
 
 
 def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for the weights and settings of the active adapters of a PEFT layer."""
+    """Yield (name, value) for the weights and settings of a PEFT layer's active adapters; no name has an adapter's."""
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
             mapping = cast("Mapping[str, object]", getattr(layer, name, {}))

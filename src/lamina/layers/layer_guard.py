@@ -404,8 +404,5 @@ def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
 
 
 def is_read_by_bank(model: nn.Module) -> bool:
-    """Return whether a bank in memory reads this model, or a model that shares modules with it.
-
-    Such a bank needs the model's weights to stay the same.
-    """
+    """Return whether a bank in memory reads this model, or a model that shares modules with it."""
     return any(_banks.get(module) for module in model.modules())

@@ -44,10 +44,7 @@ class PassLock:
                 self._forget_idle_threads()
 
     def give_way(self) -> None:
-        """Let threads that wait for exclusive access go first: release this thread's shared hold, then take it again.
-
-        A thread that keeps the lock over many passes calls this between two of them.
-        """
+        """Let threads that wait for exclusive access go first: release this thread's shared hold and take it again."""
         me = get_ident()
         with self._changed:
             held = self._running.pop(me, 0)

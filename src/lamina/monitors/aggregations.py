@@ -167,9 +167,7 @@ class MultiMax(Aggregation):
 
 
 class ExponentialMean(Aggregation):
-    """Base class of weighted means: subclasses give each token an exponent.
-
-    The weights are its softmax over the tokens.
+    """Base class of weighted means: subclasses give each token an exponent, and the weights are the softmax of these.
 
     The state is (highest exponent so far, weighted sum of the scores, sum of the weights). Both sums are relative to
     the highest exponent, so that no exponential overflows.

@@ -29,9 +29,7 @@ State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far
 
 
 class Aggregation(ABC):
-    """A rule that turns the scores of a text's tokens into one running score of the text.
-
-    Subclasses are frozen dataclasses.
+    """A rule that turns the scores of a text's tokens into one running score. Subclasses are frozen dataclasses.
 
     The running score at a token depends only on this token and earlier ones. Padding is skipped. The object itself
     holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so

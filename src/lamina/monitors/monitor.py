@@ -48,11 +48,12 @@ class Monitor:
             fusion with `TokenClassification(encoder_layers=0)`, or with `SequenceClassification` and `pooling="mean"`
             or "query", which then labels each token as if it were a text.
         flag: Label, or labels, of the reader to watch for. The probabilities of several labels are added; if the labels
-            are independent (multi-label), the highest counts.
+            are independent (multi-label), the highest counts. `MultiMax` scores each label by itself.
         aggregate: How the scores of the tokens are combined into the score of the text. Default: `EMA()`.
         threshold: The text is flagged from the first token on at which its score is at least this. None: never.
         scale: What a token's score is: "probability", or "log_odds", the logarithm of the odds of the flagged labels
-            against all others. For a regression reader it is the predicted value on either scale.
+            against all others, or of an independent label. For a regression reader it is the predicted value on either
+            scale.
         name: Name of the monitor. None: the reader's name.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
         sketch: Scores, lengths and projected features of the calibration's replies, which `watch_drift` needs; or None.
@@ -170,8 +171,8 @@ class Monitor:
             ```
 
         Args:
-            false_alarm_rate: Probability of an alarm within a run of 10,000 replies, if the replies have not changed
-                since the calibration; above 0 and below 1.
+            false_alarm_rate: Highest probability of an alarm within a run of 10,000 replies, if the replies have not
+                changed since the calibration; above 0 and below 1.
             seed: Seed of the random numbers that rank equal values.
 
         Raises:

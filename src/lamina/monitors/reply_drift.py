@@ -140,8 +140,8 @@ class DriftAlarm:
         replies: Number of replies in this run of the test, up to and including the one that raised the alarm.
         median: Median of the quantity over the replies of the calibration.
         recent: Median of the quantity over the latest replies, at most 100.
-        false_alarm_rate: Probability of an alarm within a run of 10,000 replies, if the replies have not changed since
-            the calibration.
+        false_alarm_rate: Highest probability of an alarm within a run of 10,000 replies, if the replies have not
+            changed since the calibration.
     """
 
     quantity: str
@@ -175,7 +175,7 @@ class DriftWatcher:
 
     Args:
         sketch: Summary of the replies of the calibration.
-        false_alarm_rate: Probability of a false alarm per run of 10,000 replies, above 0 and below 1.
+        false_alarm_rate: Highest probability of a false alarm per run of 10,000 replies, above 0 and below 1.
         seed: Seed of the random numbers that rank equal values.
 
     Raises:
