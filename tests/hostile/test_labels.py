@@ -15,6 +15,7 @@ import pytest
 from tests.support.files import jsonl, put, tsv
 
 from lamina.errors import DataError, UnknownNameError
+from lamina.prediction.calibrate import positives_of
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.schema import TaskRecipe
 from lamina.tasks.task import Task
@@ -228,3 +229,11 @@ def test_numbers_beyond_floats(number: Any):
     for problem in (None, "regression"):
         with pytest.raises(DataError, match=r"row 2 has '.*' in column 'label'; a regression task needs a number"):
             Task.from_dataset(KIND, {"train": rows}, problem_type=problem)
+
+
+@pytest.mark.parametrize("labels", [["bad", "good", None], [["bad"], [], None]])
+def test_it_makes_a_row_neither_positive_nor_negative_for_a_monitor(labels: list[Any]):
+    rows = [{"text": f"text {row}", "label": label} for row, label in enumerate(labels)]
+    how: dict[str, Any] = {"text": "text", "labels": ["bad", "good"], "missing_labels": "mask"}
+    task = Task.from_dataset(KIND, {"test": rows}, **how)
+    assert positives_of(task, "test", ["bad"]) == [True, False, None]

@@ -203,7 +203,8 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
             elif len(row) == len(names):
                 yield at, dict(zip(names, row, strict=True))
             else:
-                yield at, bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}")
+                hint = ". If blank lines divide sentences, let its name end in .conll" if row == [""] else ""
+                yield at, bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}{hint}")
         held = [] if cells else held
 
 
@@ -506,7 +507,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
             first, problem = first or number, problem or text
             continue
         cells = _cells(text)
-        if text.strip() and "-DOCSTART-" not in cells:
+        if text.strip() and not _begins_document(cells):
             if text.startswith("#") and not words:
                 facts = facts or _columns_and_tags(read())
                 if _is_comment(cells, *facts):
@@ -532,6 +533,10 @@ def _cells(text: str) -> list[str]:
     return [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else _BLANKS.split(text.strip(" "))
 
 
+def _begins_document(cells: list[str]) -> bool:
+    return any(cell.startswith("-DOCSTART-") for cell in cells)  # a number may follow, as in "-DOCSTART- (1 EU)"
+
+
 def _is_header(cells: list[str]) -> bool:
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
@@ -539,7 +544,7 @@ def _is_header(cells: list[str]) -> bool:
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
     """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
     rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
-    rows = (cells for cells in rows if "-DOCSTART-" not in cells)
+    rows = (cells for cells in rows if not _begins_document(cells))
     first = next(rows, [])
     return len(first), frozenset(cells[-1] for cells in chain([first], rows) if cells)
 

@@ -192,14 +192,14 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        checked = as_array(y, "y", accept_sparse="csr", dtype=None)
+        checked = as_array(_plain(y, op), "y", accept_sparse="csr", dtype=None)
         check_consistent_length(texts, checked)
-        if checked.dtype == object and (missing := np.flatnonzero(pd.isna(checked))).size:
-            raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
         check_classification_targets(checked)
         kind = type_of_target(checked, input_name="y")
         if kind == "multilabel-indicator":
             table = np.asarray(checked.toarray() if hasattr(checked, "toarray") else checked).astype(int)
+            if other := set(table.flat) - {0, 1}:
+                raise ValueError(f"y is a table with the number {other.pop()}; it has zeros and ones, one per label.")
             labels = tuple(map(str, range(table.shape[1])))
             return Targets("multi_label", labels, list(map(tuple, table.tolist())), np.arange(table.shape[1]))
         if kind == "multiclass-multioutput":
@@ -207,10 +207,27 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
                 f"y has {checked.shape[1]} columns of classes; one is needed, or a table of zeros and ones."
             )
         classes, numbers = np.unique(column_or_1d(checked, warn=True), return_inverse=True)
-    labels, classes, numbers = _named(classes, numbers)
+        labels, classes, numbers = _named(classes, numbers)
     if len(classes) < 2:
         raise DataError(f"{op}: y has one class, {classes[0]!r}; a classifier needs at least two classes.")
     return Targets("classification", labels, numbers.tolist(), classes)
+
+
+def _plain(y: TargetsLike, op: str) -> Any:
+    """Return a column of one of pandas' types or of Python objects as an array of its entries' type; else y itself.
+
+    scikit-learn would turn nullable integers and bools into floats, and in a list of texts NaN into "nan". Raises
+    DataError, whose message begins with `op`, if an entry is missing.
+    """
+    dtype, is_list = getattr(y, "dtype", None), isinstance(y, list | tuple)
+    has_gap = is_list and any(entry is None or (isinstance(entry, float) and np.isnan(entry)) for entry in y)
+    is_column = isinstance(dtype, pd.api.extensions.ExtensionDtype) or getattr(dtype, "kind", "") == "O"
+    if not has_gap and not (is_column and getattr(y, "ndim", 0) == 1):
+        return y
+    column = pd.Series(y, dtype=object)
+    if (missing := np.flatnonzero(column.isna())).size:
+        raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
+    return column.infer_objects().to_numpy()
 
 
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
@@ -252,5 +269,5 @@ def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        kind = type_of_target(y, input_name="y")
+        kind = type_of_target(_plain(y, op), input_name="y")
     return (number_targets if kind == "continuous" else class_targets)(y, texts, op)

@@ -387,7 +387,7 @@ def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool |
         own = label if isinstance(label, tuple | list) else [label]
         if task.problem_type == "multi_label":
             marks = [own[number] for number in wanted]
-            return True if any(mark > 0 for mark in marks) else None if IGNORED in marks else False
+            return True if any(mark > 0 for mark in marks) else None if any(mark < 0 for mark in marks) else False
         return True if not wanted.isdisjoint(own) else None if IGNORED in own else False
 
     return [is_positive(label) for label in task.split(split).labels]

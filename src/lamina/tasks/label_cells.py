@@ -24,7 +24,7 @@ SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
-_COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+")
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(,\d{3})+\.\d+)")
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
@@ -57,7 +57,7 @@ class LabelCellError(ValueError):
 def plain(cell: object) -> Cell:
     """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
 
-    The entries of a set are sorted.
+    The entries of a set are sorted. A decimal number without a point becomes an int, as databases store class ids.
     """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
@@ -65,6 +65,8 @@ def plain(cell: object) -> Cell:
         cell = cell.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     elif hasattr(cell, "as_py"):
         cell = cell.as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(cell, Decimal) and cell.is_finite() and "." not in f"{cell:f}":
+        cell = int(cell)
     if isinstance(cell, set | frozenset):
         cell = sorted(cell, key=str)
     return [plain(part) for part in cell] if isinstance(cell, list | tuple) else cell

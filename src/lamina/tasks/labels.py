@@ -319,10 +319,10 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
     """Return `spec` with the class names that the data declare for the label column; names in `spec` take precedence.
 
-    Raises ConfigError if the names in `spec` do not contain the declared names in the same order. Declared names that
-    are just the numbers of the classes may be replaced.
+    A regression has none. Raises ConfigError if the names in `spec` do not contain the declared names in the same
+    order. Declared names that are just the numbers of the classes may be replaced.
     """
-    for table in tables.values() if spec.kind.has_classes else ():
+    for table in tables.values() if spec.kind.has_classes and spec.problem_type != "regression" else ():
         names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))
         if not names:
             continue
@@ -473,24 +473,33 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. A list that has 0 or 1 twice, or as a bool, cannot hold ids; if there
-    is such a list beside one of other entries or another length, DataError is raised.
+    `labels`, or at least 2 if `labels` is None. A list with bools, or with an entry per label and 0 or 1 twice, cannot
+    hold ids. Another list with 0 or 1 twice can if the lists of its table differ in length (or none has an entry per
+    label), and one has a single entry, or entries other than 0 and 1. If a list that cannot hold ids stands beside one
+    that is not 0 and 1 per class, DataError is raised.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class
     for table in tables:
+        lengths, are_ids, twice = set[int](), False, False
         for row, cell in _cells(table, column):
             entries = cell_forms.parts(cell)
             is_hot = all(map(cell_forms.is_flag, entries))
             width = len(entries) if width is None else width
             if other is None and not (is_hot and len(entries) == width):
                 other = table, row, entries
-            sure |= is_hot and (len(set(entries)) < len(entries) or any(isinstance(part, bool) for part in entries))
-            if sure and other is not None:
-                table, row, entries = other
-                rule = f"lists of 0 and 1 have one entry for each of {width} classes"
-                got = f"has a list of {len(entries)} in column '{column}' ({cell_forms.shown(entries)})"
-                raise bad_cell(table, row, column, f"{got}; {rule}. Correct the file, or give the right labels.")
+            lengths.add(len(entries))
+            are_ids |= not is_hot or len(entries) == 1
+            repeats = is_hot and len(set(entries)) < len(entries)
+            twice |= repeats
+            sure |= is_hot and any(isinstance(part, bool) for part in entries)
+            sure |= repeats and labels is not None and len(entries) == width
+        sure |= twice and not (are_ids and (len(lengths) > 1 or width not in lengths))
+    if sure and other is not None:
+        table, row, entries = other
+        rule = f"lists of 0 and 1 have one entry for each of {width} classes"
+        got = f"has a list of {len(entries)} in column '{column}' ({cell_forms.shown(entries)})"
+        raise bad_cell(table, row, column, f"{got}; {rule}. Correct the file, or give the right labels.")
     return width if other is None and width and (sure or labels or width > 1) else None
 
 

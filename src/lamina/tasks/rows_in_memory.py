@@ -43,15 +43,19 @@ def rows_by_part(
 def _has_labels(rows: object, label: str) -> bool:
     """Return whether a dataset, or a list of dicts, has labels in the column `label`; True for any other type.
 
-    A cell that is empty or -1 is not a label.
+    A cell that is empty or -1 is not a label. `label` may be "outer.inner", as in `Table.cells`.
     """
-    if isinstance(rows, Sequence):
-        return not all(is_hidden(row.get(label)) for row in rows if isinstance(row, Mapping))
     import datasets
 
-    if not isinstance(rows, datasets.Dataset):
+    columns, (outer, _, inner) = getattr(rows, "column_names", None), label.partition(".")
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset) and columns is not None:
+        if not (wanted := [name for name in columns if name in (label, outer)]):
+            return False
+        rows = rows.select_columns(wanted)
+    if not isinstance(rows, Sequence | datasets.Dataset | datasets.IterableDataset):
         return True
-    return label in rows.column_names and not all(map(is_hidden, rows[label]))
+    cells = (row[label] if label in row else row.get(outer) for row in rows if isinstance(row, Mapping))
+    return not all(is_hidden(cell.get(inner) if isinstance(cell, Mapping) else cell) for cell in cells)
 
 
 def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:

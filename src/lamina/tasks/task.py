@@ -530,9 +530,9 @@ def _assemble(
     class; ConfigError if an option does not fit the kind; and UnknownNameError for unknown metrics.
     """
     kind = spec.kind
+    spec = with_declared_names(spec, tables)
     check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
-    spec = with_declared_names(spec, tables)
     named = bool(spec.labels)
     spec, splits = build_rows(spec, tables) if isinstance(tables, RecordedTables) else kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"

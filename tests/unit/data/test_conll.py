@@ -27,6 +27,7 @@ SENTENCES = [["Ana", "left"], ["Lima"]]
         "#\thttp://example.org\t[2009]\n" + WORDS,
         "-DOCSTART- -X-\n\n" + WORDS,
         "-DOCSTART-\tO\n\n" + WORDS,
+        "-DOCSTART- (1 EU)\tO\n\n" + WORDS,
         "token tag\n" + WORDS,
         "# the words of two documents\nWord\tTag\n" + WORDS.replace(" ", "\t"),
         "\ufeff# doc 1\r\n" + WORDS.replace("\n", "\r\n"),
@@ -83,3 +84,8 @@ def test_tags_as_numbers_in_a_file(tmp_path: Path):
         Task.from_dataset(
             "token_classification", {"train": rows, "validation": rows}, text="text", labels=["O", "B-PER"]
         )
+
+
+def test_blank_lines_in_a_table_may_divide_sentences(tmp_path: Path):
+    with pytest.raises(DataError, match=r"row 3 has 1 columns; .* If blank lines divide .* end in \.conll"):
+        read_table(put(tmp_path / "some.tsv", WORDS.replace(" ", "\t")))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import DataConversionWarning
 
@@ -20,6 +23,10 @@ TEXTS = ["a", "b", "c"]
         ([["x"], ["y", "z"], []], "inhomogeneous|legacy"),
         ([["x", "y"]] * 3, "multioutput|2 columns of classes"),
         (["x"] * 3, "y has one class, .*'x'"),
+        (["x", float("nan"), "y"], "row 1 of y is missing"),
+        (pd.Series([1, None, 0], dtype="Int64"), "row 1 of y is missing"),
+        ([[-1, 1], [1, 1], [1, -1]], "op: y is a table with the number -1; it has zeros and ones"),
+        (pd.to_datetime(["2020-01-01", "2021-01-01", "2021-01-01"]), "op: .* of type datetime; a class is a text"),
     ],
 )
 def test_what_are_no_classes(y: object, message: str):
@@ -67,3 +74,21 @@ def test_classes_have_the_names_that_files_give_them(y: list[object], labels: tu
     assert (targets.labels, targets.values) == (labels, values)
     assert targets.classes is not None
     assert len(targets.classes) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "y", "labels"),
+    [
+        ("Int64", [3, 10, 3], ("3", "10")),
+        ("boolean", [False, True, False], ("False", "True")),
+        ("bool[pyarrow]", [False, True, False], ("False", "True")),
+        ("category", [3, 10, 3], ("3", "10")),
+        (object, [3, 10, 3], ("3", "10")),
+        ("str", ["a", "b", "a"], ("a", "b")),
+    ],
+)
+def test_classes_of_pandas_columns_keep_their_type(dtype: Any, y: list[object], labels: tuple[str, ...]):
+    targets = class_targets(pd.Series(y, dtype=dtype, index=[5, 5, 2]), TEXTS, "op")
+    assert (targets.labels, targets.values) == (labels, [0, 1, 0])
+    assert targets.classes is not None
+    assert [(type(one), one) for one in targets.classes.tolist()] == [(type(one), one) for one in y[:2]]

@@ -110,6 +110,13 @@ def test_bools_are_flags_and_ids_stay_ids():
     assert read([[0], [1]]).labels == ("0", "1")
 
 
+@pytest.mark.parametrize("labels", [NAMES, None])
+@pytest.mark.parametrize("rows", [[[0, 0], [1], [2, 0]], [[2], [1, 1], [0, 2]], [[0, 0, 2], [1, 1], [2]]])
+def test_an_id_may_come_twice_in_a_list(rows: list[list[int]], labels: list[str] | None):
+    flags = tuple(tuple(int(number in row) for number in range(3)) for row in rows)
+    assert read(rows, labels=labels).split("train").labels == flags
+
+
 def test_flags_of_another_length_are_an_error():
     with pytest.raises(DataError, match=r"task/train row 1 has a list of 3 .*one entry for each of 2 classes"):
         read(HOT, labels=NAMES[:2])
@@ -211,9 +218,17 @@ def test_decimal_commas_are_an_error(tmp_path: Path):
         csv(tmp_path, ["2.5", "1,5"], problem_type="regression")
 
 
-def test_decimals_are_numbers():
+@pytest.mark.parametrize("amount", ["1.234,5", "1,234.5"])
+def test_signs_between_thousands_are_an_error(amount: str):
+    with pytest.raises(DataError, match="may be a number with a decimal comma"):
+        read([amount, amount.replace("1", "2")])
+
+
+def test_decimals_are_numbers_and_without_a_point_ids():
     task = read([Decimal("1.5"), Decimal("2.0")])
     assert (task.problem_type, task.split("train").labels) == ("regression", (1.5, 2.0))
+    assert read([Decimal(10), Decimal(2), Decimal("1E+1")]).labels == ("2", "10")
+    assert read([Decimal(1), Decimal(0)], labels=["no", "yes"]).split("train").labels == (1, 0)
 
 
 # Names that the data declare

@@ -461,6 +461,31 @@ def test_a_part_without_labels_is_left_out_and_named(label: Any, caplog: pytest.
     assert list(Task.from_dataset(SEQUENCE, both).splits) == ["train", "validation"]  # pyright: ignore
 
 
+@pytest.mark.parametrize("form", ["nested", "streamed", "streamed and nested"])
+def test_labels_of_other_parts_are_found_in_every_form(form: str):
+    hidden = [row | {"label": -1} for row in ROWS]
+    dataset: dict[str, Any] = {"train": ROWS, "unsupervised": hidden}
+    if "nested" in form:
+        dataset = {part: [{**row, "m": {"gold": row["label"]}} for row in rows] for part, rows in dataset.items()}
+    label = "m.gold" if "nested" in form else "label"
+    if "streamed" in form:
+        dataset = {part: datasets.Dataset.from_list(rows).to_iterable_dataset() for part, rows in dataset.items()}
+    assert list(Task.from_dataset(SEQUENCE, dataset, label=label).splits) == ["train", "validation"]
+    with pytest.raises(UnknownNameError, match="unknown split 'extra'"):
+        Task.from_dataset(SEQUENCE, dataset | {"extra": dataset["train"]}, label=label)
+
+
+def test_declared_names_are_distinct_and_no_names_of_a_regression():
+    def declared(names: list[str]) -> datasets.Dataset:
+        classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+        return datasets.Dataset.from_dict({"text": ["x", "y"], "label": [0, 1]}, features=classes)
+
+    with pytest.raises(ConfigError, match="labels are a, a; every class needs its own name"):
+        Task.from_dataset(SEQUENCE, {"train": declared(["a", "a "])}, text="text")
+    stars = Task.from_dataset(SEQUENCE, {"test": declared(["4", "5"])}, text="text", problem_type="regression")
+    assert (stars.labels, stars.split("test").labels) == (("label",), (4.0, 5.0))
+
+
 def test_minus_one_may_be_a_class():
     rows = [{"sentence": str(at), "label": 1 - 2 * (at % 2)} for at in range(20)]
     task = Task.from_dataset(SEQUENCE, {"train": rows, "test": [row for row in rows if row["label"] == -1]})
