@@ -87,7 +87,7 @@ def length_batches(
     equal: bool = False,
     budget: Budget | None = None,
 ) -> list[list[int]]:
-    """Group rows into batches of similar length, so that there is little padding; return each batch's row indices.
+    """Group rows into batches of similar length, and return each batch's row indices.
 
     Raises ConfigError if `batch_size` is below 1.
 

@@ -268,10 +268,9 @@ def encode(
     """Tokenise texts or pairs of texts.
 
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token (or end
-    or padding token, if there is none), which the model attends to. So the text has a state, which does not depend on
-    the batch. Raises ConfigError if `max_length` leaves no room for text, or if `windows` is set and the tokenizer is
-    not a fast one, or `stride` is negative or not smaller than the text's part of a window; DataError if windows of
-    more than 64 MiB cannot be written to a temporary file.
+    or padding token, if there is none), which the model attends to. Raises ConfigError if `max_length` leaves no room
+    for text, or if `windows` is set and the tokenizer is not a fast one, or `stride` is negative or not smaller than
+    the text's part of a window; DataError if windows of more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -554,8 +553,7 @@ def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) 
 def has_second_start(processor: Processor) -> bool:
     """Return whether the tokenizer puts its start token before the second text of a pair too, as Llama's does.
 
-    Token readers then read pairs without this second start token, other readers with it; see `_starts_between`. False
-    for slow tokenizers.
+    Token readers then read pairs without this second start token, other readers with it. False for slow tokenizers.
     """
     tokenizer = tokenizer_of(processor)
     is_fast = getattr(tokenizer, "is_fast", False)

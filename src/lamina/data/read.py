@@ -54,7 +54,8 @@ logger = logging.getLogger(__name__)
 def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Records:
     """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
 
-    Raises DataError if the file cannot be read, and the errors of `_to_records` about its header.
+    Raises DataError if the file cannot be read, or if its header is blank, cannot be read, has a name twice, or has a
+    single name with a sign that may divide columns, such as ";".
 
     Args:
         path: The file.

@@ -347,7 +347,8 @@ class RecordedStates:
 def place_of(path: Path, tensor: str | None) -> Place:
     """Return where a tensor is in a `.npy` or `.safetensors` file; for a column of a `.parquet` file, only its shape.
 
-    Raises DataError if there is no such file or tensor, or the file is damaged.
+    A `.npy` file has one tensor, without a name. Raises DataError if there is no such file or tensor, or the file is
+    damaged.
     """
     if not path.is_file():
         raise DataError(f"states: {path} is not there.", path=str(path))

@@ -86,14 +86,14 @@ class FramedInputs(Protocol):
         ...
 
     def content_digest(self) -> str:
-        """Return a hash of the content of all clips, which are read for it. It is part of the key of cached states."""
+        """Return a hash of the content of all clips, which are read for it."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The inputs of a run that reads cached states and does not run the model: only the masks of the states.
+    """Inputs for cached states, with which the model does not run: only the masks of the states.
 
     Attributes:
         lengths: Number of tokens of each row.
@@ -371,7 +371,7 @@ class CachedStates:
 
 @final
 class _Filler:
-    """Runs a bank's model over encoded examples, and returns their states, to be held in memory or written to files.
+    """Runs a bank's model over encoded examples, and returns their states.
 
     See `open_states` for the arguments. `layout` is the layout of the states on disk.
     """

@@ -110,9 +110,9 @@ class LazyAudio(LazyFile):
     def open(self, rate: int, samples: int) -> Samples:
         """Decode the clip, and return its first `samples` samples: float32 between -1 and 1, averaged over channels.
 
-        A clip whose rate is not `rate` samples per second is resampled by a polyphase filter
-        (`scipy.signal.resample_poly`). Raises DataError if the clip cannot be decoded, has no samples, or has samples
-        that are NaN or infinite; and MissingExtraError if soundfile or SciPy is needed and not installed.
+        A clip whose rate is not `rate` samples per second is resampled by a polyphase filter. Raises DataError if the
+        clip cannot be decoded, has no samples, or has samples that are NaN or infinite; and MissingExtraError if
+        soundfile or SciPy is needed and not installed.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -225,7 +225,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 
 def _checked_rate(name: str, rate: object) -> int:
-    """Return samples per second as an int; DataError, naming the clip, unless it is a whole number up to 768,000."""
+    """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
     if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
@@ -273,9 +273,7 @@ def _window(extractor: Any) -> int | None:
 
 @final
 class AudioInputs:
-    """Audio clips, encoded by a feature extractor.
-
-    It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches.
+    """Audio clips, encoded by a feature extractor. It is a `lamina.tasks.base.Inputs`.
 
     The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type

@@ -67,7 +67,7 @@ class LabelledTask(KindedTask, Protocol):
 class TaskOutline:
     """The facts about a task without its examples.
 
-    A predictor makes an outline for each reader; the estimate of a recipe's run time makes one for each task.
+    Predictors make one for each reader, and the estimate of a recipe's run time one for each task.
 
     Attributes:
         kind: The kind of task. If its name is passed, the kind is looked up.
@@ -124,8 +124,8 @@ class ColumnSpec:
         kind: The kind of task.
         text: Column of the text, of the list of words, or of the image or audio file.
         label: Column of the label, of the list of tags, or of the text to generate.
-        text_pair: Column of the second text of a pair.
-        labels: Class names in the order of their ids. None: the classes that occur in the train split.
+        text_pair: Column of the second text of a pair. None: single texts.
+        labels: Class names in the order of their ids. None: those that the data declare, or that the train split has.
         problem_type: One of the kind's problem types. None: inferred from the labels.
         missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
             "error", but a row with a span that tags cannot mark is kept without labels. None: "mask" if the kind allows
@@ -358,6 +358,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Raises:
             DataError: If a column is missing or a cell has a wrong form. The message names file, row and column.
+            ConfigError: If labels in `spec` do not fit the kind or the data.
         """
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
@@ -366,7 +367,7 @@ class Kind(ABC, Generic[InputsT]):
         Args:
             source: Path of the file.
             spec: Which columns to read.
-            header: Column names of a file that has none.
+            header: Column names of a file that has none. None: the file has them.
 
         Raises:
             DataError: If the file cannot be read.

@@ -49,7 +49,7 @@ class ValueAnswer(TypedDict):
 
 
 class LogitsAnswer(TypedDict):
-    """The logit of each label, for callers who asked for logits in place of probabilities."""
+    """The logit of each label, for callers who asked for logits."""
 
     logits: dict[str, float]
 
@@ -222,7 +222,7 @@ def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[object], count: int
     """Return at most `count` wrong predictions with their texts, the most confident first; `texts` are all examples.
 
     In a regression, the predictions with the largest errors come first. Equally confident predictions stay in the order
-    of their examples. Only `count` of the predictions in `wrong` are in memory at a time.
+    of their examples.
     """
     worst = nlargest(count, wrong, key=lambda answer: (_confidence(answer), -answer["row"]))
     return [_with_text(answer, texts[answer["row"]]) for answer in worst]
@@ -334,8 +334,7 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
     """Compare the scores of predicted tags with those of the most frequent tag for every word.
 
     `guesses` and `truths` hold, for each text, the ids of every word's predicted and true tag; `labels` are the names
-    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared, because they can be summed over
-    texts.
+    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared.
     """
     metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
     always, constant = most_frequent_tag(truths, labels)

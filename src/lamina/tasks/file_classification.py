@@ -271,7 +271,7 @@ class FileKind(ClassKind[InputsT]):
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSONL file
                 with a column of paths, relative to the folder of that file.
             spec: Which columns to read.
-            header: Column names of a CSV or TSV file that has none.
+            header: Column names of a CSV or TSV file that has none. None: it has them.
         """
         if not isinstance(source, str | Path):
             return super().read(source, spec, header)

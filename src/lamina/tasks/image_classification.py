@@ -145,11 +145,11 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
 
 @final
 class ImageInputs:
-    """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches.
+    """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`.
 
     With `augment`, a random part of each image is cropped and resized, and half of the images are mirrored. The random
     numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor,
-    if that fails or its outputs differ in size, or if `scale` is out of range.
+    if the image processor fails or its outputs differ in size, or if `scale` is out of range.
 
     Args:
         split: The images.
@@ -330,8 +330,7 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 def target_of(processor: Processor) -> Target:
     """Return the output size of an image processor, found by running it on three images of different sizes.
 
-    The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways. Raises
-    ConfigError if the outputs for two square images differ in size, or the processor fails.
+    Raises ConfigError if the outputs for two square images differ in size, or the processor fails.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:

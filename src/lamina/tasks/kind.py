@@ -141,7 +141,7 @@ class ClassKind(Kind[InputsT]):
 @final
 @dataclass(frozen=True)
 class TextInputs(CacheableWindows):
-    """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches."""
+    """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`."""
 
     @classmethod
     def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:

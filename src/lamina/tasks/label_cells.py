@@ -1,8 +1,7 @@
 """Decide what a label cell is: a class name, a list of class names, a number, or a missing label.
 
-All kinds of task, the estimators and the readers of files use these functions, so that a cell means the same
-everywhere. A cell that is none of these raises a `LabelCellError`. Its text says what the cell is and what to do;
-callers add file and row.
+Everything that reads labels uses these functions, so that a cell means the same everywhere. A cell that is none of
+these raises a `LabelCellError`. Its text says what the cell is and what to do; callers add file and row.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
-    here too. Raises DataError if no row of any other split has a label, or there is no label column.
+    here too. Any other split without a label, or without the label column, raises DataError.
 
     Args:
         tables: Split name -> table.
@@ -56,10 +56,11 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 
 def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
-    """Return the tables without those splits whose labels are secret, as of published test sets; a warning names these.
+    """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
-    Such a split, which is not "train" or the only one, has no label column, nor one of a similar name, unless "train",
-    or every split, lacks it too. Or all its labels are empty or -1, and -1 is no class of `spec.labels` or "train".
+    A split other than "train" is left out if it has no label column, nor one of a similar name, but "train" has, or (if
+    there is no "train") another split. It is also left out, unless it is the only one, if all its labels are empty or
+    -1, and -1 is no class of `spec.labels` or "train". In other cases, DataError is raised for a missing column.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}

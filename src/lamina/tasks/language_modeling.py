@@ -89,7 +89,7 @@ class LanguageModelingKind(Kind[Windows]):
 
 
 def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
-    """Tokenise the texts of a split: joined and cut into blocks, or (`options.by_row`) each text or pair alone."""
+    """Tokenise the texts of a split with `blocks`, or (`options.by_row`) each text or pair alone with `encode`."""
     if options.by_row:
         return encode(
             split.texts,

@@ -21,10 +21,10 @@ class LazyFile(ABC):
 
     Attributes:
         name: Name of the file in messages.
-        path: The file, or the tar file that contains it.
+        path: The file, or the tar file that contains it. None: the bytes are in `data`, or missing.
         offset: Position of the first byte in `path`.
         size: Number of bytes. None: all from `offset` on.
-        data: The bytes, if they are in memory.
+        data: The bytes, if they are in memory. None: they are read from `path`.
         column: Default name of a column of such files ("image"). Messages use it too ("an image task").
         op: Name of the operation at the start of error messages.
         one: Word for one file in messages, with its article ("an image").

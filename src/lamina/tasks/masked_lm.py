@@ -58,7 +58,7 @@ class Masking:
     """Chooses 15 % of a row's ordinary tokens, at least one, and masks them.
 
     80 % of the chosen tokens become the mask token, 10 % a random token of the vocabulary, and 10 % stay as they are.
-    The choice depends only on the row and the seed, never on the batch.
+    The choice depends only on the row and the seed.
 
     Attributes:
         token: Id of the mask token.
@@ -116,11 +116,11 @@ class MaskedInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why the model's hidden states for these rows cannot be cached, as text; never None."""
+        """Why a model's states cannot be cached, as text; never None."""
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these indices; "labels" holds the original id at each chosen token, and -100 elsewhere.
+        """Return the rows with these indices; "labels" has the original id at tokens chosen by `masking`, else -100.
 
         In the train split, the masking differs in each `epoch`.
         """

@@ -155,10 +155,9 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
     """Return metric -> score: how well scores separate two classes.
 
     "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive rows with a
-    score above a threshold: the lowest threshold that at most 1 % or 5 % of the negative rows exceed, as
-    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, it is their highest score. All three
-    metrics are 0 if one of the classes has no row. Raises UnknownNameError for other metrics, and DataError without
-    rows or if the numbers of rows differ.
+    score above a threshold: the lowest threshold that at most 1 % or 5 % of the negative rows exceed. With fewer than
+    100 or 20 negative rows, it is their highest score. All three metrics are 0 if one of the classes has no row. Raises
+    UnknownNameError for other metrics, and DataError without rows or if the numbers of rows differ.
 
     Args:
         metrics: Names of the metrics.
@@ -305,7 +304,7 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 
     Args:
         predictions: For each text the id of the predicted tag of every word.
-        targets: For each text the id of the true tag of every word.
+        targets: The same for the true tags.
         labels: Names of the tags.
     """
     from seqeval.metrics.sequence_labeling import get_entities
@@ -317,7 +316,10 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 
 
 def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Return the spans that seqeval finds in one text's tags; `tags` are ids, and `labels` the names of all tags."""
+    """Return the spans that seqeval finds in one text's tags, as (label, first word, last word).
+
+    `tags` are ids, and `labels` the names of all tags.
+    """
     from seqeval.metrics.sequence_labeling import get_entities
 
     return set(get_entities(_names(labels, [tags])))

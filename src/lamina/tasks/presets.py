@@ -39,14 +39,14 @@ class Preset:
         files: Split name -> possible names of its file, pair of files, or folder.
         kind: Name of the kind of task.
         problem_type: One of the kind's problem types.
-        config: Configuration of the hub dataset.
-        revision: Revision of the hub dataset.
+        config: Configuration of the hub dataset. None: the default.
+        revision: Revision of the hub dataset. None: the newest.
         hub_columns: Columns of the hub dataset. None: the same as `columns`.
-        header: Column names of files that have none.
+        header: Column names of files that have none. None: they have them.
         stand_ins: Names of files to use as the train split if no published train file is found.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
-        positive: With two classes, the class that "f1" is about.
+        positive: With two classes, the class that "f1" is about. None: as in `ColumnSpec`.
     """
 
     hub: str

@@ -102,7 +102,7 @@ class StatesInputs:
 
     @property
     def uncacheable(self) -> str:
-        """Why a model's states for these rows cannot be cached, as text: they are stored already."""
+        """Why a model's states cannot be cached, as text: they are stored already."""
         return "the states are recorded"
 
     @property

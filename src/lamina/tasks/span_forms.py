@@ -219,7 +219,7 @@ def _is_offset(value: object) -> bool:
 def utf16_units(text: str) -> list[int]:
     """Return a list that maps each UTF-16 offset in a text to a character offset; -1 inside a surrogate pair.
 
-    JavaScript counts UTF-16 units, and so do most annotation tools in a browser: an emoji is two units.
+    Most annotation tools in a browser count UTF-16 units: an emoji is two.
     """
     ends = accumulate((1 + (ord(char) > 0xFFFF) for char in text), initial=0)
     units = [-1] * (len(text) + sum(ord(char) > 0xFFFF for char in text) + 1)
@@ -232,8 +232,8 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
     """Return the (start, end) characters of the span `mark` in its text.
 
     A span without edges gives every place where its own text occurs. `units` is the list of `utf16_units`, if edges
-    count UTF-16 units. Raises UnplacedSpanError if the span is not in the text, or the characters there differ from the
-    text that the span states.
+    count UTF-16 units. None: they count characters. Raises UnplacedSpanError if the span is not in the text, or the
+    characters there differ from the text that the span states.
     """
     if mark.edges is None:
         wanted = regex.sub(r"^[\s\p{Cf}]+|[\s\p{Cf}]+$", "", mark.text or "")

@@ -64,7 +64,7 @@ class Split:
         Args:
             texts: Texts or pairs of texts.
             labels: Labels in one of the forms of `Split.labels`. None: examples without labels.
-            words: The character range (start, end) of every word of each text.
+            words: The character range (start, end) of every word of each text. None: examples without words.
         """
         columns = {"text": texts, "label": labels, "words": words}
         return cls(dataset_of(_tables({name: cells for name, cells in columns.items() if cells is not None})))

@@ -1,7 +1,7 @@
 """Choose which rows are held out for validation, so that both splits have the same share of every class.
 
-The choice is one for all tasks over a table: it depends on the label columns of the whole table, and not on the label
-column of one task. So tasks over one file hold out the same rows, and share every pass of the model.
+The choice depends on all label columns of the table, not on the one of a task. So tasks over one file hold out the same
+rows, and share every pass of the model.
 """
 
 from __future__ import annotations

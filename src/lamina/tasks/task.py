@@ -143,11 +143,11 @@ class Task:
 
         Args:
             per_class: Rows per class; the subsample has this number times the number of classes. For tags that mark
-                spans, classes are the span labels (four in CoNLL-2003), as in papers on few-shot learning.
+                spans, classes are the span labels (four in CoNLL-2003).
             fraction: Fraction of the rows.
             rows: Number of rows.
             stratified: Whether each class gets the same number of rows (with `per_class`), or the same fraction of its
-                rows. By default rows are drawn uniformly without replacement, as in papers on few-shot learning.
+                rows. By default rows are drawn uniformly without replacement.
             seed: Seed of the choice.
 
         Raises:
@@ -318,11 +318,11 @@ class Task:
             kind: The kind of task; see `Task`.
             train: File of the train split. Summarization and translation also read a pair of text files whose lines
                 belong together. Images and audio are read from a folder (or tar file) with a folder per class, or from
-                a table with a column of paths.
+                a table with a column of paths. None: there is no such split.
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
                 so that every class of every label column of the file keeps its share. All tasks over the file get the
                 same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
-            test: File of the test split, for `evaluate` and for `fit` with `test=True`.
+            test: File of the test split, for `evaluate` and for `fit` with `test=True`. None: there is no such split.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
                 or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text
                 files every line that is not blank is a row. "translation.en" is the value under "en" of the objects in

@@ -134,7 +134,7 @@ class TextToTextKind(Kind[PairInputs]):
 
         The default columns are "sentence" and "label", or "text" and "target" if there are no columns of these names.
         Raises DataError if a column is missing, a source is blank, or a target is missing and such rows are not
-        dropped; ConfigError if the user passed labels.
+        dropped, or all are missing; ConfigError if the user passed labels.
         """
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)

@@ -240,7 +240,7 @@ class TokenClassificationKind(TextClassKind):
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return "subtoken_f1", the macro F1 of all sub-tokens of words; some published code selects epochs by it."""
+        """Return "subtoken_f1", the macro F1 of all sub-tokens of words."""
         return (SUBTOKENS,)
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -522,7 +522,7 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
     Args:
         row: Index of the text.
         true: The true spans. The score of each is the mean probability of the tags that were predicted for its words.
-        predicted: The predicted spans. The score of each is the mean probability of the tags of its words.
+        predicted: The predicted spans, with scores of the same kind.
     """
     right = {_key(span) for span in true} & {_key(span) for span in predicted}
     missed = [_with_error(span, predicted, "missed") for span in true if _key(span) not in right]

@@ -257,7 +257,7 @@ class Checkpoints:
     run: dict[str, Facts] = field(default_factory=dict)
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest checkpoint; None if there is none. Raises the StoreError of `_paths`."""
+        """Return the newest checkpoint's folder, or None; StoreError if a folder of such a name holds other files."""
         return next(reversed(self._paths()), None)
 
     def _paths(self, prefix: str = "") -> list[Path]:
@@ -356,14 +356,14 @@ class Checkpoints:
         """Return the additional disk space that a run needs at most, for checkpoints of `checkpoint_bytes` each.
 
         Up to three checkpoints exist at a time: the newest two, and the one that is being written. Space that
-        checkpoints in the folder already take is subtracted. Raises the StoreError of `_paths`.
+        checkpoints in the folder already take is subtracted. Raises the StoreError of `newest`.
         """
         present = [path / TENSORS for path in self._paths()]
         present_bytes = sum(file.stat().st_size for file in present if file.is_file())
         return max(0, (_KEEP + 1) * checkpoint_bytes - present_bytes)
 
     def clear(self) -> None:
-        """Remove all checkpoints, and the folder if nothing else is in it. Raises the StoreError of `_paths`."""
+        """Remove all checkpoints, and the folder if nothing else is in it. Raises the StoreError of `newest`."""
         for path in [*self._paths("."), *self._paths()]:
             _remove(path)
         with suppress(OSError):

@@ -117,7 +117,8 @@ def group_tasks(
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
     Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
-    tokens are in a group of their own if tasks on whole texts read other rows of tokens; see `_reads_other`.
+    tokens are in a group of their own if tasks on whole texts read other tokens: of texts that are too long, or of
+    pairs.
 
     Args:
         tasks: Learner name -> task.

@@ -37,8 +37,8 @@ class Progress:
     Attributes:
         scores: All metrics at the best epoch.
         best_epoch: Counted from 1; 0 before the first score.
-        top: The best score so far.
-        mark: The score that early stopping compares with.
+        top: The best score so far; None before the first.
+        mark: The score that early stopping compares with; None before the first.
         stalled: Epochs since the score was last better than `mark` by more than `early_stopping_min_delta`.
         cooled: Epochs since the score was last better than `top`, or the plateau schedule last acted.
         scale: Factor of the learning rate that the plateau schedule has reached.

@@ -276,7 +276,7 @@ class _EveryLayer(MetaValues):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Call a function of torch. For meta tensors, `tolist` gives zeros and `nonzero` all positions."""
+        """Call a function of torch, as the class says."""
         if func in _VALUES and isinstance(args[0], Tensor) and args[0].is_meta:
             return _VALUES[func](args[0].shape)
         return super().__torch_function__(func, types, args, kwargs)

@@ -81,7 +81,7 @@ class Group:
         return {name: tensor for name, tensor in labels.items() if tensor is not None}
 
     def truncated(self, name: str) -> int:
-        """Return the number of examples that are too long for the learner `name` and lose their end."""
+        """Return the number of examples that are truncated for the learner `name`."""
         return self.tasks[name].kind.truncated(self.inputs)
 
 
@@ -155,7 +155,7 @@ class Plan:
         return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
-        """Return the steps of one epoch (from 0), in order. Groups whose learners have all stopped have none."""
+        """Return the steps of one epoch (from 0), in order."""
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):

@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913
         tasks: Learner name -> task, or a single task.
         options: Options of the run.
         op: The public operation, for messages.
-        grid: Reader name -> its grid; see `fit`.
+        grid: Reader name -> its grid; see `fit`. None: no grids.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
         output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
         checkpoints: Folder for the checkpoints of this run, which the caller removes later. None: a folder in `output`.
