@@ -288,7 +288,7 @@ class Table:
         return cells
 
     def select_rows(self, rows: Sequence[int]) -> Table:
-        """Return a table of the rows with these indices (from 0, not lines of the file), in order, without `whole`."""
+        """Return a table of the rows with these indices (from 0, not line numbers), in this order, without `whole`."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()

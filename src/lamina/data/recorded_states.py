@@ -420,8 +420,8 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], 
 
     The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists. Single
     rows of a Parquet file cannot be read. The temporary file is removed when the returned object is collected, or the
-    process ends. Raises DataError if there is no such column, or the shape of a cell differs;
-    StoreError if the disk for temporary files is too small.
+    process ends. Raises DataError if there is no such column, or the shape of a cell differs; StoreError if the disk
+    for temporary files is too small.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
     file = NamedTemporaryFile(prefix="lamina-states-", suffix=".bin")  # noqa: SIM115  it lives as long as its states

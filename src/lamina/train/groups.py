@@ -117,8 +117,7 @@ def group_tasks(
     """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
     Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
-    tokens are in a group of their own if tasks on whole texts read other tokens: of texts that are too long, or of
-    pairs.
+    tokens are in a group of their own if tasks on whole texts read long texts or pairs differently.
 
     Args:
         tasks: Learner name -> task.

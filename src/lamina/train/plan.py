@@ -111,7 +111,7 @@ class Plan:
         epochs: Learner name -> number of passes over its rows; with `max_steps`, the number that the steps need.
         size: Rows per optimizer step, over all processes.
         seed: Seed of the order of the rows.
-        max_steps: Maximum number of steps per learner, in place of `epochs`. None: no limit.
+        max_steps: Number of steps per learner, in place of `epochs`. None: `epochs` decides.
         stopped: Learner name -> epoch (from 0) after which it stopped early. The engine adds entries.
     """
 
