@@ -372,8 +372,8 @@ def load_bank(
         processor: Tokenizer or processor of the base model. None: the one saved with the bank, or else the base's.
         revision: Branch, tag or commit on the hub. None: the main branch.
         readers: Names of the readers to load. None: all.
-        writes: Load the base model with its language model head, if it was saved with one. A bank with monitors always
-            has that head, because monitors score text that the model generates.
+        writes: Load the base model with its language model head, if it was saved with one. Always done for a bank with
+            monitors, because they score text that the model generates.
     """
     place = str(folder)
     if model is not None:
