@@ -14,12 +14,11 @@ import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from lamina.cli.shared_options import Stream
 from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
@@ -44,7 +43,6 @@ _HINTS = {  # error number of the system -> what to do
     ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
 }
-_OUTPUT = ("-o", "--output")
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
 INTERRUPTED = 130  # exit code of a command that was interrupted with Ctrl-C
 
@@ -101,14 +99,6 @@ class Group(TyperGroup):
                 print(f"error: {sentence(known)}", file=sys.stderr)
                 sys.exit(2 if isinstance(known, LaminaError) else 1)
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments; raise ConfigError if the output is an empty text, which would be the current folder."""
-        for option, value in pairwise([*args, "."]):
-            name, sign, rest = option.partition("=")
-            if name in _OUTPUT and not (rest if sign else value):
-                raise ConfigError(f"lamina: {name} is empty; a path is needed. Use . for the current folder.")
-        return super().parse_args(ctx, args)
-
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the subcommands into the help under the headings of `SECTIONS`, each with the start of its own help."""
         for section, names in SECTIONS.items():
@@ -130,6 +120,30 @@ class Group(TyperGroup):
             hint = "; run the command with --resume to continue from what was saved"
             print("interrupted" + hint * can_resume, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+class Subcommand(TyperCommand):
+    """One of the commands of `lamina`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raise ConfigError if an option has an empty text, such as that of an unset variable.
+
+        Otherwise an empty path would be the current folder, and other empty texts would count as the default.
+        """
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for option in self.params:
+            value = values.get(str(option.name))
+            if option.param_type_name == "option" and "" in (value if isinstance(value, list) else [value]):
+                raise ConfigError(f"{self.name}: {option.opts[0]} is empty. Give it a value, or leave it out.")
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Context) -> object:
+        """Run the command; raise ConfigError if it is not `train` and `torchrun` started it in several processes."""
+        count = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+        if count > 1 and self.name != "train":
+            problem = f"it was started in {count} processes, each of which would do the same work"
+            raise ConfigError(f"{self.name}: {problem}; only `lamina train` divides it. Run it without torchrun.")
+        return super().invoke(ctx)
 
 
 def system_error(error: BaseException) -> StoreError | None:
@@ -175,7 +189,7 @@ def build() -> Command:
     app.callback()(lamina)
     for name in COMMANDS:
         command = getattr(import_module(f"lamina.cli.{name}_command"), name)
-        app.command(name)(memory_errors(name)(command))
+        app.command(name, cls=Subcommand)(memory_errors(name)(command))
     return typer.main.get_command(app)
 
 

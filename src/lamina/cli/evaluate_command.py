@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypeAlias, TypedDict, cast
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from lamina.heads.base import HeadConfig, TaskLike
     from lamina.tasks.task import Task
     from lamina.train.results import Scores
     from lamina.utils import JSONObject
@@ -37,14 +35,6 @@ _TASK = (
     'A reader and what to score it on: a labelled file, or a preset such as "cola"; may be repeated. '
     "For a whole model READER is any name."
 )
-
-
-class Columns(TypedDict, total=False):
-    """The columns `text`, `text_pair` and `label` of a file, by name or number, as set on the command line."""
-
-    text: str
-    text_pair: str
-    label: str
 
 
 class Span(TypedDict):
@@ -120,21 +110,22 @@ def evaluate(  # noqa: PLR0913
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
     from lamina.prediction.evaluate import FileColumns, tasks_of_file
-    from lamina.train.model_runner import task_of
 
     labels, flags = _by_reader("--label", label), _by_reader("--positive", positive)
     if sources:
         check_known("evaluate", labels if isinstance(labels, dict) else (), sources, "reader")
     target = options.open_on(bank_or_model, base=model, device=device)
+    if isinstance(target, ReaderBank):
+        target.select(list(sources), "evaluate")
     tasks: dict[str, Task] = {}
-    split, columns = split or "validation", _columns(text=text, text_pair=pair)
+    split, columns = split or "validation", FileColumns(text, pair, labels)
     for name, source in sources.items():
-        head = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
-        own = labels.get(name) if isinstance(labels, dict) else labels
-        tasks[name] = _task(head, source, data=data, split=split, columns={**columns, **_columns(label=own)})
+        if is_file(source):
+            tasks |= tasks_of_file(target, source, split, columns, reader=name)
+        else:
+            tasks[name] = _preset(source, data)
     if file is not None:
-        chosen = FileColumns(columns.get("text"), columns.get("text_pair"), labels)
-        tasks, flags = tasks_of_file(target, file, split, chosen, positive=flags, train=tfidf), None
+        tasks, flags = tasks_of_file(target, file, split, columns, positive=flags, train=tfidf), None
     scores = run(
         target,
         tasks,
@@ -165,11 +156,6 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
         got = f"{option} is {', '.join(values)}"
         raise ConfigError(f"evaluate: {got}; give one value for all readers, or READER=VALUE once for each.")
     return named
-
-
-def _columns(**names: str | None) -> Columns:
-    """Return the columns that are set, as arguments of `Task.from_files`: argument -> column."""
-    return cast("Columns", {key: name for key, name in names.items() if name})
 
 
 def _sources(pairs: list[str]) -> dict[str, str]:
@@ -204,26 +190,17 @@ def _check_used(
         raise ConfigError(f"evaluate: {problem}: {', '.join(files)}; all rows of a file are scored.")
 
 
-def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
-    """Return the task for scoring the reader or model that has the head `head`.
-
-    `source` is a file, all of whose rows become the split `split`; the head decides kind and labels, and `columns` are
-    the columns. Or it is the name of a preset, read from a subfolder of `data` or (None) from the hub. Raises
-    UnknownNameError if it is neither.
-    """
+def _preset(name: str, data: Path | None) -> Task:
+    """Return a preset, read from a subfolder of `data` or (None) from the hub; UnknownNameError if there is none."""
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
 
-    if is_file(path := Path(source)):
-        kind, labels, problem_type = str(head.kind), head.labels, head.problem_type
-        task = Task.from_files(kind, test=path, labels=labels, problem_type=problem_type, **columns)
-        return replace(task, splits={split: task.splits["test"]})
     try:
-        find_preset(source)
+        find_preset(name)
     except UnknownNameError:
         see = "lamina.tasks.presets.PRESETS"
-        raise UnknownNameError(op="evaluate", got=source, known=PRESETS, what="file or preset", see=see) from None
-    return Task.preset(source, files=None if data is None else data / source.removeprefix("glue/"))
+        raise UnknownNameError(op="evaluate", got=name, known=PRESETS, what="file or preset", see=see) from None
+    return Task.preset(name, files=None if data is None else data / name.removeprefix("glue/"))
 
 
 def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:

@@ -125,6 +125,10 @@ def inspect(  # noqa: PLR0913
     from lamina.store.bank_folder import saved_readers
 
     if readers := saved_readers(model):
+        if weights:
+            raise ConfigError(
+                f"inspect: {model} is a bank; --weights is for models. Name its base model, or leave it out."
+            )
         _inspect_bank(model, readers, as_json=as_json)
         return
     facts = describe(model, weights=weights)

@@ -123,15 +123,17 @@ def from_stdin() -> list[str]:
     with convert_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
         data = sys.stdin.buffer.read()
     try:
-        lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
+        text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         row = data.count(b"\n", 0, error.start) + 1
         reason = f"is not UTF-8 at byte {error.start} (row {row}); texts are read as UTF-8"
         raise DataError(f"read: standard input {reason}.", row=row) from None
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
+    if not text:
         raise DataError("read: standard input is empty. Give one text per line.")
+    from lamina.data.row_errors import check_line_feeds
+
+    check_line_feeds("standard input", text)
+    lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from lamina.cli import shared_options as options
-from lamina.errors import ConfigError, MissingExtraError
+from lamina.errors import ConfigError, MissingExtraError, first_line
 from lamina.utils import is_dir, parse_json
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def serve(  # noqa: PLR0913
         raise ConfigError(
             "serve: --readers-root was given, but not --admin-key; without a key nobody may change the readers."
         )
+    if not page and (title is not None or example):
+        raise ConfigError("serve: --title and --example are for the page, and --no-page was given. Leave one out.")
     settings = Settings.of(
         backend=backend.value,
         max_batch_tokens=max_batch_tokens,
@@ -253,7 +255,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
-        problem = f"cannot listen on {host}:{port} ({error.strerror or error})"
+    except (OSError, UnicodeError) as error:  # a name that cannot be that of a host is a UnicodeError
+        problem = f"cannot listen on {host}:{port} ({first_line(error)})"
         raise ConfigError(f"serve: {problem}. Give another --port or --host.") from None
     return listener

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from lamina.data.arrow import CHUNK, Cell, Column, Record, columns_of, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
 from lamina.data.parquet import parquet_errors, read_parquet
-from lamina.data.row_errors import bad_row, existing, missing_column, missing_value
+from lamina.data.row_errors import bad_row, check_line_feeds, existing, missing_column, missing_value
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, RepeatedKeyError, check_range, parse_json
 
@@ -99,6 +99,7 @@ def read_lines(path: Path) -> Lines:
                 line = bad_row(path, number, f"has more than {MAX_BYTES:,} bytes; it is too long to be an example")
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
+                check_line_feeds(path, line)
             if line:
                 yield number, line
             start += len(data)
@@ -171,6 +172,8 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
         raise error
     if isinstance(error, DataError) and len(used) == 1:
         return error
+    if "new-line" in str(error):
+        return bad_row(path, used[0][0], "has a carriage return outside quotes; cells with line ends are quoted")
     why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
     return bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
@@ -462,7 +465,7 @@ def _select_columns(
             continue
         selected = {name: _cell(path, record, name, file_format) for name in columns}
         empty = next((name for name, cell in selected.items() if cell is None), None)
-        yield number, selected if empty is None else missing_value(path, number, empty)
+        yield number, selected if empty is None else missing_value(path, number, empty, record)
     if not number:
         raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 

@@ -11,7 +11,7 @@ from lamina.errors import DataError, listed
 from lamina.utils import is_dir, is_file, similar_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 _SET_BY = {  # default name of a column -> the advice if a file has no such column
     "sentence": " Name the column of the texts with `text`.",
@@ -38,9 +38,20 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
 
 
-def missing_value(path: object, row: int, column: str) -> DataError:
-    """Return the DataError for a row without a value in a column."""
-    return bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
+def missing_value(path: object, row: int, column: str, known: Collection[str] = ()) -> DataError:
+    """Return the DataError for a row without a value in a column.
+
+    `known` are the columns of the row, which the message lists if `column` is not among them. (): they are not known.
+    """
+    there = f" (it has {listed(column, list(known))})" if known and column.partition(".")[0] not in known else ""
+    return bad_row(path, row, f"has no value in column '{column}'{there}; every row needs one", column)
+
+
+def check_line_feeds(path: object, text: str) -> None:
+    """Raise DataError if all lines of a file end in carriage returns; `text` is its first line, or the whole file."""
+    if "\n" not in text and "\r" in text.rstrip("\r"):
+        problem = f"{path} has no line feed; its lines end in carriage returns alone"
+        raise DataError(f"read: {problem}. Convert them, for example with: tr '\\r' '\\n'", path=str(path))
 
 
 def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:

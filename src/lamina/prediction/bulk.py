@@ -319,7 +319,8 @@ class Partial:
             try:
                 yield partial
             finally:
-                if not partial.note.is_file():  # no row is complete, so there is nothing to resume from
+                if not partial.rows:  # there is nothing to resume from
+                    partial.note.unlink(missing_ok=True)
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: JSONObject) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lamina.bank import ReaderBank
+from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.tasks import kind_of
@@ -271,7 +273,7 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
         split: The split that is scored. Rows without a label are skipped in both splits.
 
     Raises:
-        ConfigError: If the task has no train split, or no class or number per text.
+        ConfigError: If the task has no class or number per text, or no train split with words and two classes.
         UnknownNameError: If the task has no split of the name `split`.
         MissingExtraError: If scikit-learn is not installed.
     """
@@ -288,6 +290,9 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
         hint = "Give tasks with one, or in place of tfidf=True a file to learn from"
         raise ConfigError(f"evaluate: tfidf is set, and task {task.name} has no train part. {hint}.")
     (texts, labels), (held, truths) = (_labelled(task.split(part)) for part in ("train", split))
+    if (task.problem_type == "classification" and len(set(labels)) < 2) or not any(map(str.strip, texts)):
+        got = f"the train part of task {task.name} has one class or no words"
+        raise ConfigError(f"evaluate: tfidf is set, and {got}; it learns from words of at least two classes. Add rows.")
     logistic = LogisticRegression(max_iter=1000)
     several = task.problem_type == "multi_label"
     model = {"regression": Ridge(), "multi_label": OneVsRestClassifier(logistic)}.get(task.problem_type, logistic)
@@ -340,6 +345,7 @@ def tasks_of_file(
     *,
     positive: Mapping[str, str | int] | str | int | None = None,
     train: str | Path | None = None,
+    reader: str | None = None,
 ) -> dict[str, Task]:
     """Return reader name -> a task that scores the reader on all rows of a file.
 
@@ -351,6 +357,8 @@ def tasks_of_file(
         positive: Reader name -> positive class. Or one class for all readers; if some have two labels, only for those.
             None: the classes with which the readers learnt.
         train: File of the train split, for scores that need one. None: there is none.
+        reader: The only reader to score, or any name for a whole model. If the file lacks a column that the reader
+            learnt from, the default of `Task.from_files` is used. None: all readers.
 
     Raises:
         ConfigError: If the bank has no readers, or a reader does not remember its columns and none were given.
@@ -360,13 +368,16 @@ def tasks_of_file(
     heads: dict[str, TaskLike | HeadConfig]
     infos: dict[str, Info]
     if isinstance(bank_or_model, ReaderBank):
-        heads = {name: bank_or_model[name].config.head for name in bank_or_model}
-        infos = {name: bank_or_model[name].info for name in bank_or_model}
+        readers = bank_or_model.select(reader, "evaluate")
+        heads = {name: module.config.head for name, module in readers.items()}
+        infos = {name: module.info for name, module in readers.items()}
     else:
-        heads, infos = {WHOLE: task_of(bank_or_model)}, {WHOLE: {"columns": {}}}
+        heads, infos = {reader or WHOLE: task_of(bank_or_model)}, {reader or WHOLE: {"columns": {}}}
+    if reader is not None:
+        infos[reader] = {**infos[reader], "columns": _columns_there(path, infos[reader].get("columns", {}))}
     if not heads:
         raise ConfigError("evaluate: the bank has no readers; there is nothing to score.")
-    for given in (columns.labels, positive):
+    for given in (columns.labels if reader is None else None, positive):
         check_known("evaluate", given if isinstance(given, Mapping) else (), heads, "reader")
     files = {"validation": path} if train is None else {"train": train, "validation": path}
     has_binary = any(len(head.labels) == 2 for head in heads.values())  # one class for all is only for these readers
@@ -379,6 +390,18 @@ def tasks_of_file(
         kept = {"train": task.split("train")} if train is not None else {}
         tasks[name] = replace(task, splits={**kept, split: task.split("validation")})
     return tasks
+
+
+def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
+    """Return those of the columns that a reader learnt from that the file at `path` has; a second text always stays."""
+    names: set[str] = set()
+    with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
+        names |= next(read_chunks(path, rows=100)).columns.keys()
+    return {
+        key: name
+        for key, name in learnt.items()
+        if key not in ("text", "label") or str(name).partition(".")[0] in names
+    }
 
 
 def _task(

@@ -146,8 +146,8 @@ def _construct_int(_: _Loader, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor(f"{_YAML}int", _construct_int)
 
 
-def read_yaml(path: Path) -> YamlFile:
-    """Read the YAML file of a recipe; nothing in the file is executed.
+def read_yaml(path: Path, keys: str = "'model' and 'tasks'") -> YamlFile:
+    """Read the YAML file of a recipe; nothing in the file is executed. `keys` are those that it needs, for the message.
 
     Raises DataError if the file cannot be read, is not YAML, is refused by `_Loader`, or does not hold a mapping. The
     error names the file, and the line if it is known.
@@ -162,8 +162,7 @@ def read_yaml(path: Path) -> YamlFile:
     except Exception as error:  # PyYAML's constructors raise errors of many types
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
-        needs = "it needs 'model' and 'tasks'. A recipe is a YAML file"
-        raise DataError(f"recipe: {path} holds no keys; {needs}.", path=str(path))
+        raise DataError(f"recipe: {path} holds no keys; it needs {keys}, in YAML.", path=str(path))
     return YamlFile(fields, node)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -10,6 +11,8 @@ from lamina.errors import ConfigError
 from lamina.prediction.backends import Backend
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
+# Browsers send an origin in lower case and without a path, so another form would never be equal to it.
+_ORIGIN = re.compile(r"\*|null|[a-z][-+.a-z0-9]*://[^/?#*\sA-Z]+")
 Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 
 
@@ -65,8 +68,13 @@ class Settings(BaseModel):
     def of(cls, **values: object) -> Settings:
         """Return settings with `values` in place of defaults; raise ConfigError if one is unknown or not allowed."""
         try:
-            return cls.model_validate(values)
+            settings = cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise ConfigError(f"serve: {name} is {first['input']!r}; {first['msg'].lower()}.") from None
+        for origin in settings.cors_allow_origin:
+            if not _ORIGIN.fullmatch(origin):
+                rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
+                raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. Leave out paths.")
+        return settings

@@ -86,6 +86,34 @@ def test_usage_errors_end_with_2(lamina, arguments: tuple[str, ...], message: st
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("predict", "x", "--text", ""), "--text"),
+        (("bench", "probes", "--sets", "87", "--sets="), "--sets"),
+        (("demo", "-o", ""), "--output"),
+    ],
+)
+def test_an_empty_option_is_no_default(lamina, arguments: tuple[str, ...], option: str):
+    ran = lamina(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"error: {arguments[0]}: {option} is empty. Give it a value, or leave it out.\n"
+    assert lamina("predict", "", "", "--text", "a").err.startswith("error: predict: a column was named, but no file")
+
+
+def test_torchrun_is_for_training(lamina, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    ran = lamina("inspect", "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert (
+        "inspect: it was started in 2 processes, each of which would do the same work; only `lamina train`" in ran.err
+    )
+    assert "x.yaml" in lamina("train", "x.yaml").err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "load: no model 'x'" in lamina("inspect", "x").err
+
+
 def ends(lamina, monkeypatch: pytest.MonkeyPatch, error: BaseException):
     def fail(*_args: object, **_options: object) -> None:
         raise error

@@ -403,6 +403,7 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: [{drop_least: {count: 1}}]", (), "has no task to measure on"),
         ("edits: [{drop_least: {count: 1, by: luck}}]", (), "'luck'"),
         ("edits: []", (), "edits: "),
+        ("- merge: {}", (), "plan.yaml holds no keys; it needs 'edits', in YAML"),
         ("edits: [{merge: {}}]", ("--task", "cola"), "--task was given without drop_least in the plan"),
         ("edits: [{merge: {}}]", ("--seed", "1"), "--seed was given without an edit in the plan that uses it"),
         ("edits: [{merge: {}}]\ntask: {preset: cola, epochs: 3}", (), "'epochs' is for lamina train"),

@@ -38,6 +38,34 @@ def test_files_are_scored_with_the_labels_of_the_reader(lamina, bank_folder: Pat
     assert json.loads(ran.out) == evaluate(load_bank(bank_folder), {"mood": task}, split="test")
 
 
+@pytest.mark.parametrize(
+    "learnt", [{"text": "review", "text_pair": "reply", "label": "mood"}, {"text": "no", "label": "no"}]
+)
+def test_a_task_has_the_columns_that_its_reader_learnt_from(
+    lamina, bank_folder: Path, tmp_path: Path, learnt: dict[str, str]
+):
+    """They are those of FILE; where the file lacks them, "sentence" and "label" are read as ever."""
+    bank = load_bank(bank_folder)
+    bank.remove("who")
+    bank["mood"].info["columns"] = learnt
+    save_bank(bank, tmp_path / "bank")
+    text, pair, label = ("review", "reply", "mood") if "text_pair" in learnt else ("sentence", None, "label")
+    rows = ["sentence\tlabel\treview\treply\tmood", "good\tbad\tnot good\tthe film\tbad", "bad\tgood\tgood\tbad\t"]
+    (tmp_path / "x.tsv").write_text("\n".join([*rows, "the film\tbad\tbad\tnot\tgood"]))
+    ran = lamina("evaluate", tmp_path / "bank", "--task", f"mood={tmp_path / 'x.tsv'}", "--errors", 9, "--json")
+    assert ran.code == 0, ran.err
+    task = Task.from_files(
+        "sequence_classification",
+        test=tmp_path / "x.tsv",
+        text=text,
+        text_pair=pair,
+        label=label,
+        labels=("bad", "good"),
+        missing_labels="mask",
+    )
+    assert json.loads(ran.out) == evaluate(load_bank(tmp_path / "bank"), {"mood": task}, split="test", errors=9)
+
+
 def test_words_are_scored_by_spans(lamina, bank_folder: Path, words: Path):
     scores = json.loads(lamina("evaluate", bank_folder, "--task", f"who={words}", "--json").out)
     assert "span_f1" in scores["who"]

@@ -41,6 +41,12 @@ def test_with_weights_it_adds_the_fingerprint(lamina, base: Path):
     assert facts == plain
 
 
+def test_weights_are_those_of_a_model(lamina, bank_folder: Path):
+    ran = lamina("inspect", bank_folder, "--weights")
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a bank; --weights is for models" in ran.err
+
+
 def test_the_table_shows_the_same(lamina, base: Path):
     ran = lamina("inspect", base, "--weights")
     assert (ran.code, ran.err) == (0, "")
@@ -85,7 +91,7 @@ def test_shared_blocks_and_blocks_without_a_module(lamina, tmp_path: Path):
         FAMILIES[name].config().save_pretrained(tmp_path / name)
     albert = json.loads(lamina("inspect", tmp_path / "albert", "--json").out)
     model = FAMILIES["albert"].build()
-    group = sum(p.numel() for p in model.encoder.albert_layer_groups.parameters())
+    group = sum(p.numel() for p in model.get_submodule("encoder.albert_layer_groups").parameters())
     assert {layer["parameters"] for layer in albert["stacks"]["main"]["taps"][1:]} == {group}
     assert albert["parameters"] == model.num_parameters()  # what blocks share counts once
     xlm = lamina("inspect", tmp_path / "xlm")

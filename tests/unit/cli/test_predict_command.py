@@ -139,6 +139,7 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
         (("x", "--readers", " ,"), "readers: ' ,' names no reader; the bank has mood, who"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
+        (("x", "--device", "hpu"), "device: 'hpu' cannot be used"),
         (("--file", "none.txt"), "none.txt is not there"),
         (("--file", "."), ". is a folder; a file is needed"),
     ],

@@ -172,3 +172,23 @@ def test_a_missing_extra_is_named(lamina: Callable[..., Ran], bank_folder: Path,
     ran = lamina("serve", bank_folder)
     assert ran.code == 2
     assert "pip install 'lamina[serve]'" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host", "a" * 100), "serve: cannot listen on aaaa"),
+        (
+            ("--cors-allow-origin", "https://a.example/"),
+            "cors_allow_origin is 'https://a.example/'; an origin is a scheme",
+        ),
+        (("--cors-allow-origin", "a.example"), "cors_allow_origin is 'a.example'; an origin is a scheme and a host"),
+        (("--cors-allow-origin", "https://*.a.example"), "cors_allow_origin is 'https://*.a.example'"),
+        (("--no-page", "--title", "T"), "--title and --example are for the page, and --no-page was given"),
+    ],
+)
+def test_options_that_would_have_no_effect(lamina, bank_folder: Path, options: tuple[str, ...], message: str):
+    ran = lamina("serve", bank_folder, "--port", 0, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err

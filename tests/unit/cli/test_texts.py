@@ -43,6 +43,14 @@ def test_nothing_came(monkeypatch: pytest.MonkeyPatch):
         from_stdin()
 
 
+def test_lines_that_end_in_carriage_returns_alone(monkeypatch: pytest.MonkeyPatch):
+    stdin(monkeypatch, b"one\rtwo\r")
+    with pytest.raises(DataError, match="standard input has no line feed; its lines end in carriage returns alone"):
+        from_stdin()
+    stdin(monkeypatch, b"one\ntwo\rthree")
+    assert from_stdin() == ["one", "two\rthree"]
+
+
 def test_not_utf8(monkeypatch: pytest.MonkeyPatch):
     stdin(monkeypatch, b"good\nb\xe4d\n")
     with pytest.raises(DataError, match=r"standard input is not UTF-8 at byte 6 \(row 2\)") as caught:

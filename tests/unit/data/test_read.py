@@ -15,10 +15,11 @@ from tests.support.portions import one_in
 
 from lamina.data import parquet
 from lamina.data.parquet import parquet_rows
-from lamina.data.read import Table, read_chunks, read_pair, read_table
+from lamina.data.read import Table, read_chunks, read_lines, read_pair, read_table
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -64,6 +65,19 @@ def test_csv_with_an_open_quote(tmp_path: Path):
     with pytest.raises(DataError, match=r"a\.csv row 3 is not CSV") as info:
         read_table(put(tmp_path, "a.csv", 'text,label\nfine,x\n"open,y\n'))
     assert info.value.row == 3
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt"])
+def test_lines_that_end_in_carriage_returns_alone(tmp_path: Path, name: str):
+    with pytest.raises(DataError, match=r"has no line feed; its lines end in carriage returns alone\. Convert them"):
+        read_table(put(tmp_path, name, "one\rtwo\r"), other="lines")
+    assert list(read_lines(put(tmp_path, name, "one\r"))) == [(1, "one\r")]
+
+
+def test_csv_with_a_carriage_return_outside_quotes(tmp_path: Path):
+    with pytest.raises(DataError, match=r"row 2 has a carriage return outside quotes; cells with line ends are quoted"):
+        read_table(put(tmp_path, "a.csv", "text,label\ntwo\rlines,x\n"))
+    assert read_table(put(tmp_path, "b.csv", 'text,label\n"two\rlines",x\n')).columns["text"] == ["two\rlines"]
 
 
 def test_jsonl_keeps_types_and_skips_blank_lines(tmp_path: Path):
@@ -319,7 +333,7 @@ def written(folder: Path, ending: str) -> Path:
     return path
 
 
-def read_texts(path: Path, **options: Any) -> list[list[str]]:
+def read_texts(path: Path, **options: Any) -> list[Sequence[str]]:
     return [table.column("text") for table in read_chunks(path, **options)]
 
 

@@ -71,7 +71,7 @@ def test_a_file_is_read_by_the_column_that_the_readers_learnt_from(tmp_path: Pat
     assert [row["text"] for row in rows(tmp_path / "c.jsonl")] == ["a note"]
     source = source.with_suffix(".jsonl")  # a first row without the column does not make another one the only one
     source.write_text('{"mood": "good"}\n{"mood": "bad", "ticket": "bad"}\n')
-    with pytest.raises(DataError, match="row 1 has no value in column 'ticket'"):
+    with pytest.raises(DataError, match=r"row 1 has no value in column 'ticket' \(it has mood\)"):
         run(made, source, tmp_path / "d.jsonl", readers=["mood"])
 
 
@@ -258,6 +258,15 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         run(bank(), source, output)
     assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
     assert list(rows(output)[0]["readers"]) == ["mood"]
+
+
+def test_a_run_that_ended_at_its_first_row_leaves_nothing(tmp_path: Path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"chat": {"text": "anna"}}\n')
+    with pytest.raises(DataError, match="row 1 has dict in column 'chat'"):
+        run(bank(), source, output, text="chat")
+    assert left(tmp_path) == {"in.jsonl"}
+    assert run(bank(), source, output, text="chat.text").rows == 1
 
 
 def test_an_output_inside_a_file(tmp_path: Path):

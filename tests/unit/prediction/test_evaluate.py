@@ -336,6 +336,9 @@ def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: 
     assert evaluate(bank, {"mood": task}, tfidf=True)["mood"]["tfidf"] == scores["mood"]["tfidf"]
     with pytest.raises(ConfigError, match="tfidf is set, and task test has no train part"):
         evaluate(bank, path, tfidf=True)
+    learnt.write_text("".join(learnt.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(ConfigError, match="the train part of task test has one class or no words; it learns from"):
+        evaluate(bank, path, tfidf=learnt)
 
 
 def test_a_test_part_that_fit_does_not_score_is_named(bank: ReaderBank, caplog: pytest.LogCaptureFixture):
