@@ -36,8 +36,6 @@ def listening(
 ) -> Iterator[BankOutput]:
     """Let readers read the model's forward passes inside the `with` block.
 
-    `bank.listen` and `bank.watch` are made of it.
-
     Args:
         bank: The bank, whose model runs.
         passes: One pass per stack, with the readers. A new pass is started from it each time the model is called.
@@ -311,8 +309,8 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
 
     Raises:
         UnknownNameError: If `over` is none of the three.
-        ConfigError: If the model does not generate text or decodes by a loop of its own, or a fusion cannot be computed
-            token by token.
+        ConfigError: Unless `over` is "prompt": if the model does not generate text or decodes by a loop of its own, or
+            a fusion needs the inputs of its blocks.
     """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":

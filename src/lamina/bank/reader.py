@@ -298,10 +298,7 @@ class ReaderModule(nn.Module):
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
     def restart_importance(self) -> None:
-        """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`).
-
-        These sums are reset whenever the fusion's mode changes, so the mode is switched twice.
-        """
+        """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`)."""
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
 

@@ -205,8 +205,8 @@ class ReaderCollection(nn.Module):
     def seal_base(self, op: str) -> None:
         """Check all weights of the stacks that readers read, and store their checksum for the next check.
 
-        It takes about 0.01 s for 100 MB of weights. Nothing is stored if the model is trained with its readers. Raises
-        ConfigError, with `op` as the operation, if the frozen model has changed.
+        Nothing is stored if the model is trained with its readers. Raises ConfigError, with `op` as the operation, if
+        the frozen model has changed.
         """
         self.check_base(op, full=True)
         for name in {self[reader].stack for reader in self} if not self.train_base else ():
@@ -261,8 +261,8 @@ class ReaderCollection(nn.Module):
     def update(self, other: ReaderCollection, readers: Sequence[str] | None = None) -> None:
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
-        The two banks then share these modules and their monitors: training one bank changes the other, and if either
-        bank renames a reader, its monitors are renamed in both.
+        The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
+        the other, and if either bank renames a reader, its monitors are renamed in both.
 
         Args:
             other: Bank whose readers are added.
@@ -455,8 +455,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If a layer is missing, a reader needs more than states, labels do not fit, or the model
-                changed.
+            ConfigError: If there is no reader to run, a layer is missing, a reader needs more than states, labels do
+                not fit, or the model changed.
         """
         labels = {} if labels is None else labels
         passes, names = self._start(readers, labels)

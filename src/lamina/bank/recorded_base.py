@@ -49,7 +49,7 @@ def check_needs_states(op: str, reader: Reader) -> None:
 
 
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
-    """Raise ConfigError unless a reader needs only the recorded states, and computes from them what it would otherwise.
+    """Raise ConfigError unless a reader needs only the recorded states, and computes from them what it does on a model.
 
     Args:
         op: The operation that error messages begin with.

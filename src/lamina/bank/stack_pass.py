@@ -43,9 +43,9 @@ is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 class StackPass:
     """One forward pass over one stack, for the readers that read the stack.
 
-    The pass receives each hidden state when the model computes it (`on_state`), gives it to the fusions that need it,
-    and keeps no reference to it. Afterwards `finish` runs the heads. Fusions that read the same layers and have equal
-    `group`s are computed together, as one stream.
+    The pass receives each hidden state when the model computes it (`on_state`), and gives it to the fusions that need
+    it; only fusions that need all states at once keep them. Afterwards `finish` runs the heads. Fusions that read the
+    same layers and have equal `group`s are computed together, as one stream.
 
     Attributes:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.

@@ -198,7 +198,10 @@ class _WatchedText(GenerationObserver):
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # those with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
-        """Score the tokens in `block`, which the model has read, flag sequences, and add a step per new token."""
+        """Score the tokens in `block`, which the model has read, flag sequences, and add a step per new token.
+
+        Padding and the token that ends a sequence are not scored.
+        """
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())

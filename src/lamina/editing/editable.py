@@ -1,7 +1,4 @@
-"""Select the blocks or convolutions that an edit changes, and refuse models that cannot be edited.
-
-Editing functions call these checks before they change anything.
-"""
+"""Select the blocks or convolutions that an edit changes, and refuse models that cannot be edited."""
 
 from __future__ import annotations
 

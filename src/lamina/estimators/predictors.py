@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     """Classify texts, or pairs of texts, with a reader on a frozen model.
 
-    X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y is one class per text, of
-    any type; or, for several labels per text, an array of zeros and ones with shape (texts, labels). Clones share the
-    model; the two models last used by name are cached.
+    X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y is one class per text (a
+    text, whole number or bool); or, for several labels per text, an array of zeros and ones with shape (texts, labels).
+    Clones share the model; the two models last used by name are cached.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
@@ -273,8 +273,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
 class LaminaTagger(LaminaEstimator):
     """Predict a tag for each word of sentences, with a reader on a frozen model.
 
-    X is a list of lists of words, and y a list of lists of tags. Tags may have any type; predicted tags have the same
-    type. Sentences that are longer than the model allows are read in overlapping windows.
+    X is a list of lists of words, and y a list of lists of tags. A tag is a text, whole number or bool; predicted tags
+    have the same type. Sentences that are longer than the model allows are read in overlapping windows.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.

@@ -42,8 +42,8 @@ class Head2Toe(FusionConfig):
         score_share: Share of the epochs for the first stage, rounded up to whole epochs; between 0 and 1, exclusive.
         layers: Selector of the layers that are read.
         per_token: Whether each token has its own features instead of the mean, for token tasks.
-        chunks: Number of equally long parts into which a sequence is cut, each with its own mean. With `per_token` only
-            1.
+        chunks: Number of equally long parts into which a sequence is cut, each with its own mean. A layer's means are
+            scaled together. With `per_token` only 1.
 
     Raises:
         ConfigError: If a number is out of its range, or `chunks` is above 1 with `per_token`.

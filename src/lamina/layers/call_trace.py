@@ -52,10 +52,10 @@ class Event:
         index: Position or key among the arguments or results; None if it is the result itself.
         time: When it was seen, on the clock of the calls.
         key: What equal values have in common; see `key_of`.
-        tensor: Returns the tensor, or None once it was freed.
+        tensor: Returns the tensor, or None once it was freed, or if `swap` or `form` is set.
         version: The tensor's in-place version when it was seen.
-        swap: Axes of the tensor that were exchanged before `key` was computed.
-        form: How the tensor was cut before `key` was computed.
+        swap: Axes of the tensor that were exchanged before `key` was computed; None: none.
+        form: How the tensor was cut before `key` was computed; None: not.
     """
 
     call: Call

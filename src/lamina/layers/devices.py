@@ -79,7 +79,7 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
 class MetaValues(TorchFunctionMode):
     """A context manager: inside it, converting a meta tensor to a Python number gives 0 instead of an error.
 
-    Models read values to warn, or to choose a faster way to the same result. On the meta device this would fail.
+    Models read values to warn, or to choose a faster way to the same result.
     """
 
     def __torch_function__(

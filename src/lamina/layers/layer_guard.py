@@ -126,7 +126,7 @@ class LayerGuard:
     def changed_modules(self, model: nn.Module, name: str) -> str | None:
         """Return how the modules of a stack have changed, besides their weights, as a phrase; None if they have not.
 
-        If they have not, whether the model is compiled (`compiled`) is looked up again.
+        If they have not, they are recorded as they are now, and `compiled` is looked up again.
         """
         if (change := self.modules[name].find_change()) is None:
             self.compiled = any(map(is_compiled, model.modules()))

@@ -106,7 +106,10 @@ class ModuleGuard:
         return change
 
     def is_same(self) -> bool:
-        """Return whether the modules are unchanged. This must be fast, because every pass of a bank calls it."""
+        """Return whether the modules are unchanged; if not, or after `look_again`, `find_change` says what counts.
+
+        This must be fast, because every pass of a bank calls it.
+        """
         try:
             return (
                 self._is_ready

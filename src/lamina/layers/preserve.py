@@ -199,7 +199,7 @@ _changed_by_passes: defaultdict[type[nn.Module], set[str]] = defaultdict(set)
 def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
     """Return the names of the attributes, submodules and buffers that passes change in modules of the class `kind`.
 
-    BigBird, for example, replaces its attention. Passes inside `preserve_model` have shown these changes.
+    Passes inside `preserve_model` have shown these changes.
     """
     return frozenset(_changed_by_passes.get(kind, ())) - {"training", "forward"}
 

@@ -35,8 +35,8 @@ class Cascade:
     - in between, the second monitor's reader is run. The second monitor aggregates only the tokens in between, and
       flags the text if its own threshold is reached. Without that threshold the cascade flags nothing.
 
-    Both readers read the same pass of the model, so a cascade saves the computation of the second reader. `Watch.asked`
-    and `Calibration.asked` are the fraction of the tokens for which the second reader was run.
+    Both readers read the same pass of the model. `Watch.asked` and `Calibration.asked` are the fraction of the tokens
+    for which the second reader was run.
 
     Args:
         first: The cheap monitor, for example with a `SingleLayer` fusion. Calibrate it for a high false positive rate:
