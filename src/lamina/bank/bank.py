@@ -88,9 +88,10 @@ class ReaderBank(ReaderCollection):
         return provider("storage").bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
-        """Return a new bank, in eval mode, on the model itself, with the readers of this bank from `from_states`.
+        """Return a new bank in eval mode on the model itself, with this bank's readers.
 
-        The two banks share the readers: training them in one bank changes them in the other.
+        This bank must come from `from_states`. The two banks share the readers: training them in one bank changes them
+        in the other.
 
         Args:
             model: The model whose states were recorded. If the states' manifest has no fingerprint of its weights, only
@@ -151,9 +152,9 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If a reader is not in the bank, or `over` is none of the three values.
             ConfigError: If the frozen model has changed, or a reader is already used by an enclosing `listen`. Unless
                 `over` is "prompt", also if the model generates no text or decodes by its own loop, or a fusion needs
-                the inputs of its blocks (`ExtraLayers`); by `model(...)` with a cache of earlier tokens; and by
-                `generate`, if its way of decoding does not tell which states belong to which text. `outputs[name]`
-                raises it if that reader read no pass.
+                the inputs of its blocks (`ExtraLayers`). Later raised by `generate`, if its way of decoding does not
+                tell which states belong to which text; by `model(...)` with a cache of earlier tokens, unless `over` is
+                "prompt"; and by `outputs[name]`, if that reader read no pass.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built

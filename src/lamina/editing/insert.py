@@ -71,8 +71,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
             the Dirac kernel: the identity matrix in the middle and zeros around it.
         activation: "gelu" (exact), "relu" or None.
         placement: What the activation is applied to: "weight", so that the layer stays linear, or "output", as usual.
-        stack: Name of the stack, or "all", in each of which `layers` are selected. None: the only one, or the encoder.
-            The convolutions of a speech model's feature encoder are the stack "feature_encoder".
+        stack: Name of the stack, or "all": `layers` are then selected in every stack. None: the only one, or the
+            encoder. The convolutions of a speech model's feature encoder are the stack "feature_encoder".
         generator: Source of the seed for "xavier" and "he". None: torch's global generator.
         kernel: Kernel size, odd, along each axis, of a layer after a convolution. Only layers with kernel 1 can be
             merged. On a GPU convolutions run in TF32 by default, which rounds (`torch.backends.cudnn.allow_tf32`).

@@ -110,7 +110,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -229,7 +229,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.
@@ -302,7 +302,7 @@ class LaminaTagger(LaminaEstimator):
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
-        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: One list of words per sentence.

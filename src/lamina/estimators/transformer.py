@@ -96,7 +96,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
     def fit(self, X: object, y: object = None) -> Self:
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
 
-        A loaded model stays frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
+        A loaded model is left frozen and in eval mode, with its weights. An earlier `bank_` is replaced.
 
         Args:
             X: Texts, or pairs of texts.

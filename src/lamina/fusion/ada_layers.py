@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have; see there."""
+    """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have; see `AdaLayers`."""
 
     dim: int
     dropout: float

@@ -104,9 +104,9 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module around a stack that has a config and is a model or holds the whole stack.
+    """Return the innermost module, on the path to a stack's scope, that has a config and is a model or holds the stack.
 
-    If there is none, return `model`. In some wrappers the stack's scope is a part of a model, such as BertEncoder.
+    If there is none, return `model`. In some wrappers the scope is only a part of a model, such as BertEncoder.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]

@@ -245,7 +245,7 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Run as much of a model as the given stacks need: their towers, or the whole model if it has no towers.
 
-    If one of the stacks is a decoder, and the batch has no input for it, it reads the encoder's token ids, shifted
+    If one of the stacks is a decoder without an input in the batch, the decoder reads the encoder's token ids, shifted
     right behind the config's start token.
 
     Args:
@@ -295,7 +295,7 @@ def token_mask(
 ) -> Tensor | None:
     """Return the attention mask `[batch, tokens]` of a pass over a stack; None if it has none, so all tokens are real.
 
-    If `batch` has none, a mask in another form was made by the model itself, and does not count.
+    If `batch` is known and has none, a mask in another form was made by the model itself, and does not count.
 
     Args:
         stack: The stack that is read.

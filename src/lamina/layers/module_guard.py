@@ -106,7 +106,7 @@ class ModuleGuard:
         return change
 
     def is_same(self) -> bool:
-        """Return whether the modules are unchanged; if not, or after `look_again`, `find_change` says what counts.
+        """Return whether the modules are surely unchanged; if not, `find_change` says whether a change counts.
 
         This must be fast, because every pass of a bank calls it.
         """
