@@ -1,8 +1,4 @@
-"""One forward pass over one stack of the model, for the readers that read this stack.
-
-Hooks pass each hidden state on to the readers' fusions. Fusions that can be computed together share a stream, which is
-an object that computes several fusions (its members) layer by layer.
-"""
+"""One forward pass over one stack of the model, for the readers that read this stack."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class StackPass:
 
     The pass receives each hidden state when the model computes it (`on_state`), and gives it to the fusions that need
     it; only fusions that need all states at once keep them. Afterwards `finish` runs the heads. Fusions that read the
-    same layers and have equal `group`s are computed together, as one stream.
+    same layers and have equal `group`s are computed together, by one `Stream`.
 
     Attributes:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.

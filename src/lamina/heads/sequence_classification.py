@@ -73,8 +73,7 @@ class PooledClassification(HeadConfig):
 
     Source:
         Dremov 2024, section 5.2; the encoder layers are those of its token tasks (figure 15). "query" is one head of
-        the attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, applied to the fusion's features;
-        the paper's probes have several heads, each after an MLP.
+        the attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, applied to the fusion's features.
     """
 
     problem_types: ClassVar[tuple[str, ...]] = get_args(ProblemType)

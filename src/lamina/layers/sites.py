@@ -1,7 +1,4 @@
-"""Find where a block's attention and feed-forward network add to its state, by running the model.
-
-A site is the place in a block where a value is read: "output", "attention" or "ffn".
-"""
+"""Find where a block's attention and feed-forward network add to its state, by running the model."""
 
 from __future__ import annotations
 
