@@ -79,7 +79,7 @@ def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...
 
 
 def parquet_features(schema: pa.Schema) -> datasets.Features | None:
-    """Return the features that `datasets` has written into the schema of a Parquet file. None: there are none."""
+    """Return the features that `datasets` wrote into the schema of a Parquet file; None if there are none."""
     if b"huggingface" not in (schema.metadata or {}):
         return None
     import datasets

@@ -324,7 +324,7 @@ class Kind(ABC, Generic[InputsT]):
     learnt_keys: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
-        """Return the kind's name, for messages and files."""
+        """Return the kind's name."""
         return self.name
 
     def __repr__(self) -> str:
@@ -336,11 +336,11 @@ class Kind(ABC, Generic[InputsT]):
         return self.name == (other.name if isinstance(other, Kind) else other)
 
     def __hash__(self) -> int:
-        """Return the hash of the kind's name, so that a kind and its name are one key of a dict."""
+        """Return the hash of the kind's name: a kind and its name are one key of a dict."""
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the kind as its name. Unpickling looks the name up."""
+        """Pickle the kind as its name."""
         return kind_of, (self.name,)
 
     # Reading: from files or rows to examples with labels

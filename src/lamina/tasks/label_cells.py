@@ -171,7 +171,7 @@ def is_whole(cell: object) -> bool:
 
 
 def has_decimal_comma(cell: object) -> bool:
-    """Return whether a cell is a text with a decimal comma, such as "1,5"."""
+    """Return whether a cell is a text that is a number with a comma for decimals or thousands: "1,5" or "1,234.5"."""
     return isinstance(cell, str) and _COMMA_NUMBER.fullmatch(cell.strip()) is not None
 
 

@@ -60,7 +60,8 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
 
     A split other than "train" is left out if it has no label column, nor one of a similar name, but "train" has, or (if
     there is no "train") another split. It is also left out, unless it is the only one, if all its labels are empty or
-    -1, and -1 is no class of `spec.labels` or "train". In other cases, DataError is raised for a missing column.
+    -1, and -1 is no class of `spec.labels` or "train". A split other than "train" that lacks the column, and is not
+    left out, raises DataError.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
@@ -170,7 +171,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
     Raises:
         DataError: If some labels are lists and others are not; if numbers with a decimal point stand among names; if a
-            text may be a list of names, or a number with a decimal comma; or if all numbers are like 1.0 and some rows
+            text may be a list of names, or a number with a comma; or if all numbers are like 1.0 and some rows
             have no label, or may have been dropped for that. Then they may be classes, because pandas writes whole
             numbers like that beside empty cells.
     """
@@ -224,7 +225,7 @@ def _number(cell: object) -> float:
 
 
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
-    """Raise DataError if labels of a column may be numbers with a decimal comma, or several names in one text.
+    """Raise DataError if labels of a column may be numbers with a comma, or several names in one text.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
     other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the other signs, one is
@@ -402,7 +403,7 @@ def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
 
 
 def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
-    """Return pairs (row number in the file, cell) of a column; raise DataError if the column or a cell is missing."""
+    """Return pairs (row number in the file, cell) of a column; DataError if the column or a cell is missing."""
     return zip(table.rows, table.column(column), strict=True)
 
 
@@ -474,10 +475,10 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. A list with bools, or with an entry per label and 0 or 1 twice, cannot
-    hold ids. Another list with 0 or 1 twice can if the lists of its table differ in length (or none has an entry per
-    label), and one has a single entry, or entries other than 0 and 1. If a list that cannot hold ids stands beside one
-    that is not 0 and 1 per class, DataError is raised.
+    `labels`, or at least 2 if `labels` is None. DataError is raised if a list that cannot hold ids stands beside one
+    that is not 0 and 1 per class. Lists with bools cannot hold ids, nor can lists with 0 or 1 twice and an entry per
+    label. Other lists with 0 or 1 twice can only if a list of the table has a single entry, or entries other than 0 and
+    1, and the table's lists differ in length (or none has an entry per label).
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class

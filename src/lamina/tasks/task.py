@@ -214,7 +214,7 @@ class Task:
     def join_pairs(self, separator: str) -> Task:
         """Return the same task with each pair of texts joined into one text, with `separator` between the two.
 
-        Otherwise the tokenizer joins pairs in its own way. To predict, join the texts with the same separator.
+        To predict, join the texts with the same separator.
 
         Raises:
             ConfigError: If the examples are not pairs, or the kind learns words or replies of the second text.
