@@ -213,7 +213,7 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> the settings, besides weights, that determined the states when the bank was made."""
+        """Return stack name -> the settings, besides weights, that decided the states at the start or `accept_base`."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
@@ -222,7 +222,7 @@ class ReaderCollection(nn.Module):
         return {name: guard.fingerprint for name, guard in guards.items() if guard.fingerprint is not None}
 
     def accept_base(self, fingerprints: Mapping[str, str]) -> None:
-        """Declare that the readers belong to the model as it is from now on.
+        """Declare that the readers belong to the model as it is now, so that earlier changes no longer count.
 
         Args:
             fingerprints: Stack name -> fingerprint of the present weights.

@@ -171,8 +171,8 @@ def _insert(
 ) -> Edit:
     """Insert layers into a model, in place, by the checked options; return the edit.
 
-    `seed` seeds random weights. If it is None, a seed is drawn from `generator`, or torch's global generator if that is
-    None too. Raises the errors of `insert_` about the model before anything is changed.
+    `seed` seeds random weights. If they need one and it is None, it is drawn from `generator`, or torch's global
+    generator if that is None too. Raises the errors of `insert_` about the model before anything is changed.
     """
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)

@@ -155,7 +155,9 @@ def unmark_states_of(attention: nn.Module) -> None:
 
 
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Return `output`, which a projection computed from `args`, after all inserted layers; it is a forward hook.
+    """Return `output`, which a projection computed from `args`, after all inserted layers; a forward hook.
+
+    Layers with `content_only` are skipped if `mark_states` has not marked the projection's input.
 
     Raises:
         ConfigError: If another library has replaced the projection, or wraps it.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Edit:
     """Keep the bottom blocks of a stack and remove the others, in place.
 
-    Modules after the blocks (a final norm, pooler, head) stay. The config gets the new depth, so that the model can be
-    saved with `save_pretrained` and loaded with plain `AutoModel`.
+    Modules after the blocks (a final norm, pooler, head) stay. The config is adapted, so that plain transformers loads
+    the saved model.
 
     Args:
         model: A transformers model.
@@ -37,8 +37,9 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         The edit; its `layers` are the removed blocks.
 
     Raises:
-        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the model
-            has several towers and none is named, or the model cannot be edited. The model is then unchanged.
+        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, no setting
+            of the config holds the depth, no list holds the blocks, the model has several towers and none is named, or
+            the model cannot be edited. The model is then unchanged.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
     """
@@ -60,8 +61,8 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
 
     Blocks are numbered as everywhere: block i is layer i, from 1. Layer 0, the embeddings, always stays and may be
     named: `keep_(model, [0, 1, 4, 5])` keeps the embeddings and blocks 1, 4 and 5, which become blocks 1, 2 and 3.
-    Modules around the blocks (embeddings, a final norm, pooler, head) stay. The config gets the new depth, and lists
-    with an entry per block follow, so that plain transformers loads the saved model.
+    Modules around the blocks (embeddings, a final norm, pooler, head) stay. The config is adapted, so that plain
+    transformers loads the saved model.
 
     Args:
         model: A transformers model.
@@ -73,8 +74,8 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
 
     Raises:
         ConfigError: If no block would stay, the family cannot have this order of blocks, the shape of another part of
-            the model depends on the depth, the model has several towers and none is named, or the model cannot be
-            edited. The model is then unchanged.
+            the model depends on the depth, no setting of the config holds the depth, no list holds the blocks, the
+            model has several towers and none is named, or the model cannot be edited. The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.

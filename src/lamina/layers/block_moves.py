@@ -24,7 +24,7 @@ class Move(Protocol):
 
     @property
     def layers(self) -> Sequence[int]:
-        """Numbers of the edited layers; for the kind "truncate", of those that were cut off."""
+        """Numbers of the edited layers; for "truncate", "keep" and "drop", of those that were removed."""
         ...
 
     @property

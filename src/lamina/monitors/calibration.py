@@ -119,7 +119,7 @@ class Calibration:
         guarantee: bool = False,
         **facts: Unpack[Facts],
     ) -> Self:
-        """Return the calibration for the lowest threshold whose false positive rate is at most `false_positive_rate`.
+        """Return the calibration for `threshold`, or for the lowest one with a rate of at most `false_positive_rate`.
 
         Args:
             highest: Highest running score of each text; -inf for a text without a score.
@@ -287,7 +287,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
     attention kernel. So the threshold lies above all entries of `scores` (the highest scores of all texts) that equal
-    `score` up to rounding: half-way between the highest of them and the next higher score.
+    `score` up to rounding: half-way between the highest of them and the next higher score, or close to `score` if it is
+    the highest. If `score` is -inf (no score), the threshold lies closely below the next higher score.
     """
     least = score + 2 * _rounding(score)
     tie = max((other for other in scores if score <= other <= least), default=score)

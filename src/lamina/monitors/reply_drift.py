@@ -37,9 +37,7 @@ _BENDS = (-0.45, 0.45, 0.9)
 @final
 @dataclass(frozen=True)
 class ReplyFacts:
-    """The facts about one reply that a `DriftSketch` summarises and a `DriftWatcher` tests.
-
-    They do not contain its text.
+    """The facts about one reply that a `DriftSketch` summarises and a `DriftWatcher` tests, without its text.
 
     Attributes:
         score: Highest running score that the monitor gave the reply.
