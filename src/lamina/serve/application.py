@@ -47,7 +47,7 @@ from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
 from lamina.serve.schemas import EmbedRequest, ExplainRequest, ModerationRequest, OpenAIProblem, PredictRequest, Problem
 from lamina.serve.settings import Settings
 from lamina.serve.telemetry import RequestMetrics, ServerMetrics
-from lamina.serve.uploads import Example, TooLargeError, medium_of
+from lamina.serve.uploads import Example, TooLargeError, medium_of, readers_of
 from lamina.serve.web_page import add_page, default_examples, default_title, learnt_pairs
 from lamina.serve.workers import EmbedWorker, Prediction, TooLongError
 from lamina.tasks import kind_of
@@ -282,7 +282,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         bank, options = scheduler.bank, body.parameters  # another bank may be served before the answer comes
         texts, is_single = responses.examples_of(body.inputs, lambda: responses.reads_pairs(bank, tasks))
         scheduler.check_count(texts)
-        responses.check_function(bank, tasks, options.function_to_apply)
+        responses.check_function(bank, readers_of(bank, tasks, texts), options.function_to_apply)
         raw = body.raw_scores or options.function_to_apply == "none"
         ask = partial(scheduler.ask, tasks=tasks, raw=raw, truncate=body.cuts, bank=bank)
         if tasks is None and len(bank) == 1:

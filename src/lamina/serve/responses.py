@@ -102,19 +102,18 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
     return {task: _ranked(prediction, top_k) for task, prediction in answer.items()}
 
 
-def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str | None) -> None:
+def check_function(bank: ReaderBank, names: Sequence[str], function: str | None) -> None:
     """Raise ConfigError if a client asks for scores by another function of the logits than a reader's own.
-
-    Raises UnknownNameError if a reader does not exist.
 
     Args:
         bank: The readers.
-        tasks: Names of the readers that are asked. None: all that read text.
+        names: Names of the readers that are asked, from `readers_of`. Those that predict numbers have no scores.
         function: "softmax", "sigmoid", "none" (logits, which every task has), or None for the task's own.
     """
-    for name in readers_of(bank, tasks, [""]) if function in ("softmax", "sigmoid") else ():
-        own = "sigmoid" if bank[name].config.head.problem_type == "multi_label" else "softmax"
-        if function != own:
+    for name in names if function in ("softmax", "sigmoid") else ():
+        problem = bank[name].config.head.problem_type
+        own = "sigmoid" if problem == "multi_label" else "softmax"
+        if function != own and problem != "regression":
             raise ConfigError(f"serve: function_to_apply is {function}, but scores of '{name}' are by {own}.")
 
 

@@ -159,6 +159,17 @@ def test_parameters_of_pipelines_are_heeded(client: TestClient):
     assert "Extra inputs" in found(422, topk=1)["error"]
 
 
+def test_a_reader_of_numbers_has_no_function_of_scores():
+    bank = tiny_bank()
+    bank.add("stars", Reader(Mean(), SequenceClassification(("stars",), problem_type="regression")))
+    with TestClient(create_app(bank)) as client:
+        body = {"inputs": TEXT, "tasks": "stars"}
+        plain = asked(client, "/predict", body)
+        for function in ("softmax", "sigmoid"):
+            parameters = {"function_to_apply": function}
+            assert asked(client, "/predict", {**body, "parameters": parameters}) == plain
+
+
 def test_the_root_answers_as_predict(client: TestClient):
     assert asked(client, "/", {"inputs": TEXT}) == asked(client, "/predict", {"inputs": TEXT})
     with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as locked:

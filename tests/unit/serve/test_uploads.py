@@ -65,6 +65,13 @@ def test_an_image_is_answered_as_predict_answers(images: TestClient):
     ]
 
 
+def test_readers_of_images_take_the_function_that_is_theirs(images: TestClient):
+    image, softmax = {"image": in_base64(PNG)}, {"function_to_apply": "softmax"}
+    assert asked(images, image, parameters=softmax) == asked(images, image)
+    error = asked(images, image, 422, parameters={"function_to_apply": "sigmoid"})["error"]
+    assert "scores of 'animal' are by softmax" in error
+
+
 def test_an_audio_clip_is_answered_as_predict_answers(sounds: TestClient):
     (said,) = lamina.predict(hearing(), [WAV])
     assert scores(asked(sounds, {"audio": in_base64(WAV)})) == pytest.approx(said["pitch"]["probabilities"])
