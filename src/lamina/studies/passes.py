@@ -110,8 +110,8 @@ def text_inputs(
 ) -> TextInputs:
     """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
-    Raises ConfigError if there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is
-    no tokenizer, or the model does not allow `max_length`.
+    Raises ConfigError if `texts` is a single string or empty, an entry is neither a text nor a pair, texts and pairs
+    are mixed, there is no tokenizer, or the model does not allow `max_length`.
 
     Args:
         model: The model that will read the texts.
@@ -156,9 +156,10 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Divide `rows` into batches of similar lengths; yield (row numbers, batch) of the encoded `inputs` for each.
+    """Yield (row numbers, batch) pairs: the `rows` of encoded `inputs`, in batches of similar lengths, longest first.
 
-    Raises ConfigError if `batch_size` is below 1.
+    If `inputs.equal_lengths` is True, all rows of a batch have the same length. Raises ConfigError if `batch_size` is
+    below 1.
     """
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
@@ -167,12 +168,10 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 
 
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
-    """Join consecutive batches into groups of at least `size` rows.
+    """Join consecutive batches into groups of at least `size` rows; yield each as a list of (row numbers, batch) pairs.
 
-    Remaining batches with fewer rows join the last group.
-
-    Yields each group as a list of (row numbers, batch) pairs; rows are counted from 0 across all batches. Raises
-    ConfigError if there is no batch.
+    Rows are counted from 0 across all batches. Remaining batches with fewer rows join the last group; if there is no
+    other group, they form one. Raises ConfigError if there is no batch.
     """
     previous: list[tuple[list[int], Batch]] = []  # yielded only when the next group is complete, since a rest may join
     group: list[tuple[list[int], Batch]] = []
@@ -205,7 +204,7 @@ class RowVectors:
         seed: Seed of the draw; together with a text's number it decides which tokens are drawn.
 
     Attributes:
-        tokens: With `per="token"`, the number of tokens that were read so far, without padding.
+        tokens: Number of tokens read so far, without padding. Always 0 with `per="text"`.
     """
 
     def __init__(
@@ -290,8 +289,8 @@ def prompt_ids(
 ) -> list[Tensor]:
     """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
-    Texts longer than `tokens` (None: what the model allows) are truncated; texts without a token are left out. Raises
-    DataError if no text has a token, and the errors of `text_inputs`. Messages begin with `op`, the study's name.
+    Texts longer than `tokens`, or than what the model allows, are truncated. Texts without a token that is not special
+    are left out. Raises DataError if none is left, and the errors of `text_inputs`, for the study `op`.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
@@ -338,7 +337,10 @@ def continuations(
 
 
 def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
-    """Return the share (0 to 1) of the tokens of `whole` (not empty) before its first difference from `other`."""
+    """Return the share (0 to 1) of the tokens of `whole` (not empty) before its first difference from `other`.
+
+    If `other` ends first, its end counts as a difference.
+    """
     pairs = enumerate(zip(whole, other, strict=False))
     equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
     return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

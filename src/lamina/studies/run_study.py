@@ -44,9 +44,9 @@ class Loads(Enum):
     its name is only replaced by the folder's path, if there is such a folder.
     """
 
-    MODEL = "model"  # loaded here
-    BANK = "bank"  # loaded here
-    CHECKPOINT = "checkpoint"  # loaded by the study itself; a folder in the data folder is found here
+    MODEL = "model"
+    BANK = "bank"
+    CHECKPOINT = "checkpoint"
 
 
 # In recipes, models, banks and studies are written as names or folders. An entry of `Loads` marks a name that is
@@ -80,7 +80,8 @@ def run_study(
 
     Raises UnknownNameError if the study does not exist. Raises ConfigError if the recipe lacks something that the study
     needs, or `resume` or `ray` is given for a study without cells (independent pieces of work). Raises StoreError,
-    before anything runs, if the folder cannot be written, or has other files under the names of a study's files.
+    before anything runs, if the folder cannot be written, or has other files under the names of a study's files. Errors
+    of loading and of the study's function are raised as they are.
 
     Args:
         name: Name of the study, such as "similarity".
@@ -89,12 +90,12 @@ def run_study(
             None: presets are downloaded from the hub.
         output: Folder for the study, and for its finished cells if the study has cells. None: nothing is written.
         resume: Do not repeat cells that are already finished in `output`.
-        progress: Show a progress bar.
-        ray: Where a study with cells runs them as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this
-            process.
+        progress: Show a progress bar, if the study has one.
+        ray: Where to run cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
 
     Returns:
-        The study. `settings["recipe"]` is the recipe, and `settings["failures"]` lists the cells that failed.
+        The study. `settings["recipe"]` is the recipe with this study alone. If the study has cells,
+        `settings["failures"]` lists those that failed.
     """
     options = recipe.options(name)
     parameters = parameters_of(name)
@@ -225,9 +226,7 @@ def _stands_for(annotation: object) -> Loads | None:
 
 
 class TextsRecipe(Strict):
-    """The texts of a study recipe, at most `limit`: a list, a column of a file, or the texts of a task.
-
-    Exactly one of them.
+    """The texts of a study recipe: exactly one of `lines`, `file` and `task`.
 
     Attributes:
         lines: The texts themselves. In YAML, `texts: [...]` is short for it.
@@ -305,8 +304,8 @@ class StudyRecipe(Strict):
     def options(self, name: str) -> dict[str, JSON]:
         """Return the options that the recipe gives to the study `name`; {} if it gives none.
 
-        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks a model, tasks, texts
-        or an option that the study requires.
+        Raises UnknownNameError if the study does not exist, and ConfigError if the recipe lacks tasks, texts or an
+        option that the study requires.
         """
         options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():

@@ -77,7 +77,7 @@ def fresh_model(
         labels: For a name or folder: class names of the head.
 
     Returns:
-        The model and its processor. The processor is None if none was given and `model.name_or_path` is empty.
+        The model and its processor. The processor is None if none was given, and none was saved with the model.
     """
     if isinstance(model, str | Path):
         loaded, saved_processor = load(model, head or saved_class(model), labels)
@@ -240,12 +240,12 @@ def run_cells(
     Args:
         cells: The cells, each with a different key. `cell.work()` returns a list of rows: mappings from column to a
             string, a number or None, with a column "score". The entries of the key are added as columns.
-        settings: Everything else that the rows depend on, JSON-ready. Finished cells are reused only if the settings
-            and the library versions are unchanged.
+        settings: Everything else that the rows depend on, JSON-ready. It is kept with each finished cell, together with
+            the library versions.
         output: Folder to write to. Each finished cell becomes one file in its subfolder "cells", and `failures.json`
             lists the failures. None: nothing is written.
         resume: Read the rows of cells that are already finished in `output` instead of running these cells again. Cells
-            that failed before are run again.
+            that failed before are run again. False: all cells are run, and replace their older files.
         progress: Show a bar with the number of finished cells and the remaining time.
         ray: Run the cells as tasks of Ray: "local" starts a cluster on this machine, "auto" uses the cluster that runs
             on this machine, and "HOST:PORT" another cluster. A cell whose worker died is tried again. None: run the
@@ -256,8 +256,8 @@ def run_cells(
         order.
 
     Raises:
-        ConfigError: If two cells have the same key, the finished cells in `output` were run with other settings,
-            `resume` is set without `output`, or no Ray cluster answers.
+        ConfigError: If two cells have the same key; if `resume` is set without `output`, or for finished cells that
+            were run with other settings or library versions; if no Ray cluster answers, or a cell cannot be pickled.
         StoreError: If the folder cannot be written, another process is writing to it, or a finished cell is damaged.
         MissingExtraError: If `ray` is given and Ray is not installed.
     """

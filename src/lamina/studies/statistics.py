@@ -104,8 +104,8 @@ def paired_bootstrap(
     never 0. Raises ConfigError if the two shapes differ, there are no rows, or an option is out of its range.
 
     Args:
-        first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row `[seeds, rows,
-            counts]`.
+        first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row, `[rows,
+            counts]` or `[seeds, rows, counts]`.
         second: The same for the second method, on the same rows and with the same seeds.
         metric: Function from sums of counts `[..., counts]` to scores `[...]`. None: the score is the mean over rows.
         names: Names of the two methods, for the sentence.
@@ -396,7 +396,7 @@ def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 score `[...]` over the classes that occur, from summed, flattened confusion matrices."""
+    """Return the mean F1 score `[...]` over the classes that are predicted or true, from summed confusion matrices."""
     scores, present = _per_class_f1(totals)
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 

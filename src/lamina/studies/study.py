@@ -136,7 +136,7 @@ def _undefined(table: DataFrame) -> str | None:
 class Study:
     """The result of a study; every function of `lamina.studies` returns one.
 
-    Making one logs a warning if scores are NaN or infinite.
+    Making one logs a warning if scores are NaN or infinite, unless its conclusions already say so.
 
     Attributes:
         name: Name of the study, such as "similarity".
@@ -204,14 +204,14 @@ class Study:
         return rows_where(self.table, chart.where)
 
     def save(self, folder: str | Path) -> None:
-        """Write the table as Parquet and CSV, and everything else as JSON. Either all files are written or none.
+        """Write `table.parquet`, `table.csv`, and all else as `lamina_study.json`: either all of these files, or none.
 
         Args:
             folder: Folder to write to; it is created if it does not exist. A study already saved there is replaced;
                 other files stay.
 
         Raises:
-            StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study.
+            StoreError: If the folder cannot be written, or has files with these names that do not belong to a study.
         """
         with staged(Path(folder).absolute(), FILES) as stage:  # pandas expands a "~" in front of a path
             self.table.to_parquet(stage / PARQUET, index=False)

@@ -115,7 +115,8 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     1. In one pass of the frozen model, a linear reader of every single layer is trained, and one linear reader of a
        scalar mix of all layers but the embeddings.
     2. The lowest layer whose mean score is within `tolerance` of the best layer's score is the last block to keep. The
-       layers to read are that layer, and every lower layer whose score is within `tolerance` of it.
+       layers to read are that layer, and every lower layer whose score is within `tolerance` of it. If the last block
+       to keep is the top one, steps 3 and 4 are left out.
     3. The model is cut after that block, and a linear reader of a scalar mix of the layers to read is trained. Seed by
        seed, its score is compared with the score of the reader of all layers of the whole model.
     4. If the model has an output over a vocabulary, the perplexity of `texts` is measured before and after the cut.
@@ -300,8 +301,8 @@ def measure_speedup(
 ) -> float:
     """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
 
-    A pass reads up to 32 validation rows of the task. Five pairs are timed. Raises the errors of `encode_rows`.
-    `max_length` is the maximum of tokens per text; None: what the model allows.
+    A pass runs the model without its head on up to 32 validation rows of the task. Five pairs are timed. Raises the
+    errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)

@@ -404,7 +404,7 @@ class EditPlan(Strict):
     Attributes:
         edits: The edits.
         seed: Seed of random weights and of healing.
-        task: The name of a preset, or the keys of a task in a recipe.
+        task: The name of a preset, or the keys of a task in a recipe. None: no task; only `drop_least` needs one.
     """
 
     edits: list[Annotated[Fields, _CHECKED]] = Field(min_length=1)
@@ -431,8 +431,9 @@ class EditPlan(Strict):
     ) -> list[LeastBlocks]:
         """Apply the edits to a model, in place; return one report of what the model lost per edit `drop_least`.
 
-        `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data, and whether to
-        show progress bars. Raises LaminaError if an edit cannot be applied. Earlier edits then stay applied.
+        `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data (None: as in
+        `load_task`), and whether to show progress bars. Raises LaminaError if an edit cannot be applied. Earlier edits
+        then stay applied.
         """
         task: Task | None = None
         reports: list[LeastBlocks] = []

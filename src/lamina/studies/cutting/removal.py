@@ -123,7 +123,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task. None: no tasks.
         texts: Texts, or pairs of texts, to measure the perplexity on. None: it is not measured.
-        prompts: Texts to continue. None: the first 8 tokens of each of the first 32 of `texts`.
+        prompts: Texts to continue. None or empty: the first 8 tokens of each of the first 32 of `texts`, without pairs.
         new_tokens: Maximum number of tokens to generate. 0: nothing is generated.
         processor: Tokenizer or image processor. None: the one saved with the model.
         runs: Values of n: lengths of the ranges, in blocks.
@@ -140,8 +140,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If there is neither a task nor a text, a length in `runs` is not between 1 and the depth minus 1,
-            `new_tokens` is negative, the stack has no module per block, or all cells failed; if `resume` is set without
-            `output`, or the cells in `output` were run with other settings.
+            `new_tokens` is negative, the stack has no module per block, or no cell measured anything; if `resume` is
+            set without `output`, or the cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -259,7 +259,7 @@ class _CellModel:
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
         """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks.
 
-        Raises the errors of `variability`, such as DataError if all rows have one class. `max_length` is the maximum of
+        Raises the errors of `variability`, such as DataError if all rows have one class. `max_length` is the maximum
         tokens per text; None: what the model allows.
         """
         table = variability(
@@ -403,8 +403,8 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             if text was generated.
 
     Returns:
-        Two values. The study's table: the measured rows without the proxies' own rows, then rows of measure "drop" (one
-        per task, proxy, seed and range) and "rank_correlation" (one per task and proxy). And the conclusions.
+        The study's table, and the conclusions. The table has the measured rows without the proxies' own rows, then rows
+        of measure "drop" (one per task, proxy, seed and range) and "rank_correlation" (one per task and proxy).
     """
     is_proxy = table["measure"].isin(PROXIES)
     measured, proxies = table.loc[~is_proxy], table.loc[is_proxy]
