@@ -106,8 +106,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         sets: Names or numbers of the sets. None: all of the setting.
         methods: Names of the methods. By default all but "xgboost", which needs an extra package.
         seeds: Seeds of the readers: their initial weights and dropout. The rows and their order stay the same.
-        points: In "scarce" numbers of training rows, in "imbalance" shares of the positive class. None: 16, 64, 256 and
-            1,024 rows; 0.05, 0.1, 0.25, 0.5, 0.75, 0.9 and 0.95.
+        points: In "scarce" numbers of training rows, in "imbalance" shares of the positive class; not allowed in the
+            other settings. None: 16, 64, 256 and 1,024 rows; 0.05, 0.1, 0.25, 0.5, 0.75, 0.9 and 0.95.
         scored: Maximum number of scored rows per set. None: all.
         unique: Whether each text counts once. The published sets repeat texts of the rarer class, so that the same text
             may be trained on and scored; False keeps the published rows.
@@ -118,10 +118,11 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         progress: Show a progress bar.
 
     Returns:
-        A study with rows of four measures. "score": the AUC of a method on a set. "mean": its mean over the sets for
-        which every method has a score, with the median "seconds" and "bytes". "rank": its mean rank. "ahead": how far
-        "default" (or the best method, if that did not run) is above each other method on average, with "low", "high",
-        "p" (after Holm's correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
+        A study with the columns "set", "point", "method", "seed", "measure", "score" and others, and four measures.
+        "score": the AUC of a method on a set. "mean": its mean over the sets for which every method has a score, with
+        the median "seconds" and "bytes". "rank": its mean rank (1 is best). "ahead": how far "default" (or the best
+        method, if that did not run) is above each other method on average, with "low", "high", "p" (after Holm's
+        correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
@@ -411,11 +412,11 @@ def _sentence(row: Row, sets: int, seeds: int) -> str:
 
 
 def over_sets(study: Study) -> Frame:
-    """Return one row per point (see `_points`) and method of a benchmark, with the best mean of each point first.
+    """Return one row per method of a benchmark (and per point, if it has several), the best mean of each point first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
     seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading method with this one:
-    "behind_by", "low", "high", "p", "wins", "level" and "losses".
+    "behind_by", "low", "high", "p", "wins", "level" and "losses". The leader has no value in them.
     """
     table: Frame = study.table
     keys = ["point", "method"]

@@ -47,8 +47,8 @@ def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
     `classes` are those of the training rows. With up to 12 rows, all pairs of rows are held out in turn. With fewer
-    than 128, there are six stratified folds, drawn with `seed`. Otherwise the last fifth of the rows, at most 100, is
-    held out. Folds whose held-out rows lack a class are left out.
+    than 128, there are six stratified folds, drawn with `seed`; in both cases, folds whose held-out rows lack a class
+    are left out. Otherwise the last fifth of the rows, at most 100, is held out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 

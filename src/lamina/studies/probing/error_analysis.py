@@ -64,7 +64,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         probe: Kind of probe: "linear" or "mlp".
         hidden: Size of the MLP's hidden layer.
         count: Maximum number of wrong answers to list per layer.
-        deleted: Shares of a text's words to remove, as one span at a random place. Does not apply to images and audio.
+        deleted: Shares of a text's words to remove, as one span at a random place. Empty: this is not measured.
         seed: Seed of the probes' initial weights and of the places of the removed spans.
         epochs: Number of passes of the probes over the training rows.
         batch_size: Rows per step.
@@ -81,10 +81,11 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         "by_length": the score on the rows of one bin of text lengths; "length" is the largest number of words in the
         bin.
         "deleted": the score after the share of words in the column "deleted" was removed, starting with 0.
+        Images and audio have no rows of the last two.
 
     Raises:
-        ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, or there is no
-            tokenizer or other processor.
+        ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, `hidden` is below 1,
+            or there is no tokenizer or other processor.
         DataError: If the training rows have fewer than two classes.
         UnknownNameError: If a split or stack does not exist, or a task's metric cannot be computed from sums over rows.
         LayerIndexError: If a layer does not exist.

@@ -124,9 +124,10 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         DataError: If the training rows have fewer than two classes.
-        ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; or
-            if `sites` names "attention" or "ffn" but layer 0 is the only layer. Also if `resume` is set without
-            `output`, the cells in `output` were run with other settings, or every cell failed.
+        ConfigError: If a task has neither classes nor numbers; if there is no probe, seed or site, or a seed or site is
+            named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the only layer.
+            Also if `resume` is set without `output`, the cells in `output` were run with other settings, or every cell
+            failed.
         UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
             sums over rows.
         ModelNotFoundError: If `model` is a name and there is no such model.

@@ -100,8 +100,8 @@ def drift(
         iteration" if both sides of a matrix are longer than 1,024.
 
     Raises:
-        ConfigError: If checkpoints differ in family, depth or the shape of a weight; if layer 0 is selected, there is
-            nothing to compare with, or a model carries adapters.
+        ConfigError: If checkpoints differ in family, depth or the shape of a weight; if layer 0 is selected, `roles` or
+            `others` is empty, one of the others is named "base", or a model carries adapters.
         UnknownNameError: If a role or the stack does not exist.
         ModelNotFoundError: If there is no model of a given name.
         LayerIndexError: If a layer does not exist.

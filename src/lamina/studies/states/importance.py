@@ -75,7 +75,7 @@ def importance(
 
     The importance is the layer's share of the fusion's weights, as the fusion's method `importance` defines it. Readers
     of a single layer, and of fusions without weights per layer, are left out. With `texts`, the banks stay in eval
-    mode.
+    mode, and their fusions keep the weights of these texts alone.
 
     Args:
         banks: A bank of trained readers, or name -> bank.
@@ -158,7 +158,7 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
     """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
     The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`.
-    `batch_size` is the number of texts per pass, and `max_length` the maximum of tokens per text; None: what the model
+    `batch_size` is the number of texts per pass, and `max_length` the maximum tokens per text; None: what the model
     allows.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)

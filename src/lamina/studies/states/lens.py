@@ -320,7 +320,7 @@ def perplexity(
     """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
     `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
-    masked tokens, a causal model all next tokens. `max_length` is the maximum of tokens per text; None: what the model
+    masked tokens, a causal model all next tokens. `max_length` is the maximum tokens per text; None: what the model
     allows. The result is at most exp(700). Raises the errors of `lens`.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
@@ -415,7 +415,7 @@ def lens_tokens(
 
     Args:
         model: A causal or masked language model with its head; it is not changed.
-        text: One text.
+        text: One text; it is truncated to what the model allows.
         processor: The tokenizer. None: the one saved with `model.name_or_path`.
         layers: Layers to read.
         top: Number of tokens to list, from 1 to the size of the vocabulary.
