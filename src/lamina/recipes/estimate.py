@@ -58,11 +58,11 @@ class FittedBatch:
 
     Attributes:
         task: The task; `method` names the method, or several whose readers share passes, joined by ", ".
-        tokens: Tokens of a row.
+        tokens: Tokens of the longest row, which may be an estimate.
         weight_bytes: Weights, gradients and moments.
         row_bytes: What a row keeps for the gradients, in float32.
-        asked: The batches in the recipe.
-        fitted: Batches that fit.
+        asked: Rows of a batch, and batches per step, in the recipe.
+        fitted: The same numbers for batches that fit.
         runs: Names of the runs.
     """
 
@@ -79,10 +79,11 @@ class FittedBatch:
 def fit_batches(
     recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]], memory_bytes: int
 ) -> list[FittedBatch]:
-    """Return the largest batches that fit a GPU, for each task and method. Rows per optimizer step stay as they are.
+    """Return batches that fit a GPU, for each task and method: those of the recipe, or the largest that fit.
 
-    `planned` are all runs, and `tasks` has the copies of those tasks whose data was read. Raises ConfigError if not
-    even one row fits; the message says how much it needs. `memory_bytes` is the memory of each GPU.
+    Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has the copies of those tasks whose
+    data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used. Raises ConfigError if not even one
+    row fits; the message says how much it needs.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 
@@ -274,7 +275,7 @@ class Estimate:
         kept_rows: Number of rows of that batch; 0 if whole models are trained, for which this is not estimated.
         parts: What each task and method costs, in operations and in hours of one GPU; see `gpu_hours`.
         batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
-        cache_bytes: All hidden states that readers need, in half precision; 0 if there is no cache.
+        cache_bytes: All hidden states that readers need, in half precision; 0 if the model is trained.
         notes: Assumptions that were made.
     """
 

@@ -350,7 +350,7 @@ class SharedPass(NamedTuple):
         task: Name of the first reader's task; the others have the same data.
         steps: Optimizer steps.
         flops: Operations of the base model.
-        cache_bytes: Size of the hidden states in a cache.
+        cache_bytes: Size of the hidden states in a cache; 0 for the test split.
         runs: The runs of the readers.
     """
 

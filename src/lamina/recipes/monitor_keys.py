@@ -38,8 +38,8 @@ class MonitorRecipe(Strict):
         flag: Label or labels to watch for.
         aggregate: The aggregation of token scores: its name, or settings with "name".
         scale: The scale of token scores.
-        rate: Rate of false positives.
-        per: Unit of the rate; below 1 if it is a fraction of the replies.
+        rate: Rate of false positives; below 1 if it is per reply.
+        per: Unit of the rate.
         guarantee: Keep the rate on other texts too, with 95 % confidence.
         split: Whose texts choose the threshold.
     """

@@ -89,7 +89,7 @@ class RecipeResult:
         baselines: Task -> as in `FitResult.baselines`.
         unlabelled: Task -> number of training rows without a label.
         failures: Separate runs that ended with an error.
-        bank: Every reader, at its best epoch; None if each was trained separately.
+        bank: Every reader, at its best epoch; None if readers were trained separately, or methods trained the model.
     """
 
     table: list[SummaryRow] = field(default_factory=list)
@@ -117,11 +117,12 @@ def run_recipe(
 ) -> RecipeResult:
     """Train the readers of a recipe, or fine-tune its models, and return tables of the scores.
 
-    Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, every
-    separate run failed, or a run to resume had other settings or data. Raises UnknownNameError if an option, or a
-    metric of a task, does not exist; DataError if the data of a task cannot be read or used; StoreError if the output
-    folder cannot be written, or a file in it is damaged; MissingExtraError if SciPy (for several seeds or repeats) or a
-    package of a metric is missing.
+    Raises ConfigError if an option is not allowed, `ray` is given for readers that share passes of the model, not even
+    one row fits `memory_bytes`, every separate run failed, or a run to resume had other settings or data. Raises
+    UnknownNameError if an option, or a metric of a task, does not exist; DataError if the data of a task cannot be read
+    or used; StoreError if the output folder cannot be written, or a file in it is damaged; MissingExtraError if SciPy
+    (for several seeds or repeats) or a package of a metric is missing. Readers that share passes also raise the errors
+    of `lamina.load` and `lamina.fit`.
 
     Args:
         recipe: The recipe, from `load_recipe`.

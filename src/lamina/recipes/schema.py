@@ -188,8 +188,9 @@ class MethodRecipe(Strict):
     """A way to fine-tune the model. With a `grid`, it stands for one way per combination of the grid's values.
 
     `edits` are applied to the model before training, in order. An edit is the name of a function, without its final
-    underscore ("insert" for `lamina.insert_`), with the function's arguments. One with null layers is left out. Keys of
-    the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; `fit` replaces the recipe's options.
+    underscore ("insert" for `lamina.insert_`), with the function's arguments. An edit with null layers is left out.
+    Keys of the grid are arguments of edits ("insert.layers") and options of `lamina.fit`; `fit` replaces the recipe's
+    options.
     """
 
     edits: list[Annotated[Edit, checked(check_named_edit)]] = Field(default_factory=list)

@@ -164,6 +164,7 @@ class TableRecipe(Strict):
     If several settings belong to one cell, the cell shows the setting with the best validation score.
 
     Attributes:
+        title: None: "Best of every method".
         rows: The properties that form rows.
         columns: The properties that form columns.
         metrics: One column for each; empty: the metric of each task.
@@ -190,9 +191,10 @@ class FigureRecipe(Strict):
     without the setting on the x axis is drawn as a horizontal line.
 
     Attributes:
+        title: None: "Scores by" and the property on the x axis.
         x: The property on the x axis; `x_title` is its title, and `log_x` makes it logarithmic.
         series: One curve for each value.
-        facet: One panel for each value.
+        facet: One panel for each value; None: one panel in all.
         metric: None: the metric of each task.
         part: Split; None: the test split if it is scored, else validation.
         scale: Scores are multiplied by this; 100 shows per cent.

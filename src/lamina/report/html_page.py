@@ -83,7 +83,7 @@ def write_page(
     Raises:
         ConfigError: If the path ends in neither `.html` nor `.htm`, no folder is given, or a folder is given twice.
         StoreError: If a folder holds neither a study nor a finished run, if its files are damaged or come from another
-            version, or if the page cannot be written.
+            version, or if the page or its folder of files cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
         UnknownNameError: If a figure of a study names a column that its table does not have.

@@ -86,8 +86,8 @@ def importance_drawings(importances: Rows, table: Rows) -> dict[str, Drawing]:
 
     "importance" has a bar per layer, at the best epoch, or with more than four readers a heat map.
     "importance-over-training" has a line per layer, over steps if the option `importance_steps` was set, otherwise over
-    epochs. Runs that differ only in their seed are averaged, and the mean is drawn with its 95 % t interval. If a grid
-    of settings was searched, only the best setting of each task and method is drawn.
+    epochs. Runs that differ only in their seed are averaged; from three runs on, the 95 % t interval is drawn too. If a
+    grid of settings was searched, only the best setting of each task and method is drawn.
 
     Args:
         importances: `RecipeResult.importances`, or the rows of `importances.parquet`.
@@ -174,8 +174,9 @@ def importance_over_training(
     The x axis shows steps if importances were recorded between epochs, otherwise epochs.
 
     Args:
-        rows: Rows of `FitResult.importances`, with "reader", "epoch", "step", "layer" and "importance". Rows that
-            differ only in "importance" come from several runs: they are averaged, and a band shows the 95 % t interval.
+        rows: Rows of `FitResult.importances`, with "reader", "epoch" (None between epochs), "step", "layer" and
+            "importance". Rows that differ only in "importance" come from several runs: they are averaged, and from
+            three runs on a band shows the 95 % t interval.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         title: Title of the chart.
 
@@ -289,10 +290,10 @@ def runs_remark(cells: Sequence[Cell | Point]) -> str:
 def draw_curves(figure: Curves, path: Path | str) -> Path:
     """Draw a figure of a run's report as a chart of curves in a `.png`, `.svg` or `.html` file, and return its path.
 
-    Each point is drawn with its 95 % interval or, if it averages two runs, with both scores. A method without a value
-    on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix; DataError if
-    there are no points; MissingExtraError if the packages of `lamina[report]` are not installed; StoreError if writing
-    fails.
+    A point of three runs or more is drawn with its 95 % interval, and one of two runs with both scores. A method
+    without a value on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix;
+    DataError if there are no points; MissingExtraError if the packages of `lamina[report]` are not installed;
+    StoreError if writing fails.
     """
     path = checked_path("figure", path, curve_rows(figure), ("x", "value"))
     drawing = curves_drawing(figure)

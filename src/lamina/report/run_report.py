@@ -168,7 +168,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
     The tables are in `report.md` and `report.tex`, the figures in `figure-1.png` and so on. A figure without points is
     left out. If readers mix layers, `importance.png` shows the importance of each layer at the best epoch, and
-    `importance-over-training.png` shows it over training.
+    `importance-over-training.png` shows it over training. Files of an earlier report are removed or replaced.
 
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
