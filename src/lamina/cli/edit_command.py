@@ -79,7 +79,7 @@ class EditFacts(TypedDict):
         before: Its size before the edits; `after` is the size after them.
         unchanged_parameters: Number of parameters that kept their values.
         output_difference: Largest absolute difference between the model's outputs before and after, on a small batch.
-            None in a dry run, or if the model cannot run on one, or no output has the same name and shape.
+            None in a dry run, or if the model cannot run on the batch, or no output has the same name and shape.
         saved: The output folder; None in a dry run.
         blocks: The blocks of each edited stack before and after.
         lost: What --drop auto:N cost, as `LeastBlocks.to_dict` returns it.
@@ -334,8 +334,8 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     """Hold the lock of the folder `out` inside the `with` block; with `overwrite`, a model in it may be replaced.
 
-    Raises ConfigError if `out` is None, a file, or a folder that is not empty; StoreError if another process holds the
-    lock. With `overwrite`, the folder may hold a model, but no other files.
+    Raises ConfigError if `out` is None, a file, or a folder that is not empty (with `overwrite`: one that holds files,
+    but no model); StoreError if another process holds the lock.
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 

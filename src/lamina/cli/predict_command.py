@@ -182,7 +182,10 @@ def _short(text: str | tuple[str, str]) -> str:
 
 
 def summary(answer: Answer) -> str:
-    """Return a prediction as a short string: labels with scores, spans, a number or tokens; "-" for an empty one."""
+    """Return a prediction as a short string; "-" for an empty list of labels or spans.
+
+    A label, span or token has its score beside it; several labels of one text, a number or generated text have none.
+    """
     if not isinstance(answer, Mapping):
         if answer and "candidates" in answer[0]:
             best = [mask["candidates"][0] for mask in answer if mask["candidates"]]

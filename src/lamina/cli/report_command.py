@@ -85,15 +85,8 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
     """Write the tables and figures of a training run into its folder, and return them.
 
-    If the packages for drawing are not installed, a warning is printed and figures are left out.
-
-    Args:
-        folder: Output folder of the run.
-        formats: Formats of the figures: "png", "svg" and "html".
-        beside: Output folders of other runs whose curves are drawn into the figures of this run.
-
-    Raises:
-        StoreError: If the folder holds no finished run, is damaged, or cannot be written.
+    If the packages for drawing are not installed, a warning is printed and figures are left out. Arguments and other
+    errors are those of `lamina.report.write_report`.
     """
     from lamina.report.run_report import write_report
 

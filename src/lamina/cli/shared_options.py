@@ -93,7 +93,7 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
 def check_output(
     op: str, folder: Path, *, overwrite: bool, resume: bool | None = None, replaced: Collection[str] = ()
 ) -> None:
-    """Check that a command may write to an output folder. Every command with an output folder calls this first.
+    """Check that a command may write to an output folder.
 
     Raises ConfigError if `overwrite` and `resume` are both set, or neither is and the folder is not empty; StoreError
     if the folder is a file or cannot be read.

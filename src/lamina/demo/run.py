@@ -61,7 +61,7 @@ class Prediction(TypedDict):
     Attributes:
         text: The sentence; `sentiment` and `acceptability` are the labels that the readers gave it.
         entities: Found names, such as "Lisbon (LOC)".
-        wrong: The right answers of the readers of whole sentences, where they are wrong.
+        wrong: The right label in place of each wrong `sentiment` or `acceptability`; [] if both are right.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Score(TypedDict):
         metric: The metric of all scores.
         last_layer: Score of a linear head on the last layer; `default_reader` is the default reader's.
         best_layer: Layer whose single-layer reader is best on the validation split; None in the short demo.
-        best_single_layer: Test score of that reader; else None.
+        best_single_layer: Test score of that reader; None in the short demo.
     """
 
     task: str

@@ -222,7 +222,7 @@ def _entity(name: str, entity_type: str) -> list[Token]:
 def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
     """Return tokens as a row of the corpus with these labels.
 
-    "a" becomes "an" before vowels, the first letter a capital.
+    "a" becomes "an" where the next word sounds like a vowel, and the first letter becomes a capital.
     """
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
