@@ -24,6 +24,7 @@ from tests.support.training import (
 )
 
 from lamina.bank import Reader, ReaderBank
+from lamina.data.recorded_states import RecordedStates
 from lamina.errors import BaseMismatchError, ConfigError, DataError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.concat import Concat
@@ -147,6 +148,40 @@ def test_states_that_do_not_fit_the_rows_of_fit_are_refused(tmp_path: Path):
     np.save(folder / "states.npy", states)
     with pytest.raises(DataError, match=r"row 0 \(from 0\) has a state of layer 3 that is NaN"):
         train(bank, {"x": held_out}, states=folder)
+
+
+def test_the_length_and_the_texts_of_the_recording_hold(tmp_path: Path):
+    texts, labels = labelled_texts(8)
+    live, folder = texts_task(train=(texts, labels)), written(tmp_path / "states", texts, labels)
+    bank = ReaderBank.from_states(folder)
+    bank.add("x", Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, pooling="mean")))
+
+    def trained(**facts: Any) -> tuple[Any, Any]:
+        content = json.loads((folder / "states.json").read_text(encoding="utf-8"))
+        (folder / "states.json").write_text(json.dumps({**content, **facts}), encoding="utf-8")
+        train(bank, {"x": live}, states=folder, max_length=16)
+        return bank["x"].info["max_length"], bank["x"].info["pair"]
+
+    assert trained() == (16, False)  # another program recorded the states, and did not say how
+    assert trained(max_length=16, pairs=False) == (16, False)
+    with pytest.raises(ConfigError, match=r"max_length is 16, and the states in .* were recorded with 32; they cannot"):
+        trained(max_length=32)
+    with pytest.raises(ConfigError, match=r"'train' has single texts, and .* the states of pairs\. Record the texts"):
+        trained(max_length=16, pairs=True)
+    train(bank, {"x": Task.from_states("sequence_classification", train=folder)}, states=None)
+    assert bank["x"].info["pair"] is True
+
+
+def test_readers_of_one_task_open_its_states_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    texts, labels = labelled_texts(8)
+    live, folder = texts_task(train=(texts, labels)), written(tmp_path / "states", texts, labels)
+    bank, opened = ReaderBank.from_states(folder), list[Any]()
+    open_states = RecordedStates.open
+    monkeypatch.setattr(RecordedStates, "open", lambda path: opened.append(path) or open_states(path))
+    for name in "ab":
+        bank.add(name, Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, pooling="mean")))
+    train(bank, dict.fromkeys("ab", live), states=folder)
+    assert opened == [folder]
 
 
 FUSIONS: dict[str, Any] = {

@@ -511,7 +511,7 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
             first, problem = first or number, problem or text
             continue
         cells = _cells(text)
-        if text.strip() and not _begins_document(cells):
+        if text.strip() and "-DOCSTART-" not in text:
             if text.startswith("#") and not words:
                 facts = facts or _columns_and_tags(read())
                 if _is_comment(cells, *facts):
@@ -537,18 +537,14 @@ def _cells(text: str) -> list[str]:
     return [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else _BLANKS.split(text.strip(" "))
 
 
-def _begins_document(cells: list[str]) -> bool:
-    return any(cell.startswith("-DOCSTART-") for cell in cells)  # a number may follow, as in "-DOCSTART- (1 EU)"
-
-
 def _is_header(cells: list[str]) -> bool:
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
     """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
-    rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
-    rows = (cells for cells in rows if not _begins_document(cells))
+    texts = (text for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
+    rows = (_cells(text) for text in texts if "-DOCSTART-" not in text)
     first = next(rows, [])
     return len(first), frozenset(cells[-1] for cells in chain([first], rows) if cells)
 

@@ -223,10 +223,11 @@ def _prepared(
     if unjudged := [task for task in tasks.values() if errors and not task.kind.has_classes]:
         what = "whose answers are not right or wrong one by one"
         raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
-    runner.warn_about_pairs({name: task.split(split).pairs for name, task in tasks.items()})
+    parts = {name: task.split(split) for name, task in tasks.items()}
+    runner.warn_about_pairs({name: part.pairs for name, part in parts.items() if part.written})
     groups = scoring_groups(runner, tasks, split, options)
     if isinstance(runner, BankRunner):
-        runner.prepare_recorded(groups)
+        runner.prepare_recorded(groups, options.max_length)
     for group in groups:
         if isinstance(runner, ModelRunner):
             runner.fit_head(group, keep=False)

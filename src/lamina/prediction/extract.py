@@ -118,7 +118,7 @@ def extract(  # noqa: PLR0913
         limit = length_limit(bank.model, check_tokenizer(processor), max_length)
         inputs = TextInputs.of(Split.of(texts), processor, EncodeOptions(part="predict", max_length=limit))
         chosen = tuple(select(layers, source_stack.layers, op="extract"))
-        plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit)
+        plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit, text_pair is not None)
         with claimed(folder, [PLAN, STATES, LENGTHS, TABLE, *plan.names]):
             plan.begin(folder)
             for number in progress_bar(range(len(plan.parts)), show=progress, desc="writing states", unit="file"):
@@ -158,6 +158,7 @@ class _Plan:
         pooling: How the tokens of a row become one state; None: all are written.
         dtype: Type of the written numbers.
         max_length: Maximum tokens per text.
+        pairs: Whether the texts are pairs.
     """
 
     bank: ReaderBank
@@ -167,6 +168,7 @@ class _Plan:
     pooling: StatesPooling | None
     dtype: str
     max_length: int
+    pairs: bool
 
     @property
     def row_bytes(self) -> np.ndarray:
@@ -311,6 +313,7 @@ class _Plan:
             fingerprint=str(self.facts["fingerprint"]),
             max_length=self.max_length,
             table=TABLE if table.columns else None,
+            pairs=self.pairs,
         )
         with atomic_write(folder / STATES) as path:
             write_json(path, manifest.model_dump())

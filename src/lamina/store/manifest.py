@@ -249,6 +249,7 @@ class StatesManifest(SavedFacts):
         fingerprint: Fingerprint of the stack's weights, from `lamina.store.fingerprint`. None: unknown.
         max_length: Maximum tokens per row when the states were computed. None: unknown.
         table: File with the labels, one row for each row of states. None: there is none.
+        pairs: Whether each row is a pair of texts. None: unknown.
     """
 
     format: int = 1
@@ -265,6 +266,7 @@ class StatesManifest(SavedFacts):
     fingerprint: str | None = None
     max_length: int | None = Field(default=None, ge=1)
     table: str | None = None
+    pairs: bool | None = None
 
     @classmethod
     def of_folder(cls, folder: str | PathLike[str]) -> Self:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 from lamina.data.arrow import Column
@@ -184,7 +185,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
             values.add(_number(cell))
     has_classes = len(labels) > 1
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
-        (first_row, first_cell), (row, cell) = sorted(first.values(), key=_row_of)[:2]
+        (first_row, first_cell), (row, cell) = sorted(first.values(), key=itemgetter(0))[:2]
         got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
         raise bad_cell(
             table, row, spec.label, f"{got}; all labels must have one form. Correct the file, or set problem_type."
@@ -207,10 +208,6 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     hint = "Set problem_type='classification' if they are names of classes, or 'regression' to hide this line"
     logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label)
     return "regression"
-
-
-def _row_of(row_and_cell: tuple[int, object]) -> int:
-    return row_and_cell[0]
 
 
 def _form(cell: object, labels: Sequence[str]) -> str:

@@ -52,11 +52,6 @@ class RecordedTables(dict[str, Table]):
         super().__init__(tables)
         self.states, self.spec = states, spec
 
-    @property
-    def name(self) -> str:
-        """The name of the first folder of states."""
-        return next(iter(self.states.values())).folder.name
-
 
 @final
 @dataclass(frozen=True)
@@ -265,7 +260,7 @@ def splits_on_states(
 
     Raises:
         ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
-            missing, or two splits would have the same states.
+            missing, two splits would have the same states, or only one of task and states has pairs of texts.
         UnknownNameError: If `states` names a split that the task lacks.
         LaminaError: As in `Task.from_states`; also if the labels are in another order.
     """
@@ -286,6 +281,10 @@ def splits_on_states(
         if count != len(recorded):
             got = f"'{part}' is from {count} rows, and {recorded.folder} has the states of {len(recorded)}"
             raise DataError(f"{op}: {got}; they must be the same rows in the same order.", path=str(recorded.folder))
+        if recorded.manifest.pairs not in (None, splits[part].pairs):
+            kinds = ("pairs", "single texts") if splits[part].pairs else ("single texts", "pairs")
+            got = f"'{part}' has {kinds[0]}, and {recorded.folder} the states of {kinds[1]}"
+            raise ConfigError(f"{op}: {got}. Record the texts that the task reads.")
         places = {(recorded.folder, row) for row in rows.tolist()}
         if not used.isdisjoint(places):
             raise ConfigError(f"{op}: '{part}' would get those of another split. Give {{'{part}': FOLDER}} too.")

@@ -463,7 +463,8 @@ class Task:
         """
         kind = kind_of(kind) if isinstance(kind, str) else kind
         tables, get = recorded_tables(kind, (train, validation, test), options), options.get
-        name, limits = get("name") or tables.name, (get("limit"), get("limit_validation"))
+        name = get("name") or next(iter(tables.states.values())).folder.name
+        limits = get("limit"), get("limit_validation")
         return _assemble(tables.spec, tables, get("metric"), name, limits, get("seed", 0))
 
     @classmethod

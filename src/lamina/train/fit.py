@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
     from lamina.tasks.recorded_rows import StatesOfSplits
+    from lamina.tasks.split import Split
     from lamina.tasks.task import Task
     from lamina.train.results import FitResult
 
@@ -103,7 +104,8 @@ def fit(  # noqa: PLR0913
             `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
         states: Folder of recorded hidden states (see `lamina extract`), one row for each row of the tasks' source, so
             that the model is not run; a mapping has a folder for each split, or reader name -> such a folder or
-            mapping. Splits that were held out from "train" need no folder of their own. None: the model computes them.
+            mapping. Splits that were held out from "train" need no folder of their own, and `max_length` can only be
+            that of the recording. None: the model computes them.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
             Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
@@ -269,10 +271,14 @@ def _on_states(
         if lacking := [name for name in tasks if name not in by_reader]:
             raise ConfigError(f"fit: there are no states of '{lacking[0]}'; give every reader a folder.")
     changed: dict[str, Task] = {}
+    opened: dict[tuple[object, ...], dict[str, Split]] = {}
     for name, task in tasks.items():
         op = f"fit: states of '{name}'"
         own = cast("StatesOfSplits", states if by_reader is None else by_reader[name])
-        splits = splits_on_states(op, task.kind, task.splits, own, task.columns.get("label", "label"))
+        key = (task.kind, *map(id, task.splits.values()), repr(own))  # the readers of one task share its states
+        if key not in opened:
+            opened[key] = splits_on_states(op, task.kind, task.splits, own, task.columns.get("label", "label"))
+        splits = opened[key]
         if test and "test" in task.splits and "test" not in splits:
             raise ConfigError(f"{op}: test=True needs those of 'test'. Give {{'train': FOLDER, 'test': FOLDER}}.")
         changed[name] = replace(task, splits=splits)

@@ -342,14 +342,16 @@ def _record_training(engine: Engine) -> None:
         if isinstance(learner.module, ReaderModule):
             record_inputs([learner.module], engine.runner.processor)
             learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
+            split = task.split("train")
+            recorded = recorded_of(split)
             learner.module.info = {
                 **learnt,
                 "task": task.name,
                 "metric": task.metric,
                 "scores": learner.progress.scores,
                 "epoch": learner.progress.best_epoch,
-                "rows": len(task.split("train")) - task.split("train").unlabelled,
-                "pair": task.split("train").pairs,
+                "rows": len(split) - split.unlabelled,
+                "pair": split.pairs or (recorded is not None and bool(recorded.manifest.pairs)),
                 "max_length": _max_length(engine, task),
                 "stride": engine.options.stride,
                 "add_prefix_space": engine.options.add_prefix_space,
@@ -361,7 +363,7 @@ def _record_training(engine: Engine) -> None:
 def _max_length(engine: Engine, task: Task) -> int | None:
     """Return the maximum length with which a task's examples were read; None for recorded states of unknown length."""
     if (recorded := recorded_of(task.split("train"))) is not None:
-        return recorded.manifest.max_length
+        return recorded.manifest.max_length or engine.options.max_length
     return max_length(engine.runner, {task.name: task}, engine.options.max_length)
 
 

@@ -54,6 +54,16 @@ def test_pooled_states_are_one_per_row(source: Path, tmp_path: Path, pooling: An
     torch.testing.assert_close(states[:, 0], torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
+def test_both_texts_of_a_pair_are_recorded(tmp_path: Path):
+    path, bank = tmp_path / "pairs.csv", tiny_bank({})
+    path.write_text("a,b\nanna is good,very bad\nben,we\n", encoding="utf-8")
+    manifest = write(path, tmp_path / "states", layers=[2], dtype="float32", text="a", text_pair="b")
+    assert manifest.pairs is True
+    found = RecordedStates.open(tmp_path / "states").batch([0])["main"][2]
+    pair = dict(tiny_tokenizer()("anna is good", "very bad", return_tensors="pt"))
+    torch.testing.assert_close(found, bank.record_states({"main": [2]}, pair)["main"][2], atol=1e-5, rtol=1e-5)
+
+
 def test_labels_go_with_the_states(source: Path, tmp_path: Path):
     write(source, tmp_path / "states", layers=[2])
     task = Task.from_states("sequence_classification", train=tmp_path / "states", validation=tmp_path / "states")
@@ -95,7 +105,8 @@ def test_a_folder_of_another_run_is_refused(source: Path, tmp_path: Path):
 
 def test_the_lines_of_a_text_file_are_texts(tmp_path: Path):
     (tmp_path / "x.txt").write_text("anna is good\nben\n", encoding="utf-8")
-    assert write(tmp_path / "x.txt", tmp_path / "states", layers=[2]).rows == 2
+    manifest = write(tmp_path / "x.txt", tmp_path / "states", layers=[2])
+    assert (manifest.rows, manifest.pairs) == (2, False)
 
 
 def test_an_error_of_the_model_is_not_one_of_the_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
