@@ -42,13 +42,7 @@ class Reader:
     """The settings of a reader: a fusion, a head and a stack. A reader solves one task from a model's hidden states.
 
     The fusion combines the hidden states of the layers into features, and the head turns the features into logits.
-    `bank.add(name, reader)` builds the trainable module from these settings.
-
-    Example:
-        ```python
-        reader = Reader(AdaLayers(dim=64), SequenceClassification(("negative", "positive")))
-        bank.add("sentiment", reader)
-        ```
+    `bank.add(name, reader)` builds the trainable module from these settings; see the example of `ReaderBank`.
 
     Args:
         fusion: Config of the fusion, such as `AdaLayers(dim=64)`. It also selects the layers that are read.

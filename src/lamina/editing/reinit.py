@@ -75,7 +75,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help? Partially re-initializing BERT during
         fine-tuning to analyze the contribution of layers", section 4.3: the weights of the linear projections, sigma
-        0.02, truncated at 2 sigma. It does not mention biases and norms.
+        0.02, truncated at 2 sigma.
     """
     for option, got in (("scope", scope), ("biases", biases), ("norms", norms)):
         if got not in _CHOICES[option]:

@@ -262,8 +262,7 @@ def _scaled(
 class _Recomputed(torch.autograd.Function):
     """Computes `_weighted`. Its backward pass computes the features again, so that they need not be stored.
 
-    Only the inputs (layer states, shared by all members) stay in memory. `torch.utils.checkpoint` does this too, but
-    takes longer than the features of a small batch.
+    Only the inputs (layer states, shared by all members) stay in memory.
     """
 
     @staticmethod

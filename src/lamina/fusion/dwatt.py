@@ -26,8 +26,7 @@ class DWAtt(FusionConfig):
     `z_L` is the state of the highest selected layer, `v_n = LN_n(f_n(z_n))` the value of layer n, `q = 1 + elu(z_L +
     f_q(z_L))` the query, and `k_n = W_K p_n` the key of layer n, with a fixed random vector `p_n`. The query (`f_q`)
     and each layer (`f_n`) have their own network `f(x) = W LN(gelu(U x))`. The attention scores are not scaled by their
-    size. The features have the model's width. The states of all layers are needed at once, because the query comes from
-    the highest one.
+    size. The features have the model's width.
 
     Args:
         bottleneck: Size of `U x`, at least 1. None: half the model's width.

@@ -311,8 +311,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
         """Return each layer's weight, divided among the tokens by the mean attention of its queries.
 
-        None if `over` is "second", because a single text, whose `states` these are, does not show where a second one
-        begins.
+        None if `over` is "second", because a single text does not show where a second one begins.
         """
         if self.config.reads_pairs:
             return None
