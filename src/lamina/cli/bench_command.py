@@ -84,7 +84,7 @@ def bench(  # noqa: PLR0913
         model,
         data=data,
         setting=setting.value,
-        sets=names_of(sets) or None,
+        sets=names_of(sets),
         methods=names_of(methods) or USUAL,
         seeds=numbers or (0, 1, 2, 3, 4),
         points=shares or None,

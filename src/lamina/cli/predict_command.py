@@ -17,9 +17,6 @@ from lamina.utils import pluralize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedModel
-
-    from lamina.bank import ReaderBank
     from lamina.utils import JSONObject
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
@@ -78,7 +75,7 @@ def predict(  # noqa: PLR0913
     from lamina.prediction.bulk import learnt_columns
 
     target = options.open_on(bank_or_model, base=model, device=device)
-    names = _reader_names(target, readers)
+    names = options.names_of(readers)
     if output is not None and file is not None:
         result = prediction.predict_file(
             target,
@@ -152,19 +149,6 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
 
     columns = [text or usual_column(path, learnt), *([pair] if pair else [])]
     return cast("Texts", [example for _, examples, _ in read_examples(path, columns) for example in examples])
-
-
-def _reader_names(target: ReaderBank | PreTrainedModel, values: Sequence[str] | None) -> list[str] | None:
-    """Return the names in the values of --readers, each once; None if the option was not given.
-
-    Raises ConfigError if `target` is a bank and the option was given without a name.
-    """
-    from lamina.bank import ReaderBank
-
-    readers = options.names_of(values)
-    if readers == [] and isinstance(target, ReaderBank):
-        raise ConfigError(f"readers: '{','.join(values or ())}' names no reader; the bank has {', '.join(target)}.")
-    return readers
 
 
 def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:

@@ -129,11 +129,13 @@ def check_output(
 def names_of(values: Sequence[str] | None) -> list[str] | None:
     """Return the names in the values of a list option, each once; None if the option was not given.
 
-    `--readers a,b` and `--readers a --readers b` give the same names.
+    `--readers a,b` and `--readers a --readers b` give the same names. Raises ConfigError if there is no name.
     """
     if values is None:
         return None
-    return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
+    if not (names := dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip())):
+        raise ConfigError(f"lamina: the list '{','.join(values)}' names nothing. Give names, such as a,b.")
+    return list(names)
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:

@@ -19,7 +19,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
 from lamina.tasks.metrics import named_class
-from lamina.tasks.span_forms import SpanError, places, read_spans
+from lamina.tasks.span_forms import SpanError, UnplacedSpanError, places, read_spans
 from lamina.tasks.words import Span, word_spans
 from lamina.utils import parse_json
 
@@ -193,6 +193,10 @@ def _labels(table: Table, column: str) -> list[str]:
 def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
     """Return (prompt, reply) for each row, from two columns; DataError if a column or text is missing or blank."""
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
+    used = [*names.values(), _column(table, "label", columns.label), *([columns.spans] if columns.spans else [])]
+    if len(set(used)) < len(used):
+        roles = f"prompt, reply, label{' and spans' * bool(columns.spans)} are {', '.join(map(repr, used))}"
+        raise DataError(f"monitor: {table.path}: the columns of {roles}; each needs its own.", path=table.path)
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):
             if not isinstance(cell, str) or not word_spans(cell):
@@ -245,6 +249,8 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
         marks = [] if cell is None else read_spans(cell)
         parts = [place for mark in marks for place in places(mark, reply)]
     except SpanError as error:
+        if not isinstance(error, UnplacedSpanError) or error.rule.startswith(";"):
+            raise _bad(table, row, column, f"{error}") from None
         what = f"{error}".split(", which")[0].split(", whose")[0]
         problem = f"{what} is not in the reply of {len(reply)} characters"
         raise _bad(table, row, column, f"{problem}; a span lies in its reply. Correct the row or remove it.") from None

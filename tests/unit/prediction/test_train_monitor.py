@@ -241,6 +241,21 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             "row 2, column 'at': .* is not in the reply of 8 characters",
         ),
         (
+            [ROW, ROW | {"label": "bad", "at": "the film"}],
+            {"spans": "at"},
+            DataError,
+            "row 2, column 'at': 'the film'; spans are a list, which may be empty",
+        ),
+        *(
+            (
+                [ROW, ROW | {"label": "bad"}],
+                {what: column},
+                DataError,
+                f"the columns of prompt, reply, label.* are .*'{column}'.*; each needs its own",
+            )
+            for what, column in (("reply", "label"), ("prompt", "reply"), ("spans", "reply"))
+        ),
+        (
             [{"messages": [{"role": "user", "content": "x"}], "label": label} for label in ("bad", "ok")],
             {},
             DataError,
