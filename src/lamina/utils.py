@@ -53,6 +53,10 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
     "Monitor": ("a Monitor", lambda value: any(kind.__name__ == "Monitor" for kind in type(value).__mro__)),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
+    "Collection": (
+        "a list or a set",
+        lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value),
+    ),
     "Selector": (
         "a layer number, a list of them, or a text such as 'top:4'",
         lambda value: hasattr(value, "tolist") or (isinstance(value, _SELECTORS) and not isinstance(value, bool)),
@@ -60,6 +64,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Mapping": ("a dict, as in {'train': ...}", lambda value: isinstance(value, Mapping)),
     "None": ("None", lambda value: value is None),
 }
+_ITEMS = re.compile(r"Sequence\[(\w+(?: \| \w+)*)\]")
 _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the innermost first
 
 
@@ -68,7 +73,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
 
     Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
     as a list of letters, and a NumPy integer could not be saved. A value is only checked if all types in `annotation`
-    are keys of `_TYPES`; the items of a list are not checked.
+    are keys of `_TYPES`, and so are the items of a list, whose types stand in brackets, as in "Sequence[int]".
 
     Args:
         op: The operation, for the message.
@@ -83,6 +88,16 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     is_class = isinstance(plain, bool) and "str" in kinds and "int" in kinds  # the name of a class, such as True
     is_empty = "Path" in kinds and isinstance(plain, str) and not plain  # which would be the current folder
     fits = set(kinds) <= _TYPES.keys() and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
+    if fits and "Collection" in kinds and isinstance(plain, Iterable) and not isinstance(plain, str):
+        names = cast("Iterable[object]", plain)  # a set's order differs between processes
+        plain = sorted(names, key=str) if isinstance(plain, set | frozenset) else list(names)
+    items = _ITEMS.search(f"Sequence[int] {annotation}" if "Selector" in kinds else str(annotation))
+    if items is not None and hasattr(plain, "tolist"):  # an array
+        plain = cast("Any", plain).tolist()
+    if items is not None and isinstance(plain, list | tuple) and set(items[1].split(" | ")) <= _TYPES.keys():
+        listed = cast("Sequence[object]", plain)
+        checked = (check_type(op, f"{name}[{place}]", item, items[1]) for place, item in enumerate(listed))
+        plain = [*checked] if isinstance(plain, list) else (*checked,)
     if fits or is_class or not set(kinds) <= _TYPES.keys():
         return cast("T", plain)
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"

@@ -29,6 +29,7 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
         (b"12", "Selector", "a layer number, a list of them, or a text such as 'top:4'"),
         (True, "Selector", "a layer number"),
         (3, "torch.Generator | None", "a torch.Generator or None"),
+        ({"a": 1}, "Collection[str] | str", "a list or a set or a text"),
     ],
 )
 def test_options_of_other_types_are_refused(value: object, kind: str, rule: str):
@@ -42,6 +43,27 @@ def test_numbers_of_numpy_and_torch_become_pythons():
     assert [type(value) for value in values] == [int, float, int, float, int]
     assert check_type("here", "size", {"a": 1}, "Mapping[str, int] | int") == {"a": 1}
     assert check_type("here", "size", 2, "Literal | int") == 2  # left to the function
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "rule"),
+    [
+        ([1, "2"], "Selector", r"size\[1\] is '2'; it must be a whole number"),
+        (np.array([1.0]), "Selector", r"size\[0\] is 1\.0; it must be a whole number"),
+        ((0, True), "Literal['all'] | Sequence[int]", r"size\[1\] is True; it must be a whole number"),
+        (["a", None], "Sequence[str | Path] | None", r"size\[1\] is None; it must be a text or a path"),
+    ],
+)
+def test_items_of_another_type_are_refused(value: object, kind: str, rule: str):
+    with pytest.raises(ConfigError, match=f"^here: {rule}"):
+        check_type("here", "size", value, kind)
+
+
+def test_arrays_and_sets_become_lists_of_pythons_values():
+    for value in (np.array([2, 1]), torch.tensor([2, 1]), [np.int64(2), 1], (torch.tensor(2), True + 0)):
+        assert [*map(type, check_type("here", "size", value, "Selector"))] == [int, int]
+    assert check_type("here", "size", {"b", "a", "c"}, "Collection[str] | None") == ["a", "b", "c"]
+    assert check_type("here", "size", iter("ba"), "Collection[str]") == ["b", "a"]
 
 
 def test_seeding_gives_the_numbers_of_torch():

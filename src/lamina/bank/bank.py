@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
@@ -114,7 +114,7 @@ class ReaderBank(ReaderCollection):
     # The model's own passes
 
     @contextmanager
-    def listen(self, readers: Sequence[str] | None = None, over: Over = "prompt") -> Iterator[BankOutput]:
+    def listen(self, readers: Collection[str] | None = None, over: Over = "prompt") -> Iterator[BankOutput]:
         """Let readers read the forward passes of `model(...)` and `model.generate(...)` calls inside the `with` block.
 
         The model computes nothing twice, and its results are bit-identical to those without readers. The outputs equal
@@ -361,7 +361,7 @@ class ReaderBank(ReaderCollection):
         model: PreTrainedModel | None = None,
         processor: Processor | None = None,
         revision: str | None = None,
-        readers: Sequence[str] | str | None = None,
+        readers: Collection[str] | str | None = None,
     ) -> ReaderBank:
         """Load a saved bank, or some of its readers, in eval mode.
 
@@ -389,9 +389,7 @@ class ReaderBank(ReaderCollection):
             UnsupportedModelError: If transformers does not know the family of that model.
             ConfigError: If there is a `revision` for a local folder, or `model` is not a model.
         """
-        return provider("storage").load_bank(
-            folder, model, processor, revision=revision, readers=[readers] if isinstance(readers, str) else readers
-        )
+        return provider("storage").load_bank(folder, model, processor, revision=revision, readers=readers)
 
     def push_to_hub(
         self,

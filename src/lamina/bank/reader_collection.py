@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -32,7 +32,7 @@ from lamina.layers.recorded import RecordedModel
 from lamina.layers.stack import tower_for
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
-from lamina.utils import check_type
+from lamina.utils import check_type, check_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +50,7 @@ class ReaderCollection(nn.Module):
 
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
 
+    @check_types("bank")
     def __init__(
         self,
         model: PreTrainedModel,
@@ -57,7 +58,7 @@ class ReaderCollection(nn.Module):
         *,
         train_base: bool = False,
         saves_base: bool | None = None,
-        info: Info | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         model = checked_model(model, "bank")
@@ -93,9 +94,8 @@ class ReaderCollection(nn.Module):
         rows = None
         with suppress(NotImplementedError, AttributeError):  # models without a table of tokens
             rows = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
-        vocabulary: dict[str, int] = tokenizer.get_vocab() if rows else {}
-        if vocabulary and rows is not None and (highest := max(vocabulary.values())) >= rows:
-            token = next(token for token, number in vocabulary.items() if number == highest)
+        token, highest = max((tokenizer.get_vocab() if rows else {}).items(), key=itemgetter(1), default=("", -1))
+        if rows is not None and highest >= rows:
             raise ConfigError(
                 f"{op}: the tokenizer has ids up to {highest} ('{token}'); the model's token table has {rows} rows, "
                 f"0 to {rows - 1}. Use the model's own tokenizer, or make the bank after "
@@ -258,7 +258,7 @@ class ReaderCollection(nn.Module):
         if name in self:
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
-    def update(self, other: ReaderCollection, readers: Sequence[str] | None = None) -> None:
+    def update(self, other: ReaderCollection, readers: Collection[str] | None = None) -> None:
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
@@ -360,12 +360,12 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If the bank has no reader of a name. The message begins with `op`.
-            ConfigError: If `names` is not a sequence of names.
+            ConfigError: If `names` is not a list or a set of names.
         """
         readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
         if names is None:
             return readers
-        names = [names] if isinstance(names, str) else list(check_type(op, "readers", names, "Sequence"))
+        names = [names] if isinstance(names, str) else check_type(op, "readers", names, "Collection")
         try:
             return {name: readers[name] for name in names}
         except (KeyError, TypeError):
@@ -378,7 +378,7 @@ class ReaderCollection(nn.Module):
         self,
         *,
         labels: Mapping[str, Tensor] | None = None,
-        readers: Sequence[str] | None = None,
+        readers: Collection[str] | None = None,
         main: bool = False,
         **batch: Any,  # noqa: ANN401
     ) -> BankOutput:
@@ -439,7 +439,7 @@ class ReaderCollection(nn.Module):
         states: Mapping[str, Mapping[int, Tensor]],
         batch: Inputs,
         *,
-        readers: Sequence[str] | None = None,
+        readers: Collection[str] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
         """Run readers on recorded states, without running the model.
@@ -485,7 +485,7 @@ class ReaderCollection(nn.Module):
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
-    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], list[str]]:
+    def _start(self, readers: Iterable[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], list[str]]:
         """Check a call; return a new `StackPass` per stack that `readers` (None: all) read, and the readers' names.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises

@@ -63,13 +63,8 @@ class FusionConfig:
 
     def __post_init__(self) -> None:
         check_fields(re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower(), self)  # such as "ada_layers"
-        layers = getattr(self, "layers", None)
-        if (to_list := getattr(layers, "tolist", None)) is not None:  # an array or a tensor
-            layers = to_list()
-        if isinstance(layers, list | range):  # JSON has no tuples
-            layers = tuple(layers)
-        if layers is not getattr(self, "layers", None):
-            object.__setattr__(self, "layers", layers)
+        if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
+            object.__setattr__(self, "layers", tuple(layers))
 
     def selector(self) -> Selector:
         """Return the selector of the layers that are read: the field `layers`, if a subclass does not override it."""

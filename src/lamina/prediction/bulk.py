@@ -34,7 +34,7 @@ from lamina.train.options import PassOptions
 from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from transformers import PreTrainedModel
 
@@ -80,7 +80,7 @@ def predict_file(  # noqa: PLR0913
     *,
     text: str | None = None,
     text_pair: str | None = None,
-    readers: Sequence[str] | str | None = None,
+    readers: Collection[str] | str | None = None,
     kind: str | None = None,
     processor: Processor | None = None,
     batch_size: int | None = None,
@@ -206,7 +206,7 @@ def predict_file(  # noqa: PLR0913
     return FileResult(output, partial.rows, partial.skipped)
 
 
-def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
+def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Collection[str] | None = None) -> list[str]:
     """Return the text columns on which readers of single texts were trained; [] for a whole model.
 
     `readers` are the readers' names. None: all of the bank. Raises UnknownNameError if one does not exist.

@@ -31,7 +31,7 @@ from lamina.train.plan import Group
 from lamina.utils import JSONObject, check_types
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 
     import torch
     from transformers import PreTrainedModel
@@ -61,7 +61,7 @@ def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel | str | Path,
     examples: Iterable[object],
     *,
-    readers: Sequence[str] | str | None = None,
+    readers: Collection[str] | str | None = None,
     kind: str | None = None,
     processor: Processor | None = None,
     batch_size: int = 32,
@@ -231,7 +231,7 @@ class Predictor:
         target: ReaderBank | PreTrainedModel,
         options: PassOptions,
         *,
-        readers: Sequence[str] | None = None,
+        readers: Collection[str] | None = None,
         kind: str | None = None,
         processor: Processor | None = None,
         backend: Backend = "torch",

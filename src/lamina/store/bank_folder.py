@@ -70,10 +70,10 @@ from lamina.store.manifest import (
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_inputs, load_saved_processor, record_inputs, save_processor
 from lamina.store.save_model import changed_blocks, listed_names, save, saved_names
-from lamina.utils import is_dir, is_file
+from lamina.utils import check_type, is_dir, is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
     from os import PathLike
 
@@ -123,7 +123,7 @@ def save_bank(
         ConfigError: If the frozen model or the processor changed and `changed_base` is not set, or the model is saved
             too and `lamina.save` refuses it.
     """
-    folder = Path(folder)
+    folder = Path(check_type("save", "folder", folder, "str | Path"))
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank, present=changed_base or bank.train_base)
@@ -361,7 +361,7 @@ def load_bank(
     processor: Processor | None = None,
     *,
     revision: str | None = None,
-    readers: Sequence[str] | None = None,
+    readers: Collection[str] | str | None = None,
     writes: bool = False,
 ) -> ReaderBank:
     """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents the errors.
@@ -375,20 +375,20 @@ def load_bank(
         writes: Load the base model with its language model head, if it was saved with one. Always done for a bank with
             monitors, because they score text that the model generates.
     """
-    place = str(folder)
+    place = str(check_type("load", "folder", folder, "str | Path"))
+    names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")
     if model is not None:
         model = checked_model(model, "load")
     with convert_errors(lambda reason: damaged(place, f"cannot be loaded ({reason})")):
-        path = local_folder(place, revision, readers, base=model is None)
-        load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
-        return read_steady(path, MANIFEST, load_from)
+        path = local_folder(place, revision, names, base=model is None)
+        return read_steady(path, MANIFEST, partial(_load_bank, path, model, processor, names, writes=writes))
 
 
 def _load_bank(
     folder: Path,
     model: PreTrainedModel | None,
     processor: Processor | None,
-    readers: Sequence[str] | None,
+    readers: Collection[str] | None,
     *,
     writes: bool,
 ) -> ReaderBank:

@@ -21,7 +21,7 @@ from lamina.store.models import check_revision
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from lamina.bank import ReaderBank, ReaderModule
     from lamina.monitors.cascade import AnyMonitor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
-def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
+def local_folder(folder: str, revision: str | None, readers: Collection[str] | None, *, base: bool) -> Path:
     """Return the path of a bank's local folder; if no such folder exists, download the bank from the hub.
 
     Args:
@@ -61,7 +61,7 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
         raise StoreError(f"load: no bank '{folder}'; {problem} ({_reason(error, revision)}).") from error
 
 
-def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
+def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
     """Return patterns of the files to download: those of `readers` (None: all), with `base` also the base model's.
 
     A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +92,11 @@ def load(
         ConfigError: If `dtype` is not a float type; if `labels` is empty, a string, or has a name twice; or if there
             is a `revision` other than "main" for a folder.
     """
-    if not isinstance(name, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(name, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")
     check_type("load", "revision", revision, "str | None")
     check_type("load", "new_weights", new_weights, "bool")
-    name, kind = str(name), models.model_class(head)
+    name, kind = os.fsdecode(name), models.model_class(head)
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype != "auto" and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
         raise ConfigError(f"load: dtype is {dtype!r}; it must be 'auto' or a float type of torch, such as 'bfloat16'.")

@@ -6,9 +6,11 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -471,3 +473,21 @@ def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) < 4 * 50 * 16
     with pytest.raises(BaseMismatchError, match="vocabulary was"):
         ReaderBank.from_pretrained(tmp_path, model.bert)
+
+
+def test_some_readers_are_loaded_from_a_set_an_array_or_an_iterator(tmp_path: Path):
+    bank = tiny_bank(tiny_model())
+    save_bank(bank, tmp_path)
+    for names in ({*bank}, np.array([*bank]), iter([*bank]), dict.fromkeys(bank).keys()):
+        assert {*load_bank(tmp_path, tiny_model(), readers=names)} == {*bank}  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^load: readers is 5; it must be a list or a set or None\."):
+        load_bank(tmp_path, tiny_model(), readers=5)  # pyright: ignore[reportArgumentType]
+    for use in (partial(save_bank, bank), load_bank):
+        with pytest.raises(ConfigError, match=r": folder is 5; it must be a text or a path\."):
+            use(5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("option", ["train_base", "saves_base", "info"])
+def test_options_of_a_bank_have_their_types(option: str):
+    with pytest.raises(ConfigError, match=rf"^bank: {option} is 'no'; it must be (True or False|a dict)"):
+        ReaderBank(tiny_model(), **{option: "no"})  # pyright: ignore[reportArgumentType]

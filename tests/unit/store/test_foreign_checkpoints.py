@@ -28,6 +28,21 @@ def checkpoint(folder: Path, rename: Callable[[str], str] = str) -> Path:
     return folder
 
 
+class Place:
+    """A path of another library, such as `py.path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_a_folder_may_be_any_path(tmp_path: Path):
+    folder: Any = Place(checkpoint(tmp_path / "model"))
+    assert load(folder)[0].name_or_path == str(tmp_path / "model")
+
+
 def assert_loaded(folder: Path) -> None:
     """All weights of the folder's model are those of the tiny model."""
     loaded = load(folder)[0].state_dict()
