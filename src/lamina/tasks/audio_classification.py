@@ -8,7 +8,9 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from io import SEEK_END, BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast, final
 
 import numpy as np
@@ -42,6 +44,7 @@ _SHORTEST_S = 0.1  # shorter clips are padded with silence: one frame of a speec
 _TRIED_MS = (0, *range(25, 100, 5))
 _FRAME_S = 0.025  # what one frame of a speech model reads
 _MASK = "attention_mask"
+_LOUD = 128  # no sample between -1 and 1 becomes this loud by mixing or resampling: its full scale is another
 
 
 # Clips
@@ -81,7 +84,9 @@ class LazyAudio(LazyFile):
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
         if not isinstance(samples, np.ndarray | Tensor | list | tuple):
             return None
-        values = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else _as_array(samples)
+        if isinstance(samples, Tensor):  # NumPy has no bfloat16
+            samples = (samples.float() if samples.is_floating_point() else samples).detach().cpu().numpy()
+        values = _as_array(samples)
         if values is None or values.ndim not in (1, 2):
             return None
         return cls(name, data=_mono(name, values).tobytes(), rate=_rate_of(name, entry) if has_rate else 0)
@@ -147,6 +152,7 @@ class LazyAudio(LazyFile):
         installed.
         """
         source, soundfile = self.source(), _soundfile()
+        self._check_whole(source)
         try:
             info = soundfile.info(source)
         except Exception as error:  # decoders raise errors of many types
@@ -154,6 +160,15 @@ class LazyAudio(LazyFile):
         if info.channels > _MOST_CHANNELS:
             raise self.bad(self.name, f"has {info.channels} channels; at most {_MOST_CHANNELS} are read.")
         return info
+
+    def _check_whole(self, source: Path | BytesIO) -> None:
+        """Raise DataError if a WAV file is shorter than its header says; libsndfile would not say so."""
+        file = source.open("rb") if isinstance(source, Path) else source
+        head, size = file.read(8), file.seek(0, SEEK_END)
+        (file.close if isinstance(source, Path) else partial(file.seek, 0))()
+        said = 8 + int.from_bytes(head[4:], "little")
+        if head.startswith(b"RIFF") and size + 8 < said < 1 << 31:  # streams say 0 or the largest number
+            raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
 
     def _decode(self, frames: int) -> Samples:
         """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
@@ -215,7 +230,8 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
     """
     if values.ndim == 2:
         values = values if values.shape[0] >= values.shape[1] else values.T
-    if (scale := _FULL_SCALE.get(str(values.dtype))) is not None:
+        values = values if values.size else values.reshape(-1)
+    if (scale := _FULL_SCALE.get(values.dtype.name)) is not None:  # of any byte order
         shift = scale if values.dtype == np.uint8 else 0
         values = (values.astype(np.float64) - shift) / scale
     elif not np.issubdtype(values.dtype, np.floating):
@@ -226,7 +242,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 def _checked_rate(name: str, rate: object) -> int:
     """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
-    if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
         )
@@ -413,6 +429,11 @@ class AudioInputs:
         clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
         padding: dict[str, object] = {}
+        loudest = [float(np.abs(sound).max(initial=0)) for sound in sounds]
+        if max(loudest) > _LOUD and not (self._reads_samples and getattr(self._extractor, "do_normalize", False)):
+            name = clips[loudest.index(max(loudest))].name
+            rule = "samples are between -1 and 1. Divide them by their full scale, which is 32,768 for 16 bits"
+            raise LazyAudio.bad(name, f"has samples up to {max(loudest):,.0f}; {rule}.")
         if not self._reads_samples:
             sounds = [np.pad(sound, (0, max(0, self._fewest - len(sound)))) for sound in sounds]
         if self.equal_lengths or (self._reads_samples and self._pads):  # the extractor normalises, and pads afterwards

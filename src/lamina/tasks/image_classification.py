@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow's others start programs (EPS) or are rare
 _MOST_PIXELS = 1 << 26  # size of the largest image that is read
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of Pillow that PNG files preserve
+_ALPHA = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}  # other modes with transparency -> such a mode
 _ENDINGS = "jpg jpeg png bmp gif webp tif tiff ppm pgm pbm"
 
 SCALE = (0.08, 1.0)  # share of an image's area that a random crop covers; the usual one for vision models
@@ -73,7 +74,9 @@ class LazyImage(LazyFile):
             return None
         wide, file = entry.mode in ("I", "F"), BytesIO()
         try:
-            whole = entry if wide or entry.mode in _PNG_MODES else entry.convert("RGB")
+            if entry.mode.startswith("I;16"):  # of any byte order
+                entry = Image.fromarray(np.asarray(entry).astype(np.uint16))
+            whole = entry if wide or entry.mode in _PNG_MODES else entry.convert(_ALPHA.get(entry.mode, "RGB"))
             whole.save(file, "TIFF" if wide else "PNG", exif=entry.getexif(), compress_level=1)
         except Exception as error:  # Pillow decodes an image that it has opened from a file only now
             raise cls.bad(name, f"cannot be decoded ({first_line(error)}).") from error
@@ -135,7 +138,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         # without scaling, Pillow turns all values above 255 into white
-        image = image.point(lambda value: value * (1 / 256)).convert("L")
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

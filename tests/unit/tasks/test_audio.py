@@ -1,5 +1,7 @@
 """Clips of sound: found, decoded, made mono, resampled; what cannot be read is named."""
 
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import math
@@ -121,7 +123,12 @@ def test_the_mean_of_the_channels_is_read(tmp_path: Path):
 def test_integers_are_divided_by_full_scale(kind: Any, scale: int):
     sound = np.linspace(-0.9, 0.9, 50).astype(np.float32)
     np.testing.assert_allclose(opened((sound * scale).astype(kind)), sound, atol=1e-4)
+    assert (
+        opened((sound * scale).astype(np.dtype(kind).newbyteorder(">"))).tolist()
+        == opened((sound * scale).astype(kind)).tolist()
+    )
     assert opened(np.full(50, 192, np.uint8)).tolist() == [0.5] * 50
+    assert opened(torch.full((50,), 0.5, dtype=torch.bfloat16)).tolist() == [0.5] * 50
     with pytest.raises(DataError, match=r"entry 0 is an array of int64; its full scale is not known. Give floats"):
         clips(np.arange(50))
 
@@ -138,7 +145,7 @@ def test_another_rate_is_resampled():
     assert len(clips(sound_bytes(sound, rate=1000))[0].open(RATE, 100)) == 100
 
 
-@pytest.mark.parametrize("rate", [None, 0, -8000, 1.5, 10**9, math.nan])
+@pytest.mark.parametrize("rate", [None, 0, -8000, 1.5, 10**9, math.nan, True])
 def test_arrays_need_a_rate_that_is_one(rate: Any):
     with pytest.raises(DataError, match=r"entry 0 has (an array without a sampling rate|a rate of )"):
         clips({"array": tone(), "sampling_rate": rate})
@@ -163,7 +170,10 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
             put(tmp_path, "a.wav", "no sound"),
             r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio",
         ),
-        (data[:20], r"entry 0 cannot be decoded \("),
+        (data[:20], r"entry 0 cannot be decoded \(|entry 0 is cut off after 20 of"),
+        (sound_bytes(tone())[:-20], r"entry 0 is cut off after \d+ of \d+ bytes; every row is a whole clip"),
+        (put(tmp_path, "c.wav", sound_bytes(tone())[:200]), r"c\.wav is cut off after 200 of \d+ bytes"),
+        (np.zeros((0, 2), np.float32), "entry 0 has no samples; a clip has at least one"),
         (put(tmp_path, "b.raw", "xxxx"), r"b\.raw cannot be decoded"),
         (tmp_path, r"cannot be read \(it is not a file\)"),
         (None, "entry 0 is empty; every row of an audio task has a clip"),

@@ -44,6 +44,19 @@ def test_whisper_reads_one_size_and_is_told_what_is_sound():
     assert (made.lengths, made.equal_lengths, made.cut) == ([1] * 4, False, 1)
 
 
+def test_floats_at_the_scale_of_integers_are_refused_unless_clips_are_normalised():
+    sound = (tone(seconds=0.3, rate=RATE) * 20_000).astype(np.float32)
+    for extractor in (whisper_features(), waves(do_normalize=False)):
+        made = AudioInputs(KIND.examples([sound / 20_000, sound], None), extractor, limit=400)
+        made.batch([0])
+        with pytest.raises(
+            DataError, match=r"entry 1 has samples up to \d+,\d+; samples are between -1 and 1\. Divide"
+        ):
+            made.batch([0, 1])
+    batch = AudioInputs(KIND.examples([sound / 20_000, sound], None), waves(), limit=400).batch([0, 1])["input_values"]
+    torch.testing.assert_close(batch[0], batch[1], atol=1e-4, rtol=0)
+
+
 def test_ast_reads_one_size_without_a_mask():
     made = inputs(ast_features())
     assert {name: tuple(part.shape) for name, part in made.batch([0, 1]).items()} == {"input_values": (2, 32, 16)}

@@ -1,5 +1,7 @@
 """Images as pixels: found, brought to one size, augmented, scored and answered."""
 
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import os
@@ -320,6 +322,21 @@ def test_what_predict_takes(tmp_path: Path):
 def test_an_image_at_hand_is_that_of_its_file(mode: str):
     (image,) = KIND.examples([picture(90, mode=mode)], None).texts
     assert image.open().tobytes() == picture(90, mode=mode).convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("mode", ["PA", "RGBa", "La"])
+def test_transparency_of_an_image_at_hand_is_white(mode: str):
+    image = Image.new("LA", (4, 4), (0, 0)).convert("RGBA").convert({"La": "LA"}.get(mode, "RGBA")).convert(mode)
+    (read,) = KIND.examples([image], None).texts
+    assert np.asarray(read.open()).min() == 255
+
+
+def test_16_bits_of_any_byte_order_are_scaled(tmp_path: Path):
+    values = np.linspace(0, 65535, 16, dtype=np.uint16).reshape(4, 4)
+    image = Image.frombytes("I;16B", (4, 4), values.astype(">u2").tobytes())
+    image.save(tmp_path / "big.tiff")
+    for read in KIND.examples([image, Image.fromarray(values), tmp_path / "big.tiff"], None).texts:
+        assert (np.asarray(read.open())[..., 0] == values >> 8).all()
 
 
 def test_images_at_hand_that_cannot_be_read(tmp_path: Path):

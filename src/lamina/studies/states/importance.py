@@ -219,7 +219,7 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Collection[str] | st
     tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
     rows: list[Row] = []
     unsupported: list[str] = []
-    amounts_by_reader = layer_amounts(bank, [*bank] if readers is None else readers, batch)
+    amounts_by_reader = layer_amounts(bank, [*bank.select(readers, "contributions")], batch)
     for name, amounts in amounts_by_reader.items():
         if amounts is None:
             unsupported.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
