@@ -26,7 +26,9 @@ def demo(  # noqa: PLR0913
         int | None, Option(min=48, help="Number of sentences in the corpus. Default: 6,500, or 20,000 with --full.")
     ] = None,
     epochs: Annotated[int, Option(min=1, help="Number of passes over the training split.")] = 6,
-    seed: Annotated[int, Option(min=0, help="Seed of the corpus, of the readers and of the order of rows.")] = 0,
+    seed: Annotated[
+        int, Option(min=0, max=(1 << 63) - 1, help="Seed of the corpus, of the readers and of the order of rows.")
+    ] = 0,
     full: Annotated[bool, Option("--full", help=_FULL)] = False,
     sentences: Annotated[Path | None, Option(help=_SENTENCES)] = None,
     overwrite: OverwriteOption = False,

@@ -41,7 +41,9 @@ def monitor(  # noqa: PLR0913
     epochs: Annotated[int, Option(min=1, help="Passes over the training part.")] = 4,
     batch_size: options.BatchSizeOption = 32,
     max_length: Annotated[int | None, Option(min=1, help=_MAX_LENGTH)] = None,
-    seed: Annotated[int, Option(min=0, help="Seed of the division into parts and of the readers.")] = 0,
+    seed: Annotated[
+        int, Option(min=0, max=(1 << 63) - 1, help="Seed of the division into parts and of the readers.")
+    ] = 0,
     overwrite: options.OverwriteOption = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: options.JsonOption = False,

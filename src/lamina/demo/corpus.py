@@ -73,8 +73,8 @@ class Pair:
 def read_pairs(path: Path) -> tuple[Pair, ...]:
     """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
 
-    The first line, a header, is skipped. Raises DataError if the file cannot be read, or a line does not have five
-    columns.
+    The first line, a header, is skipped. Raises DataError if the file cannot be read or has no pairs, or a line lacks
+    one of the five columns or has an unknown sentiment or type of entity.
     """
     try:
         lines = no_pipe(path).read_text(encoding="utf-8").splitlines()
@@ -86,7 +86,14 @@ def read_pairs(path: Path) -> tuple[Pair, ...]:
             raise DataError(
                 f"demo: {path}, line {number}: it has {len(columns)} columns; {', '.join(COLUMNS)} are needed."
             )
-        pairs.append(_pair(*columns))
+        pair = _pair(*columns)
+        kinds = {f"B-{kind}" for _, kind in pair.names}
+        if pair.sentiment not in SENTIMENTS or not kinds <= {*TAGS}:
+            rule = "a sentiment is negative, neutral or positive, and names are as in Anna=PER;Oslo=LOC"
+            raise DataError(f"demo: {path}, line {number}: it ends in {columns[3:]}; {rule} (or ORG, MISC).")
+        pairs.append(pair)
+    if not pairs:
+        raise DataError(f"demo: {path} has no pairs below its first line, which names the columns. Check --sentences.")
     return tuple(pairs)
 
 

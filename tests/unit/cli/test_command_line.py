@@ -76,6 +76,7 @@ def test_version(lamina):
         (("inspect",), "Missing argument 'MODEL'"),
         (("inspect", "x", "--jso"), "No such option: --jso"),
         (("predict", "x", "--batch-size", "0"), "Invalid value for '--batch-size'"),
+        (("demo", "--seed", str(1 << 63)), "Invalid value for '--seed'"),
         (("evaluate", "x"), "give either FILE, which every reader is scored on, or --task READER=TASK"),
     ],
 )

@@ -105,6 +105,9 @@ def test_words_and_tags(text: str, names: str, tagged: str):
     [
         (None, r"demo: .*none\.tsv cannot be read \(.*Check --sentences"),
         ("good\tbroken\nShe left.\tShe leave.\n", r"demo: .*none\.tsv, line 2: it has 2 columns; good, broken, fault"),
+        ("She left.\tShe leave.\tform\tneutral\t\n", r"demo: .*none\.tsv has no pairs below its first line"),
+        ("\nShe left.\tShe leave.\tform\tfine\t\n", r"line 2: it ends in \['fine', ''\]; a sentiment is negative"),
+        ("\nAnna left.\tAnna leave.\tform\tneutral\tAnna\n", r"it ends in \['neutral', 'Anna'\].*Anna=PER"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, message: str):
