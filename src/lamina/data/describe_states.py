@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from lamina.data.recorded_states import ENDINGS, RecordedStates, place_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.store.files import write_json
-from lamina.store.manifest import STATES, StatesArray, StatesManifest
-from lamina.utils import atomic_write, is_dir
+from lamina.store.manifest import STATES, StatesArray, StatesAxis, StatesManifest
+from lamina.utils import atomic_write, check_range, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from os import PathLike
 
     from lamina.layers.recorded import StatesPooling
-    from lamina.store.manifest import StatesAxis
 
 
 @dataclass(frozen=True)
@@ -102,16 +101,19 @@ def describe_states(  # noqa: PLR0913
         The manifest that was written.
 
     Raises:
-        UnknownNameError: If there is no such form.
-        ConfigError: If no axis is "width", or no layer is named.
+        UnknownNameError: If there is no such form or axis.
+        ConfigError: If no axis is "width", no layer is named, or a number is below 1.
         DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged, does not
             have these axes, or does not show the lengths of its rows.
         StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """
     check_known("states", [form] if form else [], FORMS, "form")
     known = FORMS[form] if form else StatesForm(tuple(axes or ()), tensor, mask)
+    check_known("states", known.axes, get_args(StatesAxis), "axis")
     if "width" not in known.axes:
         raise ConfigError(f"states: axes are {', '.join(known.axes) or 'not given'}; one of them is 'width'.")
+    for name, count in {"depth": depth, "rows": rows, "max_length": max_length}.items():
+        check_range("states", name, count, 1)
     if not layers:
         raise ConfigError("states: layers is empty; name the layers that are in the files.")
     names = list(files or ())

@@ -60,8 +60,8 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
     A split other than "train" is left out if it has no label column, nor one of a similar name, but "train" has, or (if
-    there is no "train") another split. It is also left out, unless it is the only one, if all its labels are empty or
-    -1, and -1 is no class of `spec.labels` or "train". A split other than "train" that lacks the column, and is not
+    there is no "train") another split. It is also left out, unless no split would be left, if all its labels are empty
+    or -1, and -1 is no class of `spec.labels` or "train". A split other than "train" that lacks the column, and is not
     left out, raises DataError.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
@@ -72,6 +72,8 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
     if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not _is_empty(plain(cell)) for cell in train):
         hidden = set[str]()  # -1 is a class
+    if len(lacking | hidden) == len(tables):
+        hidden = set[str]()  # no split would be left
     for part in sorted(lacking | hidden):
         what = "has no label in column '%s' (every cell is -1 or empty), so it is left out of the task"
         what = what if part in hidden else "has no column '%s', so it is left out of the task"

@@ -164,6 +164,10 @@ def test_a_refused_description_leaves_a_good_one(tmp_path: Path):
         describe_states(folder, axes=axes, layers=LAYERS, depth=3, rows=2, lengths="lengths.npy")
     with pytest.raises(ConfigError, match="layers is empty"):
         describe_states(folder, axes=axes, layers=[], depth=3)
+    with pytest.raises(ConfigError, match="depth is 0"):
+        describe_states(folder, axes=axes, layers=LAYERS, depth=0, rows=2, lengths="lengths.npy")
+    with pytest.raises(UnknownNameError, match="unknown axis 'foo'"):
+        describe_states(folder, axes=["foo", "layers", "width"], layers=LAYERS, depth=3)  # pyright: ignore
     assert (folder / "states.json").read_text() == before
 
 

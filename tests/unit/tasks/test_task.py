@@ -461,6 +461,13 @@ def test_a_part_without_labels_is_left_out_and_named(label: Any, caplog: pytest.
     assert list(Task.from_dataset(SEQUENCE, both).splits) == ["train", "validation"]  # pyright: ignore
 
 
+@pytest.mark.parametrize("labels", [None, ["a", "b"]])
+def test_parts_that_all_lack_labels_are_an_error(labels: list[str] | None):
+    hidden = [row | {"label": ""} for row in ROWS]
+    with pytest.raises(DataError, match="has no label in column 'label'"):
+        Task.from_dataset(SEQUENCE, {"validation": hidden, "test": hidden}, labels=labels)
+
+
 @pytest.mark.parametrize("form", ["nested", "streamed", "streamed and nested"])
 def test_labels_of_other_parts_are_found_in_every_form(form: str):
     hidden = [row | {"label": -1} for row in ROWS]
