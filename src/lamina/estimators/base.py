@@ -29,7 +29,7 @@ from lamina.store.files import damaged, read_json, read_steady, write_json
 from lamina.store.manifest import MANIFEST, Manifest
 from lamina.store.models import load_processor
 from lamina.tasks import kind_of
-from lamina.tasks.metrics import metrics_of
+from lamina.tasks.metrics import metrics_of, named_class
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
@@ -195,7 +195,7 @@ class LaminaEstimator(BaseEstimator):
                 )
             parts = {"train": split.select_rows(sorted(train)), "validation": split.select_rows(sorted(validation))}
         problem, labels, positive = targets.problem_type, targets.labels, getattr(self, "positive", None)
-        positive = None if positive is None else str(positive)
+        positive = None if positive is None else named_class(self._op(), positive, labels)
         metrics = metrics_of(kind_of(self.kind), problem, labels, None, positive, self._op())
         name = type(self).__name__
         return Task(kind_of(self.kind), problem, labels, metrics[0], metrics, parts, name, positive)

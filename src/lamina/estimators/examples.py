@@ -192,7 +192,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        checked = as_array(_plain(y, op), "y", accept_sparse="csr", dtype=None)
+        checked = as_array(plain_column(y, op), "y", accept_sparse="csr", dtype=None)
         check_consistent_length(texts, checked)
         check_classification_targets(checked)
         kind = type_of_target(checked, input_name="y")
@@ -213,7 +213,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     return Targets("classification", labels, numbers.tolist(), classes)
 
 
-def _plain(y: TargetsLike, op: str) -> Any:
+def plain_column(y: TargetsLike, op: str) -> Any:
     """Return a column of one of pandas' types or of Python objects as an array of its entries' type; else y itself.
 
     scikit-learn would turn nullable integers and bools into floats, and in a list of texts NaN into "nan". Raises
@@ -269,5 +269,5 @@ def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        kind = type_of_target(_plain(y, op), input_name="y")
+        kind = type_of_target(plain_column(y, op), input_name="y")
     return (number_targets if kind == "continuous" else class_targets)(y, texts, op)

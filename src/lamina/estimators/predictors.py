@@ -13,7 +13,15 @@ from sklearn.utils.class_weight import compute_class_weight
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import Targets, as_tags, as_words, class_targets, data_errors, number_targets
+from lamina.estimators.examples import (
+    Targets,
+    as_tags,
+    as_words,
+    class_targets,
+    data_errors,
+    number_targets,
+    plain_column,
+)
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.label_cells import class_name, is_missing
@@ -166,6 +174,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         """
         logits = self._logits(X, "predict")
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
+
+    def score(self, X: object, y: object, sample_weight: object = None) -> float:
+        """Return the accuracy; `y` has a form that `fit` accepts. Errors as in `predict`; also DataError for a gap."""
+        return float(super().score(X, plain_column(y, self._op("score")), sample_weight))  # pyright: ignore
 
     def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -194,7 +194,9 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
         if len(table) != len(recorded):
             got = f"{table.path} has {len(table)} rows, and {folder} the states of {len(recorded)}"
             raise DataError(f"task: {got}; they must be the same rows in the same order.", path=table.path)
-        tables[part] = replace(table, columns={**table.columns, ROW: list(_row_cells(recorded, kind))})
+        texts = (f"t{row}" for row in range(len(recorded)))  # a list of them, one per token, if tokens have labels
+        cells = [[text] * recorded.tokens(row) if kind.per_token else text for row, text in enumerate(texts)]
+        tables[part] = replace(table, columns={**table.columns, ROW: cells})
     _check_alike(states)
     return RecordedTables(tables, states, spec)
 
@@ -213,12 +215,6 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
     if isinstance(rows, str | Path):
         return read_table(rows)
     return kind.from_rows(f"{recorded.folder}/{part}", rows_of(part, rows, spec.label), spec)
-
-
-def _row_cells(recorded: RecordedStates, kind: Kind) -> Iterator[str | list[str]]:
-    """Yield a text with the number of each row; if `kind` labels tokens, a list with this text once per token."""
-    for row in range(len(recorded)):
-        yield [f"t{row}"] * recorded.tokens(row) if kind.per_token else f"t{row}"
 
 
 def _check_alike(states: Mapping[str, RecordedStates]) -> None:

@@ -9,6 +9,7 @@ from sklearn.exceptions import DataConversionWarning
 
 from lamina.errors import DataError
 from lamina.estimators.examples import any_targets, class_targets, number_targets
+from lamina.estimators.predictors import LaminaClassifier
 
 TEXTS = ["a", "b", "c"]
 
@@ -92,3 +93,11 @@ def test_classes_of_pandas_columns_keep_their_type(dtype: Any, y: list[object], 
     assert (targets.labels, targets.values) == (labels, [0, 1, 0])
     assert targets.classes is not None
     assert [(type(one), one) for one in targets.classes.tolist()] == [(type(one), one) for one in y[:2]]
+
+
+@pytest.mark.parametrize(("y", "positive"), [([3.0, 1.0], 3.0), (pd.Series([3, 1], dtype=object), 3)])
+def test_the_values_of_y_score_and_name_the_positive_class(base: str, texts: list[str], y: Any, positive: object):
+    how: dict[str, Any] = {"positive": positive, "epochs": 1, "options": {"cache": "off"}}
+    fitted = LaminaClassifier(base, **how).fit(texts[:2], y)
+    assert fitted.bank_["reader"].info["positive"] == "3"
+    assert fitted.score(texts[:2], y) == np.mean(fitted.predict(texts[:2]) == np.array([3, 1]))
