@@ -83,7 +83,7 @@ def fit_batches(
 
     Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has the copies of those tasks whose
     data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used. Raises ConfigError if not even one
-    row fits; the message says how much it needs.
+    row fits.
     """
     return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
 

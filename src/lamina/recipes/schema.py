@@ -381,8 +381,8 @@ class Recipe(Strict):
         """Raise ValidationError if keys contradict each other, or a key refers to something unknown.
 
         A recipe has either readers or methods. "train_base", "separately" and monitors need readers, and "keep" needs
-        methods; methods take no "seed" among their options. Tables, figures, monitors and `only` may refer to something
-        unknown. A context in `info` says that a sweep has replaced values of grids.
+        methods; methods take no "seed" among their options. A context in `info` says that a sweep has replaced values
+        of grids.
         """
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:

@@ -126,11 +126,10 @@ class Published(Strict):
 def with_published(file: YamlFile, path: Path) -> Fields:
     """Return the fields of a recipe, with each name under `published` replaced by the paper's numbers.
 
-    A name such as "dwatt/table 2" is an entry of a paper whose numbers come with this package, so that a copy of a
-    recipe finds them in any folder. Other names are entries of `published.yaml`, a file in the recipe's folder, which
-    is read only if there is such a name. The fields of `file`, the recipe's file at `path`, are not changed. Raises
-    DataError if `published.yaml` is needed, and is missing or not valid; UnknownNameError if the paper or
-    `published.yaml` has no entry of that name.
+    A name such as "dwatt/table 2" is an entry of a paper whose numbers come with this package. Other names are entries
+    of `published.yaml`, a file in the recipe's folder, which is read only if there is such a name. The fields of
+    `file`, the recipe's file at `path`, are not changed. Raises DataError if `published.yaml` is needed, and is missing
+    or not valid; UnknownNameError if the paper or `published.yaml` has no entry of that name.
     """
     fields, read = dict(file.fields), cache(lambda place: read_yaml(place).fields)
     for key in ("table", "figure"):

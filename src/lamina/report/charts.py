@@ -48,9 +48,9 @@ class Drawing:
         kind: The form of the chart.
         rows: The data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a
             heat map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point),
-            "x_label" (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for
-            every x), and "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference
-            value).
+            "x_label" (name of the x), "low" and "high" (ends of an interval), "seeds" (how many are averaged),
+            "across": True (a value that holds for every x), and "mark": "dot" (a row with the value of a single seed)
+            or "rule" (a row with a reference value).
         title: Title of the chart.
         titles: "x", "y", "value", "colour" or "facet" -> its title, with the unit.
         note: How to read the chart, shown below the title.

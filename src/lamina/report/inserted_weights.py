@@ -206,8 +206,7 @@ def weight_maps(
         most: Draw only the first `most` rows and columns of each weight.
 
     Source:
-        "How to insert additional layers between the middle layers of the pre-trained model", Figure 5, which shows 7 x
-        7 weights of layers that start by Xavier and as the unit matrix.
+        "How to insert additional layers between the middle layers of the pre-trained model", Figure 5.
     """
     entries = [entry for name, weight in weights.items() for entry in _entries(name, weight, head, most)]
     path = checked_path("weight figure", path, entries, ("model", "state", "row", "column", "weight"))

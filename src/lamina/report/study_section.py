@@ -215,10 +215,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
 
 
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
-    """Return a figure's note.
-
-    In a study of importances, add a sentence that names the equal share, 1 / number of layers.
-    """
+    """Return a figure's note; in a study of importances, with a sentence on the equal share, 1 / number of layers."""
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
     return (
         f"{note} If all layers counted the same, each would have 1/{layers} = {1 / layers:.3f}.".strip()

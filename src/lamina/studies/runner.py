@@ -74,7 +74,7 @@ def fresh_model(
         model: A name or folder, which is loaded; or a model, which is copied with all its weights.
         processor: The processor to return. None: the one that was saved with the model.
         head: For a name or folder: kind of task or class whose head the model gets. None: the class that was saved.
-        labels: For a name or folder: class names of the head.
+        labels: For a name or folder: class names of the head. None: those that its config names.
 
     Returns:
         The model and its processor. The processor is None if none was given, and none was saved with the model.
@@ -88,8 +88,7 @@ def fresh_model(
 def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
     """Return `processor`. If it is None, return the processor that was saved with `model.name_or_path`.
 
-    If there is neither, None is returned; code that needs a processor raises the error. Raises StoreError if there are
-    files of a processor that cannot be read.
+    None if there is neither. Raises StoreError if there are files of a processor that cannot be read.
     """
     return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
 
@@ -105,9 +104,8 @@ def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
-    Label columns of one file often lack labels in some rows. `fit` masks these rows if the tasks are trained together.
-    A study trains each task alone; so if there are several tasks, they are returned with such rows masked. Raises
-    UnknownNameError if a task has no "train" or no "validation" split.
+    If there are several tasks, rows without a label are masked, as `fit` masks them when it trains the tasks together.
+    Raises UnknownNameError if a task has no "train" or no "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():

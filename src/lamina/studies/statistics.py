@@ -266,7 +266,7 @@ class _RowMetric:
 def row_counts(
     task: KindedTask, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
 ) -> tuple[Array, Metric]:
-    """Return a metric's counts for each row, and the function that computes the metric from sums of these counts.
+    """Return a metric's counts `[rows, counts]`, and the function from sums of them `[..., counts]` to scores `[...]`.
 
     A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises the errors
     of `row_metric`.
@@ -276,9 +276,6 @@ def row_counts(
         metric: Name of the metric.
         predictions: One prediction per row, in the form of `truths`.
         truths: The true label of each row.
-
-    Returns:
-        The counts `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
     """
     chosen = row_metric(task, metric)
     return chosen.count(predictions, truths, task.labels), chosen.score

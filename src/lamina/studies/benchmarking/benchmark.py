@@ -231,7 +231,7 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study of the table `rows` that `cell_rows` gave: with the comparison of methods over all data sets.
+    """Return the study: the cells' table `rows`, and the comparison of methods over all data sets.
 
     `settings` are those of the study.
     """

@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         scores: Scores of the test rows, higher for class 1.
-        held_out: Mean AUC of the chosen setting on the held-out part of the training rows.
+        held_out: Mean AUC of the chosen setting on held-out training rows; 0.5 if none are held out.
         size: Number of parameters of the final model.
     """
 
@@ -103,7 +103,7 @@ def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fit
     """Fit a logistic regression with an L2 penalty, whose strength is chosen on held-out rows, and score the test rows.
 
     `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides the
-    folds. With three training rows or fewer, or without folds, C is 1 and `held_out` 0.5.
+    folds. With three training rows or fewer, or without folds, no rows are held out, and C is 1.
     """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
@@ -139,7 +139,7 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression on the first principal components, and score the test rows.
 
-    The number of components is chosen on held-out rows; without folds, it is the largest. Arguments as in `logistic`.
+    Held-out rows choose the number of components (the largest if none are held out). Arguments as in `logistic`.
     """
     from sklearn.decomposition import PCA
 
@@ -160,9 +160,9 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Score test rows by a vote of their nearest training rows; held-out rows choose how many vote (one without folds).
+    """Score test rows by a vote of their nearest training rows.
 
-    Arguments as in `logistic`.
+    Held-out rows choose how many vote (one if none are held out). Arguments as in `logistic`.
     """
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -178,10 +178,10 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 
 
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit XGBoost, and score the test rows; one of ten random settings is chosen on held-out rows.
+    """Fit XGBoost, and score the test rows.
 
-    Without folds, its defaults are used. Arguments as in `logistic`. Raises MissingExtraError if XGBoost is not
-    installed.
+    Held-out rows choose one of ten random settings (the defaults if none are held out). Arguments as in `logistic`.
+    Raises MissingExtraError if XGBoost is not installed.
     """
     import random
 

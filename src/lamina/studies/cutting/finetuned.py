@@ -1,8 +1,4 @@
-"""The studies `insertion` and `reinit`, which edit a model, fine-tune it, and compare scores seed by seed.
-
-`insertion` measures what inserted layers cost, by their number, their position and their initial weights. `reinit`
-measures what pre-training gave each layer, by re-initialising the top blocks before fine-tuning.
-"""
+"""The studies `insertion` and `reinit`, which edit a model, fine-tune it, and compare scores seed by seed."""
 
 from __future__ import annotations
 

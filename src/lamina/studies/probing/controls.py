@@ -1,8 +1,4 @@
-"""Measures of what a probe's score is worth: baselines that read only the text, random labels, and an online code.
-
-An online code measures how easily a probe finds the labels: it sends the training labels in portions, each with the
-help of a probe that was trained on the portions before.
-"""
+"""Measures of what a probe's score is worth: baselines that read only the text, random labels, and an online code."""
 
 from __future__ import annotations
 
@@ -132,7 +128,7 @@ class LabelBits(Results):
         self._targets, self.bits = targets, 0.0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of the labels of the rows whose numbers are in `rows`; labels of -100 do not count.
+        """Add the bits of the labels of the rows whose numbers are in `rows`.
 
         `outputs` are the probe's logits, `[batch, classes]` or `[batch, tokens, classes]`; `labels` is not used.
         """
@@ -151,8 +147,7 @@ class LabelBits(Results):
 def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return the length in bits of the online code of a task's training labels, and the compression that it achieves.
 
-    The labels of the first portion are sent with log2(classes) bits each. The labels of each later portion are sent
-    with the help of a probe that was trained on all portions before it.
+    The labels of the first portion are sent with log2(classes) bits each, all others with the help of probes.
 
     Args:
         bits: Bits of each portion, without the first.

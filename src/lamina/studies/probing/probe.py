@@ -74,7 +74,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     A probe reads one layer, after a layer norm without parameters. In word tagging tasks it reads each token, in all
     others the mean over a text's tokens without padding. "linear" is one linear map; "mlp" has one hidden layer with
-    GELU. Every probe is scored with the weights of its last epoch; no epoch is selected by its score.
+    GELU. Every probe is scored with the weights of its last epoch.
 
     Three measures complete each score:
 

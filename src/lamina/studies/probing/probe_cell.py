@@ -271,7 +271,7 @@ def probe_bank(
 class TrainedProbes:
     """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    The probes keep the weights of their last epoch; no score selects an epoch. Raises the errors of `lamina.fit`.
+    The probes keep the weights of their last epoch. Raises the errors of `lamina.fit`.
 
     Args:
         bank: Bank with one reader per probe.
