@@ -213,7 +213,7 @@ LETTERS = 84  # characters of a line below the title
 
 
 def curve_rows(figure: Curves) -> list[Mark]:
-    """Return the data of a figure's chart: one row per point, with its interval if the point averages enough runs.
+    """Return the data of a figure's chart: one row per point, with its interval if it averages three runs or more.
 
     A point without an x becomes a line across its panel: a row with "across" at both ends of the x axis, or at each
     name on it. A point that averages two runs also has a row with the score of each run.

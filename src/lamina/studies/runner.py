@@ -125,7 +125,7 @@ def encode_rows(
     """Return the rows of a split, encoded for a model as for prediction: without augmentation.
 
     `max_length` is the maximum tokens per text; None: what the model allows. Raises ConfigError if there is no
-    processor, the processor does not fit the task, or `max_length` is not possible.
+    processor, the processor does not fit the task, or the model does not allow `max_length`.
     """
     # without a processor there is no limit to find, and `encode` says that one is missing
     limit = task.kind.length_limit(model, cast("Processor", processor), max_length)

@@ -285,7 +285,7 @@ def row_metric(task: KindedTask, metric: str) -> _RowMetric:
     """Return how a metric of a task is computed from sums over rows.
 
     Raises UnknownNameError if the metric does not exist for this task, or cannot be computed so. Raises ConfigError if
-    it is about one of two classes and the task does not say which one is positive.
+    the metric is about one of two classes, and the task does not say which one is positive.
     """
     if task.kind.tags_words:
         known = _WORD_METRICS

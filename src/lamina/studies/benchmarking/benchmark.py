@@ -260,7 +260,7 @@ class _Summary:
     Attributes:
         rows: Table rows of the measures "mean", "rank" and "ahead".
         sentences: The conclusions.
-        distance: The smallest difference of mean ranks that is significant. None: there are too few sets or methods.
+        distance: The smallest difference of mean ranks that is significant. None: fewer than six sets, or one method.
     """
 
     def __init__(self, rows: list[Row], conclusions: list[str], distance: float | None = None) -> None:

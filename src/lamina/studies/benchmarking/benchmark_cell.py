@@ -289,7 +289,7 @@ class States:
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
         """Return the states of all layers for some texts. The model computes them, and stores them in `folder`.
 
-        `bank` has one reader, "all", which needs all layers. Raises CacheError if the cache cannot be used.
+        `bank` has one reader, "all", which needs all layers. Raises CacheError if the disk has no room for them.
         """
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)

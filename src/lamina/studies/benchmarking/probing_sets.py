@@ -177,7 +177,7 @@ def portion(
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
     class. The largest number of training rows is drawn as the package sae-probes draws it. For smaller numbers, the
     first rows of each class in that draw are used, so that all sizes are scored on the same rows. Raises DataError if
-    the set has too few rows, or `other` has one class only.
+    fewer than 2 rows, or fewer than `rows`, can be trained on, or `other` has one class only.
 
     Args:
         data: The data set.

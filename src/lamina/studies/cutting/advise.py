@@ -147,8 +147,9 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         `settings["proposals"]` maps each task's name to its "keep" and "read", as in `Proposal`.
 
     Raises:
-        ConfigError: If `tolerance` is negative, there is no task or no seed, the stack has no module per block, or all
-            cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        ConfigError: If `tolerance` is negative, there is no task or no seed, a seed is named twice, the stack has no
+            module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output` were
+            run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -274,7 +275,7 @@ def _score_cut_model(
 
 
 def _measure_costs(start: _CellInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
-    """Measure parameters and perplexity of the whole and of the proposed cut model, and how much faster the latter is.
+    """Measure parameters and perplexity of the whole model and of the proposed cut model, and the speedup by the cut.
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
     perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32

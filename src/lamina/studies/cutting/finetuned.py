@@ -211,8 +211,9 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         metric of the task) and "score".
 
     Raises:
-        ConfigError: If a count is out of range, there is no task or no seed, the stack has no module per block, or all
-            cells failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
+        ConfigError: If a count is out of range, there is no task or no seed, an entry of a list occurs twice, the stack
+            has no module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output`
+            were run with other settings.
         UnknownNameError: If an end, a start or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -353,9 +354,9 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         "measure" (each metric of the task) and "score", on the validation rows after the last epoch.
 
     Raises:
-        ConfigError: If a count or fraction is out of range, there is no task or no seed, the stack has no module per
-            block, or all cells failed; if `resume` is set without `output`, or the cells in `output` were run with
-            other settings.
+        ConfigError: If a count or fraction is out of range, there is no task or no seed, an entry of a list occurs
+            twice, the stack has no module per block, or all cells failed; if `resume` is set without `output`, or the
+            cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
