@@ -110,7 +110,7 @@ class Group(TyperGroup):
     def invoke(self, ctx: Context) -> object:
         """Run the subcommand, and return its result.
 
-        After Ctrl-C, print whether --resume can continue the work, and end the process with exit code 130.
+        After Ctrl-C, print "interrupted", with a hint if the command has --resume, and end the process with code 130.
         """
         try:
             return super().invoke(ctx)

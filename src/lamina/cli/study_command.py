@@ -121,7 +121,7 @@ def _show(result: Study, folder: Path, *, as_json: bool) -> None:
 def _baselines(result: Study) -> list[str]:
     """Return a line per task with the mean scores of its baselines, which have no layer and so no row in the summary.
 
-    [] for studies without a column of layers and probes.
+    [] for studies other than `probe`.
     """
     from lamina.studies.study import rows_where
 

@@ -183,7 +183,7 @@ def corpus(seed: int = 0, rows: int = 3000, *, sentences: Path | str | None = No
 
     Raises:
         ConfigError: If `rows` is less than 48.
-        DataError: If the file of pairs cannot be read.
+        DataError: If the file of pairs cannot be read, or a line does not have five columns.
     """
     if rows < MIN_ROWS:
         raise ConfigError(f"demo corpus: rows is {rows}; each split needs a few rows. Give at least {MIN_ROWS}.")
@@ -208,14 +208,13 @@ def write(
 ) -> dict[str, Path]:
     """Write the demo corpus as `train.jsonl`, `validation.jsonl` and `test.jsonl` into `folder`.
 
-    The other parameters are those of `corpus`. A file that cannot be written completely is not written at all.
+    The other parameters and errors are those of `corpus`. A file that cannot be written completely is not written at
+    all.
 
     Returns:
         Split -> path of its file.
 
     Raises:
-        ConfigError: If `rows` is less than 48.
-        DataError: If the file of pairs cannot be read.
         StoreError: If a file cannot be written.
     """
     splits = corpus(seed, rows, sentences=sentences)

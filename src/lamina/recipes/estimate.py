@@ -217,8 +217,8 @@ def fitted_batches(
 def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) -> None:
     """Write the batches of runs into their output folder, where `fitted_batches` reads them when a run is resumed.
 
-    Without `resume`, batches of earlier runs in the folder are forgotten. Raises StoreError if the folder cannot be
-    written, or has a damaged file of batches.
+    With `resume`, batches of other runs in the folder stay; otherwise they are removed. Raises StoreError if the folder
+    cannot be written or, with `resume`, has a damaged file of batches.
     """
     known = _read_batches(folder) if resume else {}
     write_json(folder / BATCHES, {name: list(pair) for name, pair in {**known, **batches}.items()})

@@ -33,9 +33,10 @@ def expand_recipe(
     A run is one training of a reader or model. Its name is "<task>-<method>-<seed>". With a grid, the method is
     followed by the number of the setting; with a subsample, the seed is followed by the number of the repeat. Its
     settings are "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key
-    `only` excludes are left out. Raises ConfigError if an option or a combination of settings is not allowed, two runs
-    get the same name, there are more than 100,000 runs, or readers that train their base together have different
-    numbers of epochs; UnknownNameError if an option does not exist.
+    `only` excludes are left out. Options without an effect in a run are left out of its options. Raises ConfigError if
+    an option or a combination of settings is not allowed, an option has no effect in any run, two runs get the same
+    name, there are more than 100,000 runs, or readers that train their base together have different numbers of epochs;
+    UnknownNameError if an option does not exist.
 
     Args:
         recipe: The recipe.

@@ -26,7 +26,7 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """Read the data of all tasks of a recipe. Data that several tasks share is read once.
+    """Read the data of a recipe's tasks; with `only`, of the tasks that it chooses. Shared data is read once.
 
     Raises DataError if data cannot be read, or does not fit its task; ConfigError if a task lacks the split on which
     the recipe evaluates, tables would mix tasks with different metrics, or a size or limit is not allowed;

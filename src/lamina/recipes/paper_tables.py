@@ -135,7 +135,7 @@ def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
 
 
 def _cells(row: SummaryRow) -> dict[str, str]:
-    """Return a row of results as text, column -> cell. A mean is followed by "±" and half its interval."""
+    """Return a row of results as text, column -> cell. Means are printed by `plus_minus`."""
     cells = {"task": row["task"], word_of([row]): row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}

@@ -43,9 +43,9 @@ _MEASURED = 2000  # number of texts of each task whose length is measured, about
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
     """Check that the runs of a recipe can write to the output folder (None: no output) and use the cache.
 
-    Nothing in the folder is changed. Raises StoreError if the output folder cannot be written, or holds something that
-    would be overwritten. Raises CacheError if `cache` is "on" and states cannot be cached, because the model is trained
-    too, or the cache folder cannot be read.
+    Nothing in the folder is changed, except that a replacement of files that a dead process left unfinished is undone.
+    Raises StoreError if the output folder cannot be written, or holds something that would be overwritten. Raises
+    CacheError if `cache` is "on" and the model is trained too, or the cache folder cannot be read.
     """
     is_separate = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if is_separate else claimed_output(dict(specs), folder):
@@ -128,9 +128,9 @@ def check_model(
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
     """Return task name -> `TaskOutline` with sizes, and task name -> task for the tasks whose data was read.
 
-    `data` is the folder of the data, as for `load_tasks`; None: presets are not read, and their published sizes are
-    used. Raises ConfigError if the recipe evaluates on a split that a task does not have, and the errors of
-    `load_tasks`.
+    Tasks that `only` excludes are left out. `data` is the folder of the data, as for `load_tasks`; None: presets are
+    not read, and their published sizes are used. Raises ConfigError if the recipe evaluates on a split that a task does
+    not have, and the errors of `load_tasks`.
     """
     chosen = recipe.chosen_tasks
     local = {name: body for name, body in chosen.items() if data is not None or body.preset is None}

@@ -79,12 +79,13 @@ class SeparateRuns:
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the output folder before the first run starts; return run name -> results of all finished runs.
+        """Prepare the output folder before the first run starts; return run name -> results of the runs to skip.
 
-        With `resume`, these results (see `_Session.train_one`) are read, and the runs need not be trained again.
-        Checkpoints and temporary models are removed, unless they belong to interrupted runs that will continue. `cells`
-        has the cell of each run. Raises ConfigError if a run to resume had other settings or data, and StoreError if a
-        results file is damaged, or the disk has no room for the models that must still be saved.
+        Runs with the option `resume` are skipped if they have finished; their results (see `_Session.train_one`) are
+        read from the folder. Checkpoints and temporary models are removed, unless they belong to interrupted runs that
+        will continue. `cells` has the cell of each run. Raises ConfigError if a run to resume had other settings or
+        data, and StoreError if a results file is damaged, or the disk has no room for the models that must still be
+        saved.
         """
         join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))

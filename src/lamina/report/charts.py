@@ -91,7 +91,7 @@ class Drawing:
 
     @property
     def has_legend(self) -> bool:
-        """Whether the chart has a legend. A few lines need none, because all their names are at their ends."""
+        """Whether the chart has a legend: not for one series, nor for a few lines, which have their names at their ends."""
         is_few = len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
         return len(self.series) > 1 and not (is_few and self.has_line_labels)
 
@@ -150,7 +150,7 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
     Args:
         drawing: The contents of the chart.
         domain: Lowest and highest value of the value axis, or of a heat map's colour scale. Charts that stand side by
-            side get equal values. None: the lowest and highest value in the data.
+            side get equal values. None: chosen from the data.
     """
     altair = chart_package("report")
     draw = {"line": _line_chart, "heat": _heat_map, "bar": _bar_chart, "scatter": _scatter_chart}[drawing.kind]
@@ -452,7 +452,7 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
 def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
     """Return a heat map's colour scale from `low` to `high`, and a Vega expression for the cells that need dark text.
 
-    If values lie on both sides of 0, the scale has two colours with white at 0.
+    If values lie on both sides of 0 (and not just slightly below), the scale has two colours with white at 0.
     """
     largest = max(high, -low)
     if low < 0 < high and -low > 0.05 * (high - low):

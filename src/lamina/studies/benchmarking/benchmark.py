@@ -193,7 +193,7 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
     `points` are the user's; None: the usual ones. Raises ConfigError if the setting has no points but `points` are
-    given, the list is empty, or a point is given twice or is out of range.
+    given, the list is empty, or a point is given twice, out of range or not a whole number of rows.
     """
     if setting not in _POINTS:
         if points is not None:
@@ -415,8 +415,8 @@ def over_sets(study: Study) -> Frame:
     """Return one row per method of a benchmark (and per point, if it has several), the best mean of each point first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
-    seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading method with this one:
-    "behind_by", "low", "high", "p", "wins", "level" and "losses". The leader has no value in them.
+    seeds; missing without seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading
+    method with this one: "behind_by", "low", "high", "p", "wins", "level" and "losses". The leader has no value there.
     """
     table: Frame = study.table
     keys = ["point", "method"]
