@@ -104,8 +104,9 @@ def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
-    If there are several tasks, rows without a label are masked, as `fit` masks them when it trains the tasks together.
-    Raises UnknownNameError if a task has no "train" or no "validation" split.
+    If there are several tasks, rows without a label are masked (unless the task's `missing_labels` says otherwise), as
+    `fit` masks them when it trains the tasks together. Raises UnknownNameError if a task has no "train" or no
+    "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():

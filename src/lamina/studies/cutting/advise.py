@@ -114,9 +114,9 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 
     1. In one pass of the frozen model, a linear reader of every single layer is trained, and one linear reader of a
        scalar mix of all layers but the embeddings.
-    2. The lowest layer whose mean score is within `tolerance` of the best layer's score is the last block to keep. The
-       layers to read are that layer, and every lower layer whose score is within `tolerance` of it. If the last block
-       to keep is the top one, steps 3 and 4 are left out.
+    2. The lowest layer, from 1, whose mean score is within `tolerance` of the best such layer's score is the last block
+       to keep. The layers to read are that layer, and every lower layer (the embeddings too) whose score is within
+       `tolerance` of it. If the last block to keep is the top one, steps 3 and 4 are left out.
     3. The model is cut after that block, and a linear reader of a scalar mix of the layers to read is trained. Seed by
        seed, its score is compared with the score of the reader of all layers of the whole model.
     4. If the model has an output over a vocabulary, the perplexity of `texts` is measured before and after the cut.
@@ -325,8 +325,8 @@ def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) ->
     """Return task name -> proposal, from the scores of each layer's linear reader.
 
     The blocks to keep end at the lowest layer whose mean score over seeds is within `tolerance` of the best layer's
-    mean score; at least one block is kept. The layers to read are that layer, and all lower layers that score within
-    `tolerance` of it.
+    mean score. Layer 0, the embeddings, does not count here, so at least one block is kept. The layers to read are that
+    layer, and all lower layers, 0 included, that score within `tolerance` of it.
 
     Args:
         table: Columns "task", "layer", "stack" and "score", one row per task, layer and seed.

@@ -136,8 +136,8 @@ def drop_least_(  # noqa: PLR0913 options of the command
     """Drop the `count` blocks that matter least to a task, in place, and return a report of what the model lost.
 
     Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if there
-    are few rows. Raises ConfigError if `count` is out of range, the model cannot be edited, or it needs a head for the
-    task and has none; UnknownNameError if `by` or the stack is unknown, or the task lacks a split;
+    are fewer than 40 rows for either. Raises ConfigError if `count` is out of range, the model cannot be edited, or it
+    needs a head for the task and has none; UnknownNameError if `by` or the stack is unknown, or the task lacks a split;
     UnsupportedModelError if the model's layers cannot be found. Other errors are those of `finetune`, with
     `heal_epochs`.
 
@@ -234,9 +234,9 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _warn_of_few_rows(task: Task, by: By) -> None:
-    """Log a warning if the task has few rows to measure a loss on.
+    """Log a warning if the task has fewer than 40 rows to measure a loss on.
 
-    Another is logged if it has few rows to choose blocks on, unless `by` is "influence".
+    Another is logged if it has fewer than 40 rows to choose blocks on, unless `by` is "influence".
     """
     if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
         what = "too few to tell a small loss from chance. Give it more"

@@ -86,7 +86,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
     Raises:
         ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, `hidden` is below 1,
             or there is no tokenizer or other processor.
-        DataError: If the training rows have fewer than two classes.
+        DataError: If the training rows have fewer than two classes; multi-label tasks may.
         UnknownNameError: If a split or stack does not exist, or a task's metric cannot be computed from sums over rows.
         LayerIndexError: If a layer does not exist.
         UnsupportedModelError: If the model's layers cannot be found.

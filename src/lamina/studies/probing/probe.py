@@ -123,7 +123,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         the study's `settings["failures"]` lists them.
 
     Raises:
-        DataError: If the training rows have fewer than two classes.
+        DataError: If the training rows have fewer than two classes; multi-label tasks may.
         ConfigError: If a task has neither classes nor numbers; if there is no probe, seed or site, or a seed or site is
             named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the only layer.
             Also if `resume` is set without `output`, the cells in `output` were run with other settings, or every cell
@@ -211,7 +211,7 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
     """Check that a task can be probed; log and return its classes that no training row has.
 
     Raises ConfigError if the task's kind has no labels to probe for; DataError if the training rows have fewer than two
-    classes; UnknownNameError if the split does not exist.
+    classes (in multi-label tasks they may); UnknownNameError if the split does not exist.
 
     Args:
         name: The task's name, for messages.
@@ -322,10 +322,10 @@ def _several_sites(table: pd.DataFrame) -> bool:
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> line chart over layers, for each measure in the study's table; each task has a panel.
+    """Return chart name -> line chart over layers, for "score", "selectivity" and "compression" if they were measured.
 
-    A chart is named after its measure, and each colour is a kind of probe. With several sites in the table, each kind
-    of probe has a chart "measure, kind", and each colour is a site.
+    A chart is named after its measure; each task has a panel, and each kind of probe a colour. With several sites in
+    the table, each kind of probe has a chart "measure, kind", and each site a colour.
     """
     notes = {
         "score": (
