@@ -195,10 +195,9 @@ def fitted_batches(
     """Return run name -> batch size and batches per step that fit a GPU; the rows of an optimizer step stay the same.
 
     `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
-    batches that are saved in its output `folder`, because the free memory may have changed since it began. Readers that
-    are trained together get the smallest batch of them. All processes must call this. Raises ConfigError if not even
-    one row fits, and StoreError if the batches of the output folder are unreadable. Other errors are those of
-    `load_config`.
+    batches that are saved in its output `folder`, if there are any. Readers that are trained together get the smallest
+    batch of them. All processes must call this. Raises ConfigError if not even one row fits, and StoreError if the
+    batches of the output folder are unreadable. Other errors are those of `load_config`.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

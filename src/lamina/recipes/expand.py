@@ -89,8 +89,7 @@ def expand_recipe(
 def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
     """Raise ConfigError if an option has no effect in any run.
 
-    One run with an effect is enough: a grid can switch an option off, and tasks may be of several kinds. `idle` has a
-    dict for each run: option that has no effect there -> the reason.
+    `idle` has a dict for each run: option that has no effect there -> the reason.
     """
     for option, reason in idle[0].items() if idle else ():
         if all(option in others for others in idle):
@@ -101,7 +100,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
     """Yield a run for each setting, seed and repeat of a method.
 
     `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    seed of a run is seed x number of repeats + repeat, so that each repeat of each seed has its own.
+    seed of a run is seed x number of repeats + repeat.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
@@ -185,9 +184,9 @@ def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None =
     """Return a copy of a recipe that runs only some of its runs.
 
     `only` has patterns that runs must match, as `read_only` returns them (empty: the recipe's). `seeds` is the number
-    of seeds, which are 0, 1 and so on (None: the recipe's). Runs keep the names that they have in the whole recipe, so
-    that several parts can be run into one output folder. Raises UnknownNameError if a key or pattern matches nothing,
-    and ConfigError if no run matches all keys, or `seeds` is given and a grid of the recipe sets the seeds.
+    of seeds, which are 0, 1 and so on (None: the recipe's). Runs keep the names that they have in the whole recipe.
+    Raises UnknownNameError if a key or pattern matches nothing, and ConfigError if no run matches all keys, or `seeds`
+    is given and a grid of the recipe sets the seeds.
     """
     changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
     if seeds is not None:

@@ -89,8 +89,7 @@ class ReaderSize(NamedTuple):
 class ModelSize:
     """A model on the meta device, and the sizes of its parts. `Sizes.model` makes it.
 
-    Embeddings count only in `parameters`, the number of all parameters. Sizes of edits and readers are cached, because
-    the many runs of a recipe have only a few different ones.
+    Embeddings count only in `parameters`, the number of all parameters. Sizes of edits and readers are cached.
     """
 
     model: PreTrainedModel

@@ -462,8 +462,8 @@ def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], Separate
     """Open the session of a recipe in a worker process of Ray. Return it with all runs, and the files of separate runs.
 
     `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory, and
-    options of `lamina.fit`. The process changes to that working directory, so that relative paths stay valid. Without
-    an output folder, None is returned in place of the files. Raises the errors of `load_tasks` and `_Session.expand`.
+    options of `lamina.fit`. The process changes to that working directory. Without an output folder, None is returned
+    in place of the files. Raises the errors of `load_tasks` and `_Session.expand`.
     """
     directory, recipe, data, folder, batches, options = pickle.loads(source)
     os.chdir(directory)

@@ -40,8 +40,7 @@ class YamlFile(NamedTuple):
         """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
 
         If only a part of the path exists, the line is that of its last entry; line 1 if none of it exists. Lines count
-        from 1. Index 0 is skipped if the file has a single value in place of a list, because some keys of recipes allow
-        both.
+        from 1. Index 0 is skipped if the file has a single value in place of a list.
         """
         node, line, existing = self.root, self.root.start_mark.line, []
         for part in path:

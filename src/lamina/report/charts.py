@@ -91,7 +91,7 @@ class Drawing:
 
     @property
     def has_legend(self) -> bool:
-        """Whether the chart has a legend: not for one series, nor for a few lines, each of which is named at its end."""
+        """Whether the chart has a legend: not for one series, nor for a few lines, each of them named at its end."""
         is_few = len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
         return len(self.series) > 1 and not (is_few and self.has_line_labels)
 

@@ -104,7 +104,7 @@ def write_page(
 
 
 def _default_title(sections: Sequence[Section]) -> str:
-    """Return a page title that says what was studied; it names the models and tasks that are known.
+    """Return a page title that says what was studied.
 
     Up to two models and three tasks are named; further tasks are counted.
     """

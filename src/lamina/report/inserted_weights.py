@@ -152,7 +152,7 @@ def chosen_weight(
     """Return the first inserted weight with the given stack, layer (from 1) and projection; None: any.
 
     The projection is its path within the block, or the end of that path, such as "query". Raises UnknownNameError if no
-    weight fits; the message lists the stacks, layers or projections that exist.
+    weight fits.
     """
     for field, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
         fitting = [weight for weight in weights if wanted is None or _fits(getattr(weight, field), wanted)]
@@ -193,11 +193,10 @@ def weight_maps(
 ) -> Path:
     """Draw inserted weights as heat maps, and return the path of the file.
 
-    The chart has one row of three heat maps per model: the weight before training, the weight after training, and the
-    change. In each row the first two heat maps share a colour scale. The heat maps of changes all share one scale, so
-    that models can be compared. Raises ConfigError if the path has another suffix, or a weight has no such head;
-    DataError if there are no weights; MissingExtraError if the packages of `lamina[report]` are not installed;
-    StoreError if the file cannot be written.
+    The chart has one row of three heat maps per model: the weight before training, after training, and the change. The
+    first two share a colour scale in each row; all changes share another, so that models can be compared. Raises
+    ConfigError if the path has another suffix, or a weight has no such head; DataError if there are no weights;
+    MissingExtraError if the packages of `lamina[report]` are not installed; StoreError if the file cannot be written.
 
     Args:
         weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.

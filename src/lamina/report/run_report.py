@@ -76,7 +76,7 @@ def _paper_text(number: float | None, table: PivotTable) -> str:
 def remarks(table: PivotTable) -> list[str]:
     """Return the sentences below a table: the split, the meaning of ±, the source of the paper's numbers, and notes.
 
-    Parts that the table does not have are left out. A table of numbers of parameters names no split.
+    What the table does not have is left out. A table of parameter counts names no split.
     """
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})

@@ -84,9 +84,9 @@ def _model_name(study: Study) -> str:
 def _probe_verdicts(study: Study) -> Iterator[str]:
     """Yield one sentence per task of a probing study, which says whether probes beat the best baseline.
 
-    A baseline uses no model, for example TF-IDF with logistic regression. The measure "ahead" is the score of a probe
-    minus the score of the best baseline. The sentence calls a layer better only if this difference is significant, and
-    never with a single seed. Other studies, and tasks without baselines, yield no sentence.
+    The measure "ahead" is the score of a probe minus the score of the best baseline. The sentence calls a layer better
+    only if this difference is significant, and never with a single seed. Other studies, and tasks without baselines,
+    yield no sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):

@@ -1,7 +1,4 @@
-"""Run a model for a study: batches go in, and each layer's state is passed to a function as it is computed.
-
-States can be reduced to one vector per text or per token, and prompts can be continued.
-"""
+"""Run a model for a study: batches go in, and each layer's state is passed to a function as it is computed."""
 
 from __future__ import annotations
 
@@ -194,7 +191,7 @@ MOST_TOKENS = 16  # tokens of one text that become rows, at most
 
 @final
 class RowVectors:
-    """Runs a model over batches, and returns one vector per row and layer. Measures receive all states during the run.
+    """Runs a model over batches, and returns one vector per row and layer.
 
     Args:
         reader: Reads the layers' states.

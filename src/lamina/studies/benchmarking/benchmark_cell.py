@@ -1,7 +1,4 @@
-"""One cell of the benchmark: run every method on one portion of one data set.
-
-A portion is the rows that are drawn to train on, and those to score. The model computes its states once.
-"""
+"""One cell of the benchmark: run every method on the rows drawn from one data set for training and scoring."""
 
 from __future__ import annotations
 
@@ -142,7 +139,7 @@ class SetStates:
     """
 
     def __init__(self, texts_of: Callable[[str], Sequence[str]]) -> None:
-        self.seconds = 0.0  # seconds that the model took to read the present set
+        self.seconds = 0.0
         self._texts_of, self._name = texts_of, ""
         self._index: dict[str, int] = {}  # text -> its row
         self._states: CachedStates | None = None

@@ -49,10 +49,7 @@ class ProbingSet:
     labels: Rows
 
     def without_repeats(self) -> ProbingSet:
-        """Return the data set with each text once; texts that occur with both classes are left out.
-
-        The published sets repeat texts of the rarer class until both classes have as many rows.
-        """
+        """Return the data set with each text once; texts that occur with both classes are left out."""
         classes: dict[str, set[int]] = {}
         for text, label in zip(self.texts, self.labels.tolist(), strict=True):
             classes.setdefault(text, set()).add(label)
@@ -135,8 +132,7 @@ def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
 
     `known` are the two class names of the original set, the negative one first, and `names` those of the shifted set,
     sorted; the two sets may spell a class differently. A name that equals the original's positive name is the positive
-    class. If there is none, the second name is. In the set 90_glue_qnli, `names` are "1" and "not_entailment", and
-    `known` "0" and "1".
+    class. If there is none, the second name is.
     """
     if set(known) == set(names):
         return list(known)

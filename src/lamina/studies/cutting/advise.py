@@ -246,10 +246,7 @@ def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
 
 
 def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    """Return the config of an untrained reader: a linear head over a scalar mix of `layers`, drawn with `seed`.
-
-    `stack` is the name of the stack that it reads.
-    """
+    """Return the config of an untrained reader: a linear head over a scalar mix of a stack's `layers`, with `seed`."""
     return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 

@@ -45,8 +45,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368, section 2: random labels per word type. In sequence tasks the type is
-        the whole text. A probe cannot learn the random label of a text outside the "train" split, so that the control's
-        score is at chance there.
+        the whole text.
     """
     tags = task.kind.tags_words
     truths = list(task.split("train").labels)
