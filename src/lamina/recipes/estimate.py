@@ -94,7 +94,7 @@ class _Group:
 
     Attributes:
         runs: The runs.
-        tokens: Tokens of a row.
+        tokens: Tokens of the longest row.
         weight_bytes: Weights, gradients and moments.
         batch: What a batch needs.
     """

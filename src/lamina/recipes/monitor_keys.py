@@ -41,7 +41,7 @@ class MonitorRecipe(Strict):
         rate: Rate of false positives; below 1 if it is per reply.
         per: Unit of the rate.
         guarantee: Keep the rate on other texts too, with 95 % confidence.
-        split: Whose texts choose the threshold.
+        split: The split whose texts choose the threshold.
     """
 
     task: str

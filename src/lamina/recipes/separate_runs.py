@@ -44,7 +44,7 @@ class SeparateRuns:
     """The files and scores of a recipe's separate runs. Each of them starts from a newly loaded model.
 
     The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
-    for a short time after training, the model. Models to keep are moved to the subfolder "models".
+    for a short time after training, the model. Models to keep end up in the subfolder "models".
 
     Attributes:
         folder: The recipe's output folder.

@@ -63,7 +63,7 @@ class AxisLayout(Strict):
     Attributes:
         key: "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch".
         count: Show the number of layers that a selector names; 0 where no edit is made.
-        names: Value -> shown instead; null: left out.
+        names: Value -> what is shown instead; null: runs with this value are left out.
     """
 
     key: str

@@ -24,7 +24,7 @@ SHARE = "share of the layer"  # title of the axis of importances
 
 
 class DrawnRun(TypedDict):
-    """A run whose importances are drawn: the title of its panel (`reader`), its best epoch (`kept`) or None."""
+    """A run whose importances are drawn: the title of its panel (`reader`), and its best epoch (`kept`), if known."""
 
     reader: str
     kept: int | None

@@ -256,7 +256,7 @@ def _lines(texts: object) -> object:
 
 
 class StudyTask(TaskRecipe):
-    """A task of a study recipe. It names no readers, unlike a task of a training recipe: studies make their own."""
+    """A task of a study recipe. Keys that are only for training ("readers", "epochs", "learning_rate") are refused."""
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:

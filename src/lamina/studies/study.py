@@ -53,9 +53,9 @@ class Figure:
             the numbers, if there is room.
         x_label: Column with the names along the horizontal axis, such as the token at a position. None: `x` itself.
         where: Column -> value that a row must have to be drawn; {}: all rows.
-        title: Title of the chart.
+        title: Title of the chart. "": its name.
         x_title: Title of the horizontal axis, with its unit. "": the name of the column.
-        value_title: Title of the numbers, with their unit. "": the name of the column.
+        value_title: Title of the numbers, with their unit. "": the name of the column, or the measure of its scores.
         note: One sentence that says what to look for.
     """
 
