@@ -56,7 +56,7 @@ class StackFacts(TypedDict):
         block: Classes of the blocks; None: the blocks are not modules.
         embedding_parameters: Number of parameters outside the blocks; None: not known.
         taps: Where each layer is read.
-        fingerprint: Hash of the stack's weights.
+        fingerprint: Hash of the stack's weights; only with --weights.
     """
 
     layers: int
@@ -75,7 +75,7 @@ class ModelFacts(TypedDict):
         model: Its name; `model_type` and `architecture` are its config's type and its class.
         parameters: Number of parameters.
         stacks: Stack name -> the stack.
-        edited: Blocks of each edited stack before and after the recorded edits.
+        edited: Blocks of each edited stack before and after the recorded edits; missing without edits.
     """
 
     model: str

@@ -106,7 +106,7 @@ class Demo:
         scores: Test scores, one row per task.
         layers: The same for single layers, one row per task and layer. Empty in the short demo.
         timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
-            and "ratio", the second divided by the first.
+            and "ratio", the median over pairs of passes.
         reload_difference: Largest difference between the logits before saving and after loading. Always 0.0, because
             the demo raises an error otherwise.
         predictions: Five sentences with the answers of the three readers.
