@@ -75,7 +75,7 @@ class EditFacts(TypedDict):
     Attributes:
         model: Name of the model.
         architecture: Name of its class.
-        edits: As `Edit.to_dict` returns them, with the number of changed tensors in place of their names.
+        edits: As `Edit.to_dict` returns them, with the number of tensors in place of their names.
         before: Its size before the edits; `after` is the size after them.
         unchanged_parameters: Number of parameters in tensors that no edit changed; 0 after healing.
         output_difference: Largest absolute difference between the model's outputs before and after, on a small batch.

@@ -56,8 +56,8 @@ class WrongAnswer(TypedDict):
         row: Index of the row.
         text: The text; a list for a pair of texts.
         true: The correct answer; `predicted` is the reader's.
-        confidence: Probability of the predicted answer.
-        error: Predicted - true, where the answers are numbers.
+        confidence: Probability of the predicted answer; missing where the answers are numbers.
+        error: Predicted - true; only where the answers are numbers.
     """
 
     row: int
