@@ -55,9 +55,9 @@ test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Whole runs that take seconds each, which `make test` leaves out and every change should pass: clusters of Ray, pages in a
-# browser and of the docs, recipes of the papers.
+# browser and of the docs, recipes of the papers. The other files are left out, since importing them takes a while.
 test-long: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not full" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not full" $$(grep -rl mark.long tests --include='test_*.py') $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.

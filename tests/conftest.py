@@ -63,6 +63,7 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     OMP_NUM_THREADS="1",
     MKL_NUM_THREADS="1",
+    RAY_worker_niceness="0",  # else workers wait for whatever else this machine does
 )
 for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "LAMINA_CACHE"):
     os.environ.pop(_name, None)
@@ -88,7 +89,7 @@ def _seed_what_is_there() -> None:
 
     for kind in (torch.cuda, torch.xpu, torch.mtia):
         if not kind.is_available():
-            kind.manual_seed_all = lambda seed: None
+            kind.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
 
 
 _show_shape_types()

@@ -43,6 +43,14 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture
+def light() -> Iterator[None]:
+    """Send workers their class itself: to find it by name, they would import torch first, which takes seconds."""
+    ray.cloudpickle.register_pickle_by_value(ray_workers)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(ray_workers)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_films(tmp_path_factory.mktemp("films"))
@@ -51,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Bulk prediction
 
 
+@pytest.mark.usefixtures("light")
 def test_items_are_taken_as_they_are_needed_and_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
     """With one worker, since each takes seconds to start; the file below is answered by two."""
     taken: list[int] = []
@@ -77,6 +86,7 @@ def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
         next(answers)
 
 
+@pytest.mark.usefixtures("light")
 def test_what_the_items_raise_comes_after_the_answers_before():
     def items() -> Iterator[int]:
         yield 1
@@ -121,10 +131,8 @@ def test_a_file_is_answered_as_in_one_process_up_to_a_bad_row(tmp_path: Path):
 def test_a_file_is_answered_by_workers_to_its_end(tmp_path: Path):
     (source := tmp_path / "texts.txt").write_text("".join(f"{TEXTS[at % 3]}\n" for at in range(60)))
     options = {"chunk_rows": 8, "progress": False}
-    alone, found = (
-        lamina.predict_file(tiny_bank(), source, tmp_path / name, **options, **more)
-        for name, more in (("alone.jsonl", {}), ("ray.jsonl", {"ray": "local"}))
-    )
+    alone = lamina.predict_file(tiny_bank(), source, tmp_path / "alone.jsonl", **options)
+    found = lamina.predict_file(tiny_bank(), source, tmp_path / "ray.jsonl", ray="local", **options)
     assert (found.rows, found.skipped) == (alone.rows, alone.skipped) == (60, 0)
 
 
