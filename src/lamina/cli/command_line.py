@@ -126,10 +126,7 @@ class Subcommand(TyperCommand):
     """One of the commands of `lamina`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raise ConfigError if an option has an empty text, such as that of an unset variable.
-
-        Otherwise an empty path would be the current folder, and other empty texts would count as the default.
-        """
+        """Parse the arguments; raise ConfigError for an empty option, which might mean a default or any folder."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
             value = values.get(str(option.name))

@@ -126,9 +126,7 @@ def inspect(  # noqa: PLR0913
 
     if readers := saved_readers(model):
         if weights:
-            raise ConfigError(
-                f"inspect: {model} is a bank; --weights is for models. Name its base model, or leave it out."
-            )
+            raise ConfigError(f"inspect: {model} is a bank; --weights is for models. Name its base model.")
         _inspect_bank(model, readers, as_json=as_json)
         return
     facts = describe(model, weights=weights)

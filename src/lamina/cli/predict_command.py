@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
+from lamina.data.row_errors import check_line_feeds
 from lamina.errors import ConfigError, DataError, convert_errors
 from lamina.utils import pluralize
 
@@ -127,11 +128,8 @@ def from_stdin() -> list[str]:
         raise DataError(f"read: standard input {reason}.", row=row) from None
     if not text:
         raise DataError("read: standard input is empty. Give one text per line.")
-    from lamina.data.row_errors import check_line_feeds
-
     check_line_feeds("standard input", text)
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = ()) -> Texts:

@@ -87,8 +87,7 @@ def read_pairs(path: Path) -> tuple[Pair, ...]:
                 f"demo: {path}, line {number}: it has {len(columns)} columns; {', '.join(COLUMNS)} are needed."
             )
         pair = _pair(*columns)
-        kinds = {f"B-{kind}" for _, kind in pair.names}
-        if pair.sentiment not in SENTIMENTS or not kinds <= {*TAGS}:
+        if pair.sentiment not in SENTIMENTS or not {f"B-{kind}" for _, kind in pair.names} <= {*TAGS}:
             rule = "a sentiment is negative, neutral or positive, and names are as in Anna=PER;Oslo=LOC"
             raise DataError(f"demo: {path}, line {number}: it ends in {columns[3:]}; {rule} (or ORG, MISC).")
         pairs.append(pair)

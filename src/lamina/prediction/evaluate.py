@@ -398,11 +398,7 @@ def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[st
     names: set[str] = set()
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
         names |= next(read_chunks(path, rows=100)).columns.keys()
-    return {
-        key: name
-        for key, name in learnt.items()
-        if key not in ("text", "label") or str(name).partition(".")[0] in names
-    }
+    return {key: n for key, n in learnt.items() if key not in ("text", "label") or str(n).partition(".")[0] in names}
 
 
 def _task(

@@ -195,8 +195,8 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
     used = [*names.values(), _column(table, "label", columns.label), *([columns.spans] if columns.spans else [])]
     if len(set(used)) < len(used):
-        roles = f"prompt, reply, label{' and spans' * bool(columns.spans)} are {', '.join(map(repr, used))}"
-        raise DataError(f"monitor: {table.path}: the columns of {roles}; each needs its own.", path=table.path)
+        roles = f"prompt, reply, label and spans are {_listed(used)}; each needs its own"
+        raise DataError(f"monitor: {table.path}: the columns of {roles}.", path=table.path)
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):
             if not isinstance(cell, str) or not word_spans(cell):

@@ -11,8 +11,7 @@ from lamina.errors import ConfigError
 from lamina.prediction.backends import Backend
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
-# Browsers send an origin in lower case and without a path, so another form would never be equal to it.
-_ORIGIN = re.compile(r"\*|null|[a-z][-+.a-z0-9]*://[^/?#*\sA-Z]+")
+_ORIGIN = re.compile(r"\*|null|[a-z][-+.a-z0-9]*://[^/?#*\sA-Z]+")  # in lower case, as browsers send it
 Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 
 
@@ -73,8 +72,7 @@ class Settings(BaseModel):
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"]))
             raise ConfigError(f"serve: {name} is {first['input']!r}; {first['msg'].lower()}.") from None
-        for origin in settings.cors_allow_origin:
-            if not _ORIGIN.fullmatch(origin):
-                rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
-                raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. Leave out paths.")
+        for origin in (origin for origin in settings.cors_allow_origin if not _ORIGIN.fullmatch(origin)):
+            rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
+            raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. Leave out paths.")
         return settings
