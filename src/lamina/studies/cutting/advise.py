@@ -75,7 +75,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class _CellInputs:
+class _AdviceInputs:
     """State that all cells of the study share: the model, its processor, the stack's name and the training options."""
 
     model: Source
@@ -167,7 +167,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}
     options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
     settings = cell_settings(model, named, edited, training, **options)
-    start = _CellInputs(model, processor, stack, training)
+    start = _AdviceInputs(model, processor, stack, training)
     run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
     layer_cells = [
         Cell(
@@ -224,7 +224,7 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
     }
 
 
-def _score_layers(start: _CellInputs, task: Task, seed: int) -> list[Row]:
+def _score_layers(start: _AdviceInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` holds out, and one row of the
@@ -251,7 +251,7 @@ def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Rea
 
 
 def _score_cut_model(
-    start: _CellInputs, task: Task, proposal: Proposal, seed: int, folders: _Folders | None
+    start: _AdviceInputs, task: Task, proposal: Proposal, seed: int, folders: _Folders | None
 ) -> list[Row]:
     """Run a cell of the phase "cut": cut the model as proposed, train a reader of the proposed layers, and score it.
 
@@ -271,7 +271,7 @@ def _score_cut_model(
     return [{"blocks": proposal.keep, "measure": task.metric, "score": score}]
 
 
-def _measure_costs(start: _CellInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
+def _measure_costs(start: _AdviceInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
     """Measure parameters and perplexity of the whole model and of the proposed cut model, and the speedup by the cut.
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no

@@ -161,7 +161,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
-    start = _CellInputs(model, processor, stack, block_ranges, max_length)
+    start = _RemovalInputs(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
         for name, task in (named.items() if seeds else ())
@@ -188,7 +188,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 @dataclass(frozen=True)
-class _CellInputs:
+class _RemovalInputs:
     """What all cells of the study share: the model, its stack, and the ranges of blocks to remove.
 
     Attributes:
@@ -215,7 +215,7 @@ class _CellModel:
         stack: The stack whose blocks are removed.
     """
 
-    def __init__(self, start: _CellInputs) -> None:
+    def __init__(self, start: _RemovalInputs) -> None:
         self.model, self.processor = fresh_model(start.source, start.processor)
         self.stack = select_blocks(self.model, "all", start.stack, _OP)[0]
         self._block_ranges = start.block_ranges
@@ -272,7 +272,7 @@ class _CellModel:
         ]
 
 
-def _score_readers(start: _CellInputs, task: Task, seeds: list[int], training: Training) -> list[Row]:
+def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training: Training) -> list[Row]:
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
@@ -295,7 +295,7 @@ def _score_readers(start: _CellInputs, task: Task, seeds: list[int], training: T
     return cell.measure(score)
 
 
-def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
+def _task_proxies(start: _RemovalInputs, task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
     They are measured on up to 512 validation rows. `start` has the model and the ranges.
@@ -307,7 +307,7 @@ def _task_proxies(start: _CellInputs, task: Task) -> list[Row]:
     return [*rows, *cell.nu_falls(task, start.max_length)] if task.kind.single_label(task.problem_type) else rows
 
 
-def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
+def _measure_perplexity(start: _RemovalInputs, texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
@@ -326,7 +326,7 @@ def _measure_perplexity(start: _CellInputs, texts: list[Text]) -> list[Row]:
 
 
 def _measure_generation(
-    start: _CellInputs, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int
+    start: _RemovalInputs, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int
 ) -> list[Row]:
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
