@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -31,7 +31,7 @@ from lamina.train.plan import Group
 from lamina.utils import JSONObject, check_types
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
     import torch
     from transformers import PreTrainedModel
@@ -48,12 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ResultT = TypeVar("ResultT")
-
 Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
-_TOKENIZER = ("model_max_length", "truncation_side")  # facts of a tokenizer that a plan depends on
-_TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts of a reader's training, as above
+_TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts of a reader's training that a plan depends on
 
 
 @check_types("predict")
@@ -150,21 +147,28 @@ class Prepared:
         count: Number of examples.
         splits: Kind of task -> the examples as that kind reads them.
         groups: The same examples as inputs; each group is run by itself.
-        cut: Number of examples that are too long to be read whole.
-        tokens: Number of tokens of all examples, without padding.
     """
 
     count: int
     splits: Mapping[str, Split]
     groups: Sequence[Group]
-    cut: int = 0
-    tokens: int = 0
+
+    @property
+    def cut(self) -> int:
+        """Number of examples that a reader cannot read whole: the largest number of all readers."""
+        counts = (task.kind.truncated(group.inputs) for group in self.groups for task in group.tasks.values())
+        return max(counts, default=0)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all examples, without padding."""
+        return sum(int(sum(group.inputs.lengths)) for group in self.groups)
 
     def warn(self, op: str) -> None:
         """Log a warning if an example is too long to be read whole; `op` begins the message."""
-        if self.cut:
+        if cut := self.cut:
             what = "examples are longer than what is read of them; the rest was left out or cut off"
-            logger.warning("%s: %d %s", op, self.cut, what)
+            logger.warning("%s: %d %s", op, cut, what)
 
 
 @dataclass(frozen=True)
@@ -252,11 +256,10 @@ class Predictor:
                 raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
             self._whole = task_of(model, kind)
             self._runner = ModelRunner(model, self._whole, "predict", processor, options)
-        plan = self._plan()
-        if not plan.tasks:
+        self._tasks, self._readings, self._paired = self._plan()
+        if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
-        self.names, self._tasks = tuple(plan.tasks), plan.tasks
-        self._paired = plan.paired  # readers that `warn_about_pairs` has not checked
+        self.names = tuple(self._tasks)
 
     def digest(self) -> str:
         """Return a digest of the weights of the model and its readers. Any change of a weight changes it.
@@ -307,9 +310,9 @@ class Predictor:
                 self._runner.warn_about_pairs(
                     {name: prepared.splits[self._tasks[name].kind.name].pairs for name in self._paired}
                 )
-                self._paired = ()
+                self._paired = ()  # one warning is enough
             self.choose_engine()
-        return _finish(self.answer_by_pass(prepared, budget=budget))
+        return self._answers(self.results(prepared, budget=budget))
 
     def choose_engine(self) -> None:
         """Set the engine for the backend: PyTorch or ONNX Runtime.
@@ -361,7 +364,7 @@ class Predictor:
         """
         count = min(map(len, splits.values()))
         groups: list[Group] = []
-        for reading in self._plan().readings if count else ():
+        for reading in self._readings if count else ():
             is_pair = splits[reading.kind.name].pairs
             apart = reading.apart_pairs if is_pair else reading.apart
             if (
@@ -373,13 +376,8 @@ class Predictor:
                 continue
             group = self._encode(reading, splits)
             # Long examples are encoded again if the readers read different parts of them.
-            shortest = min((part.options.max_length for part in apart), default=0)
-            if apart and (max(group.inputs.lengths) >= shortest or _cut(group)):
-                groups += [self._encode(part, splits) for part in apart]
-            else:
-                groups.append(group)
-        tokens = sum(int(sum(group.inputs.lengths)) for group in groups)
-        return Prepared(count, splits, groups, max(map(_cut, groups), default=0), tokens)
+            groups += [self._encode(part, splits) for part in apart] if apart and _is_long(group, apart) else [group]
+        return Prepared(count, splits, groups)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
@@ -400,21 +398,22 @@ class Predictor:
         Raises:
             NotFiniteError: If a reader gives NaN or infinity for an example.
         """
-        if not prepared.count:
-            return []
-        results = yield from self._results_by_pass(prepared, budget)
-        answers: list[Sequence[object]] = []
-        for name in self.names:
-            answers.append(results[name].raw_predictions() if raw else results[name].predictions())
-        return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
-
-    def results(self, prepared: Prepared) -> dict[str, Results]:
-        """Run the model on encoded examples, and return reader name -> its outputs for all of them."""
-        return _finish(self._results_by_pass(prepared, None))
-
-    def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
-        """Run the model in passes, as `answer_by_pass` does. A generator that returns what `results` returns."""
         collected: dict[str, Results] = {}
+        yield from self._passes(prepared, collected, budget)
+        return self._answers(collected, raw=raw)
+
+    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
+        """Run the model on encoded examples, and return reader name -> its outputs for all of them.
+
+        For `budget` and the errors see `answer_by_pass`. Without examples, the dict is empty.
+        """
+        collected: dict[str, Results] = {}
+        for _ in self._passes(prepared, collected, budget):
+            pass
+        return collected
+
+    def _passes(self, prepared: Prepared, collected: dict[str, Results], budget: Budget | None) -> Iterator[None]:
+        """Run the model in passes within `budget`, and add each reader's outputs to `collected`; yield in between."""
         for number, group in enumerate(prepared.groups):
             if number:
                 yield
@@ -425,7 +424,13 @@ class Predictor:
             progress = self.options.progress
             yield from self._runner.passes(group, results, self.options, progress=progress, budget=budget)
             collected |= results
-        return collected
+
+    def _answers(self, results: Mapping[str, Results], *, raw: bool = False) -> list[Answers]:
+        """Return one dict per example: reader name -> prediction; with `raw`, logits in place of probabilities."""
+        answers: list[Sequence[object]] = []
+        for name in self.names if results else ():  # without examples, there are no results
+            answers.append(results[name].raw_predictions() if raw else results[name].predictions())
+        return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
 
     def max_length(self, names: Sequence[str]) -> int:
         """Return how many tokens the readers `names` read of an example or, if they read in windows, of each window."""
@@ -437,12 +442,14 @@ class Predictor:
     def _plan(self) -> _Plan:
         """Return the plan for the readers, that of the last call if nothing has changed; errors as `_derive_plan`."""
         runner, options = self._runner, self.options
+        tokenizer = tokenizer_of(runner.processor)
         depends = (
             [(name, reader.config, *map(reader.info.get, _TRAINED)) for name, reader in self._readers.items()],
             self._whole,
             (options.add_prefix_space, options.prefix),
             (options.max_target_length, options.num_beams, options.length_penalty),
-            (id(runner.processor), *(getattr(tokenizer_of(runner.processor), fact, None) for fact in _TOKENIZER)),
+            id(runner.processor),
+            (getattr(tokenizer, "model_max_length", None), getattr(tokenizer, "truncation_side", None)),
         )
         before, plan = _plans.get(runner.modules[0], (None, None))
         if plan is None or before != depends:
@@ -508,14 +515,8 @@ class Predictor:
         return Reading(tasks, encoder, options)
 
 
-def _cut(group: Group) -> int:
-    """Return how many examples of a group a reader cannot read whole: the largest number of all its readers."""
-    return max(task.kind.truncated(group.inputs) for task in group.tasks.values())
-
-
-def _finish(steps: Generator[None, None, ResultT]) -> ResultT:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+def _is_long(group: Group, parts: Sequence[Reading]) -> bool:
+    """Return whether `parts` read different parts of an example of this group, because it is too long for one."""
+    shortest = min(part.options.max_length for part in parts)
+    is_cut = any(task.kind.truncated(group.inputs) for task in group.tasks.values())
+    return is_cut or max(group.inputs.lengths) >= shortest

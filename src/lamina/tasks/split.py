@@ -78,7 +78,7 @@ class Split:
         """
         split = cls.__new__(cls)
         split._open_text = split._other_labels = split._strata = None
-        pairs = bool(texts) and not isinstance(texts[0], str)
+        split.pairs = pairs = bool(texts) and not isinstance(texts[0], str)
         split.texts = tuple(tuple(map(encodable, pair)) for pair in texts) if pairs else tuple(map(encodable, texts))
         return split
 
@@ -139,11 +139,9 @@ class Split:
         """The character range (start, end) of every word of each text; None for tasks without words."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
-    @property
+    @cached_property
     def pairs(self) -> bool:
         """Whether every example is a pair of texts."""
-        if "rows" not in vars(self):
-            return len(self.texts) > 0 and not isinstance(self.texts[0], str)
         return "text_pair" in self.rows.column_names
 
     @property

@@ -318,8 +318,10 @@ class Runner(ABC):
         for name in names:
             if group.tasks[name].kind.learnt_keys:
                 results[name].set_learnt(self.info(name))
-        size = self.rows_per_pass(group, names, options)
-        order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
+        order = [[0]]  # a single row needs no other order
+        if len(inputs.lengths) != 1:
+            size = self.rows_per_pass(group, names, options)
+            order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
         source = inputs if group.states is None else group.batched
         loader = batches(list(product([source], order, [0])), options.num_workers)
         bar = progress_bar(order, show=True, unit="batch", leave=False) if progress else order
