@@ -54,7 +54,7 @@ def listening(
     with uncompiled(), _registered(listener), intercepted, ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
-            hooks.enter_context(template.hooked(on_state, on_start))
+            template.hook(hooks, on_state, on_start)
             hooks.add(template.stack.scope.register_forward_hook, partial(listener.on_end, template))
         # the modules around a stack, since only they see the arguments of the whole model, such as the mask
         paths = [template.stack.scope_path.split(".") for template in passes]

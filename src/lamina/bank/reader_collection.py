@@ -365,7 +365,8 @@ class ReaderCollection(nn.Module):
         readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
         if names is None:
             return readers
-        names = [names] if isinstance(names, str) else check_type(op, "readers", names, "Collection")
+        if not isinstance(names, list):
+            names = [names] if isinstance(names, str) else check_type(op, "readers", names, "Collection")
         try:
             return {name: readers[name] for name in names}
         except (KeyError, TypeError):

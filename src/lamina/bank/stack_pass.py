@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
@@ -19,7 +19,7 @@ from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, is_full, require_fed
 from lamina.layers import LayerStack, Site, at_site, select
-from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
+from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -151,23 +151,20 @@ class StackPass:
         else:
             refuse_pairs(self.readers, key)
 
-    @contextmanager
-    def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
-        """Put hooks on the model inside the `with` block; they call `on_state` and `on_start`.
+    def hook(self, hooks: ContextHooks, on_state: OnState, on_start: OnStart) -> None:
+        """Put hooks on the model until `hooks` exits; they call `on_state` and `on_start`.
 
         `on_start(args, kwargs)` is called before the stack runs, `on_state(layer, state)` for each layer that readers
         need. The hooks also record values that fusions need besides the layers' states: values inside blocks, and the
         arguments of blocks.
         """
-        with ExitStack() as hooks:
-            for reader in self.readers.values():
-                if reader.config.fusion.needs_block_inputs:
-                    hooks.enter_context(reader.fusion.block_inputs(self.stack))
-            for site, stack in self._sites.items():
-                layers = [layer for layer, routes in self._routes.items() if site in routes]
-                hooks.enter_context(watch_selected(stack, layers, partial(self._on_inner_state, site)))
-            hooks.enter_context(watch_selected(self.stack, self.layers, on_state, on_start))
-            yield
+        for reader in self.readers.values():
+            if reader.config.fusion.needs_block_inputs:
+                hooks.enter_context(reader.fusion.block_inputs(self.stack))
+        for site, stack in self._sites.items():
+            layers = [layer for layer, routes in self._routes.items() if site in routes]
+            watch_selected(hooks, stack, layers, partial(self._on_inner_state, site))
+        watch_selected(hooks, self.stack, self.layers, on_state, on_start)
 
     def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
         """Store the value `state` that was read at `site` inside the block of `layer`.
@@ -307,11 +304,11 @@ def run_heads(
         groups = _head_groups(readers, features, real, grad=grad or together)
     with torch.set_grad_enabled(grad):
         for names in groups:
-            first, heads = names[0], [readers[name].head for name in names]
-            mask = _mask_of(features[first], real)
-            if len(heads) == 1:
+            first, mask = names[0], _mask_of(features[names[0]], real)
+            if len(names) == 1:
                 logits[first] = readers[first].logits(features[first], mask, labels.get(first))
             else:
+                heads = [readers[name].head for name in names]
                 stacked = _stacked([features[name] for name in names])
                 logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
     return {name: ReaderOutput(logits[name], real) for name in readers}
@@ -362,10 +359,10 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
             if unfinished == 0 and stop is not None:
                 raise stop
 
-    with ExitStack() as hooks:
+    with ContextHooks() as hooks:
         hooks.callback(is_internal.reset, is_internal.set(True))
         for stack_pass in passes:
-            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(stack_pass.begin, batch)))
+            stack_pass.hook(hooks, partial(on_state, stack_pass), partial(stack_pass.begin, batch))
         yield
 
 
@@ -394,10 +391,10 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
         if all(len(states[stack.name]) == len(chosen) for stack, chosen in wanted):
             raise stop
 
-    with ExitStack() as hooks:
+    with ContextHooks() as hooks:
         hooks.callback(is_internal.reset, is_internal.set(True))
         for stack, chosen in wanted:
-            hooks.enter_context(watch_selected(stack, chosen, partial(on_state, stack.name)))
+            watch_selected(hooks, stack, chosen, partial(on_state, stack.name))
         yield states
     for stack, chosen in wanted:
         check_layer_order("bank.record_states", stack, chosen, list(states[stack.name]))

@@ -68,28 +68,25 @@ class ContextHooks(ExitStack):
 
 
 @final
+@dataclass(eq=False)
 class _ContextHook:
     """One hook of a `ContextHooks`.
 
     A copy of it does nothing: a model may be copied or pickled by one thread while another runs it.
 
-    Args:
+    Attributes:
         owner: The module on whose calls the hook acts. None: this is a copy.
         hooks: The context manager that registered the hook.
         hook: The function to call.
     """
 
-    def __init__(
-        self,
-        owner: object = None,
-        hooks: ContextHooks | None = None,
-        hook: Callable[..., object] | None = None,
-    ) -> None:
-        self.owner, self._hooks, self._hook = owner, hooks, hook
+    owner: object = None
+    hooks: ContextHooks | None = None
+    hook: Callable[..., object] | None = None
 
     def __call__(self, *args: object) -> None:
         """Call the hook if the called module is its owner, in the context that entered `hooks`; else do nothing."""
-        hooks, hook = self._hooks, self._hook
+        hooks, hook = self.hooks, self.hook
         if hooks is None or hook is None or args[0] is not self.owner:
             return
         if hooks in _open.get() and not hooks.closed:
@@ -130,15 +127,16 @@ def watch(
         LayerIndexError: If a layer does not exist.
         ConfigError: If a layer is named twice, or is not an int.
     """
-    with watch_selected(stack, select(list(layers), stack.layers, op="watch") if layers else (), on_state, on_start):
+    with ContextHooks() as hooks:
+        chosen = select(list(layers), stack.layers, op="watch") if layers else ()
+        watch_selected(hooks, stack, chosen, on_state, on_start)
         yield
 
 
-@contextmanager
 def watch_selected(
-    stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
-) -> Generator[None]:
-    """Do what `watch` does, for `layers` that are already checked and ascending."""
+    hooks: ContextHooks, stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
+) -> None:
+    """Do what `watch` does until `hooks` exits, for `layers` that are already checked and ascending."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     for layer in layers:
         point = stack.points[layer]
@@ -153,14 +151,12 @@ def watch_selected(
         if on_start is not None:
             on_start(args, kwargs)
 
-    with ContextHooks() as hooks:
-        hooks.add(stack.scope.register_forward_pre_hook, start, with_kwargs=True, prepend=True)
-        for (module, side), watched in watches.items():
-            if side == "input":
-                hooks.add(module.register_forward_pre_hook, watched, with_kwargs=True)
-            else:
-                hooks.add(module.register_forward_hook, watched)
-        yield
+    hooks.add(stack.scope.register_forward_pre_hook, start, with_kwargs=True, prepend=True)
+    for (module, side), watched in watches.items():
+        if side == "input":
+            hooks.add(module.register_forward_pre_hook, watched, with_kwargs=True)
+        else:
+            hooks.add(module.register_forward_hook, watched)
 
 
 @dataclass
@@ -338,8 +334,9 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
         return False
     if mask.dtype == torch.bool or mask.is_meta or not mask.numel() or not (mask.is_cpu or mask.is_floating_point()):
         return True
-    low, high = (limit.item() for limit in torch.aminmax(mask))
-    return low >= 0 and high <= 1 and (not mask.is_floating_point() or bool((mask == mask.round()).all()))
+    low, high = torch.aminmax(mask)
+    is_whole = not mask.is_floating_point() or bool((mask == mask.round()).all())
+    return is_whole and low.item() >= 0 and high.item() <= 1
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
