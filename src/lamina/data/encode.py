@@ -185,14 +185,9 @@ class Windows:
         """A hash of the tokens and rows."""
         return self.encoded.digest
 
-    @property
-    def padding(self) -> dict[str, int]:
-        """Name of a model's argument -> the value with which it is padded."""
-        return padding_of(self.processor)
-
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
         """Return a model's arguments for the rows with these indices, padded on the right: alike in every `epoch`."""
-        return self.encoded.batch(rows, self.padding)
+        return self.encoded.batch(rows, padding_of(self.processor))
 
 
 @dataclass(frozen=True)
@@ -312,7 +307,8 @@ def encode(
     space = add_prefix_space and _needs_prefix_space(tokenizer)
 
     def by_chunk() -> Iterator[WindowColumns]:
-        for number, part in enumerate(chunks(texts)):
+        for start in range(0, max(1, len(texts)), CHUNK):
+            part = texts[start : start + CHUNK]
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
             output = _call(tokenizer, spaced, options)
@@ -322,7 +318,7 @@ def encode(
             if offsets and space:
                 _shift_offsets(output, part, spaced, side=int(is_second))
             shared = int(options.get("stride", 0))
-            yield _windows(tokenizer, output, start=number * CHUNK, shared=shared, is_second=is_second)
+            yield _windows(tokenizer, output, start=start, shared=shared, is_second=is_second)
 
     with _unchanged(tokenizer, windows=windows):
         chunked = by_chunk()

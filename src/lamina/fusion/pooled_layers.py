@@ -88,24 +88,6 @@ def token_shares(
         yield shares.unflatten(-2, queries.shape[-3:-1])
 
 
-def pool_tokens(
-    states: Float[Tensor, "*layers batch tokens width"],
-    queries: Float[Tensor, "*layers_and_batch queries heads width"],
-    parts: Sequence[PooledTokens],
-) -> list[Float[Tensor, "*layers queries batch width"]]:
-    """Return, for each set of tokens in `parts`, the mean of the tokens' states, weighted as `token_shares` says.
-
-    A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
-    """
-    if queries.shape[-2] == 1:
-        return [(shares.squeeze(-2) @ states).transpose(-3, -2) for shares in token_shares(states, queries, parts)]
-    slices = states.unflatten(-1, (queries.shape[-2], -1)).transpose(-3, -2)
-    return [
-        (shares.transpose(-3, -2) @ slices).movedim(-2, -4).flatten(-2)
-        for shares in token_shares(states, queries, parts)
-    ]
-
-
 class PoolingStream(Stream):
     """Base class of the streams of PooledLayers and PairedLayers: one forward pass of several fusions, the members.
 
@@ -135,9 +117,17 @@ class PoolingStream(Stream):
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
-        """Return for each set of tokens the mean state, weighted by all members' queries; arguments as for `pooled`."""
+        """Return for each set of tokens the mean state, weighted as `token_shares` says; arguments as for `pooled`.
+
+        A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
+        """
         queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
-        return pool_tokens(view.normed.to(queries.dtype), queries, self._parts)
+        states = view.normed.to(queries.dtype)
+        by_part = token_shares(states, queries, self._parts)
+        if queries.shape[-2] == 1:
+            return [(shares.squeeze(-2) @ states).transpose(-3, -2) for shares in by_part]
+        slices = states.unflatten(-1, (queries.shape[-2], -1)).transpose(-3, -2)
+        return [(shares.transpose(-3, -2) @ slices).movedim(-2, -4).flatten(-2) for shares in by_part]
 
     def step(self, index: int, view: LayerView) -> None:
         """Store one layer's state. Pool the states once enough are stored; project once enough layers are pooled."""

@@ -67,7 +67,7 @@ class CausalInputs(CacheableWindows):
 
         "labels" holds the next token at each token, or -100 where it is not learnt.
         """
-        batch = self.encoded.batch(rows, self.padding)
+        batch = super().batch(rows)
         ids, lengths = batch["input_ids"], torch.from_numpy(self.encoded.lengths[list(rows)]).unsqueeze(1)
         is_learnt = torch.arange(ids.shape[1]).expand_as(ids) < lengths
         if self.replies is not None:

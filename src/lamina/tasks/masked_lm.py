@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict, cast, final
 import regex
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer, pad, tokenizer_of
+from lamina.data.batches import check_tokenizer, pad, padding_of, tokenizer_of
 from lamina.data.encode import Windows
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
@@ -125,14 +125,14 @@ class MaskedInputs(Windows):
         In the train split, the masking differs in each `epoch`.
         """
         seeds = () if self.seed is None else (self.seed, epoch)
-        batch = self.encoded.batch(rows, self.padding)
+        batch = super().batch(rows)
         lengths = self.encoded.lengths[list(rows)]
         hidden = [
             self.masking.hide(ids[:length].tolist(), derive_seed("mask", self.part, *seeds, row))
             for ids, length, row in zip(batch["input_ids"], lengths, rows, strict=True)
         ]
         read, labels = zip(*hidden, strict=True)
-        batch["input_ids"] = pad(read, self.padding["input_ids"])
+        batch["input_ids"] = pad(read, padding_of(self.processor)["input_ids"])
         return {**batch, "labels": pad(labels, IGNORED)}
 
 

@@ -55,7 +55,7 @@ class PairInputs(Windows):
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the sources with the indices `rows`; "labels", if known, are the target tokens, padded with -100."""
-        read = self.encoded.batch(rows, self.padding)
+        read = super().batch(rows)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
             batch["labels"] = self.targets.batch(rows, {"input_ids": IGNORED})["input_ids"]
