@@ -22,7 +22,6 @@ from lamina.estimators.examples import as_texts, data_errors
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
-from lamina.prediction.backends import checked_backend
 from lamina.prediction.predict import Predictor
 from lamina.store import load, save_bank
 from lamina.store.files import damaged, read_json, read_steady, write_json
@@ -261,7 +260,7 @@ class LaminaEstimator(BaseEstimator):
         """
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
-        predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=checked_backend(self.backend))
+        predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=self.backend)
         predictor.choose_engine()
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))

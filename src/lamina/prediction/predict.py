@@ -238,7 +238,7 @@ class Predictor:
         readers: Collection[str] | None = None,
         kind: str | None = None,
         processor: Processor | None = None,
-        backend: Backend = "torch",
+        backend: str = "torch",
     ) -> None:
         self._backend: Backend = checked_backend(backend)
         self.options = options

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
+from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
@@ -506,3 +509,24 @@ def test_a_pair_is_read_alike_with_and_without_a_reader_of_tokens():
             parameter.normal_(generator=rng)
     both, alone = predict(bank, pairs), predict(bank, pairs, readers=["text"])
     assert [answer["text"] for answer in both] == [answer["text"] for answer in alone]
+
+
+def test_the_way_of_one_text_is_short():
+    """Comprehensions do not count, because they are functions up to Python 3.11 only."""
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    bank.add("mood", Reader(PooledLayers(dim=8), SequenceClassification(("bad", "good"), pooling="first")))
+    predict(bank.eval(), ["anna"])
+    folder, entered = str(Path(inspect.getfile(ReaderBank)).parents[1]), set[tuple[str, str]]()
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder) and not code.co_name.startswith("<"):
+            entered.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(profile)
+    try:
+        predict(bank, ["anna"])
+    finally:
+        sys.setprofile(None)
+    assert len({file for file, _ in entered}) <= 25
+    assert len(entered) <= 133
