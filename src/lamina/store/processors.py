@@ -162,12 +162,12 @@ def check_inputs(op: str, bank: ReaderBank) -> None:
 
     It takes some microseconds if nothing has changed.
     """
-    facts = None if bank.processor is None else _remembered_facts(bank.processor)
-    for name in bank if facts is not None else ():
-        known = bank[name].inputs
-        if known is None or facts is None or known is facts:
-            continue
-        if differs := _differences(known, facts):
+    recorded = [(name, reader.inputs) for name, reader in bank.select(None, op).items() if reader.inputs is not None]
+    if bank.processor is None or not recorded:
+        return
+    facts = _remembered_facts(bank.processor)
+    for name, known in recorded:
+        if known is not facts and (differs := _differences(known, facts)):
             listed = "; ".join(f"{what} is {now}, not {before}" for what, (before, now) in differs.items())
             hint = "save with changed_base=True if they belong to the changed one"
             raise ConfigError(
@@ -206,9 +206,10 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
         *(tuple(tokenizer.added_tokens_decoder), tokenizer.special_tokens_map),
         *(step and step.__getstate__() for step in steps),
     )
-    if processor not in _facts or _facts[processor][0] != key:
-        _facts[processor] = key, processor_facts(processor)
-    return _facts[processor][1]
+    held = _facts.get(processor)  # once: comparing two weak references to a tokenizer is slow
+    if held is None or held[0] != key:
+        held = _facts[processor] = key, processor_facts(processor)
+    return held[1]
 
 
 # A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
