@@ -203,9 +203,9 @@ class LaminaEstimator(BaseEstimator):
         """Return the config of the estimator's reader, with the labels and problem type of the task.
 
         `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (it gets a default
-        head) or a whole reader (without its seed and `weights`). `seed` decides the initial weights. `settings` replace
-        settings of the head; those that it does not have are ignored. Raises ConfigError if `given` is anything else,
-        or a reader for another kind of task.
+        head) or a whole reader, but for its seed: `seed` decides the initial weights. `settings` that are not None
+        replace settings of the head; those that it does not have are ignored. Raises ConfigError if `given` is anything
+        else, a reader for another kind of task or with `weights`, or has class weights of other labels.
         """
         default = Reader.default(task)
         if given is None:
@@ -218,8 +218,16 @@ class LaminaEstimator(BaseEstimator):
             came = f"reader is {type(given.head if isinstance(given, Reader) else given).__name__}"
             rule = f"it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a {_name(default)}"
             raise ConfigError(f"{self._op()}: {came}; {rule}.")
-        own: dict[str, object] = {"labels": task.labels, "problem_type": task.problem_type, **settings}
+        own: dict[str, object] = {"labels": task.labels, "problem_type": task.problem_type}
+        own |= {name: value for name, value in settings.items() if value is not None}
         known = {field.name for field in fields(head)}
+        if isinstance(given, Reader) and given.weights is not None:
+            raise ConfigError(
+                f"{self._op()}: reader has weights, and fit trains from new ones. Add it to a bank instead."
+            )
+        if getattr(head, "class_weights", None) and "class_weights" not in own and head.labels != task.labels:
+            came = f"the reader's class_weights are for {', '.join(head.labels)}, and y has {', '.join(task.labels)}"
+            raise ConfigError(f"{self._op()}: {came}, in this order. Give class_weight to the estimator instead.")
         head = replace(head, **{key: value for key, value in own.items() if key in known})
         return Reader(fusion, head, stack=stack, seed=seed)
 

@@ -52,8 +52,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
         reader: None: the default reader. A fusion, such as `lamina.ScalarMix()`: its head is a linear map of the mean
-            over the tokens. A `lamina.Reader`: its head gets the labels of y and the weights of `class_weight`; its
-            `seed` and `weights` are not used.
+            over the tokens. A `lamina.Reader`: its head gets the labels of y, and the weights of `class_weight` if
+            it is given. Its `seed` is not used (see `random_state`), and `weights` are refused.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.
@@ -291,7 +291,7 @@ class LaminaTagger(LaminaEstimator):
     Args:
         model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
         reader: None: the default reader. A fusion: its head has one encoder layer with eight attention heads. A
-            `lamina.Reader`: its head gets the tags of y; its `seed` and `weights` are not used.
+            `lamina.Reader`: its head gets the tags of y; its `seed` is not used, and `weights` are refused.
         processor: Tokenizer of the model. None: the one saved with the model.
         epochs: Number of passes over the sentences. None: 3, or more if that is needed for 200 steps.
         batch_size: Sentences per step.

@@ -113,6 +113,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         if self.pooling not in ("mean", "first"):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
         bank, seed = self._new_bank(), self._seed()
+        vars(self).pop("result_", None)  # of an earlier training
         most = int(kind_of(self.kind).length_limit(bank.model, bank.processor, self.max_length))
         fusion = Mean(layers=self.layer) if self.fusion is None else self.fusion
         reader = bank.add(READER, self._with_head(fusion, ("0", "1"), seed))

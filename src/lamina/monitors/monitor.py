@@ -104,8 +104,8 @@ class Monitor:
 
         Raises:
             UnknownNameError: If the reader does not have a flagged label.
-            ConfigError: If all labels of the reader are flagged and each text has exactly one, the threshold is a
-                probability above 1, or the aggregation needs a head that weighs tokens and this head does not.
+            ConfigError: If all labels of the reader are flagged and each text has exactly one, the threshold is above
+                the highest possible score, or the aggregation needs a head that weighs tokens and this head does not.
         """
         head = heads[self.reader]
         check_known(f"monitor '{self.name}'", self.flag, head.labels, "label")
@@ -113,8 +113,9 @@ class Monitor:
             problem = f"flags every label of reader '{self.reader}'"
             raise ConfigError(f"monitor '{self.name}': it {problem}; at least one must remain.")
         is_probability = self.scale == "probability" and head.problem_type != "regression"
-        if is_probability and self.threshold is not None and self.threshold > 1:
-            problem = f"the threshold is {self.threshold}, and a probability is at most 1, so nothing would be flagged"
+        most = len(self.flag) if self.aggregate.per_label else 1  # a sum of one probability per label
+        if is_probability and self.threshold is not None and self.threshold > most:
+            problem = f"the threshold is {self.threshold}, and a score is at most {most}, so nothing would be flagged"
             raise ConfigError(f"monitor '{self.name}': {problem}. Give one below, or scale='log_odds'.")
         if self.aggregate.weighted and not head.weighs_tokens:
             problem = f"{type(self.aggregate).__name__} needs the head of reader '{self.reader}' to weigh tokens"

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -15,6 +17,8 @@ from tests.support.portions import one_in
 import lamina
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.estimators.predictors import LaminaClassifier
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import SequenceClassification
 
 FAST = {"learning_rate": 0.05, "epochs": 8, "batch_size": 4, "options": {"cache": "off"}}
 
@@ -96,6 +100,23 @@ def test_weights_of_classes_reach_the_loss(base: str, texts: list[str]):
     fitted = [LaminaClassifier(base, class_weight=given, **FAST).fit(texts, y) for given in ("balanced", {"bad": 5})]
     heads = [one.bank_["reader"].config.head for one in fitted]
     np.testing.assert_allclose([head.class_weights for head in heads], [(2.0, 2 / 3), (5.0, 1.0)])
+
+
+def test_class_weights_of_a_given_reader_stay(base: str, texts: list[str], mood: list[str]):
+    classes = sorted(set(mood))
+    head = SequenceClassification(tuple(classes), pooling="mean", class_weights=(1.0, 5.0))
+    fitted = LaminaClassifier(base, reader=lamina.Reader(ScalarMix(), head), **FAST).fit(texts, mood)
+    assert fitted.bank_["reader"].config.head.class_weights == (1.0, 5.0)
+    other = lamina.Reader(ScalarMix(), replace(head, labels=tuple(reversed(classes))))
+    with pytest.raises(ConfigError, match="the reader's class_weights are for"):
+        LaminaClassifier(base, reader=other).fit(texts, mood)
+
+
+def test_a_reader_with_weights_is_refused(base: str, texts: list[str], mood: list[str]):
+    head = SequenceClassification(tuple(sorted(set(mood))), pooling="mean")
+    given = lamina.Reader(ScalarMix(), head, weights={"fusion.scores": torch.zeros(1)})
+    with pytest.raises(ConfigError, match="reader has weights, and fit trains from new ones"):
+        LaminaClassifier(base, reader=given).fit(texts, mood)
 
 
 def test_a_fraction_is_set_aside_to_choose_by(base: str, texts: list[str], mood: list[str]):

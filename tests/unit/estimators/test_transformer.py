@@ -59,6 +59,9 @@ def test_a_fusion_learns_from_classes_numbers_or_several_labels(base: str, texts
         made[name] = LaminaTransformer(base, fusion=fusion, epochs=3).fit_transform(texts, y)
         assert made[name].shape == (8, 6)
     assert not np.allclose(made["classes"], made["numbers"])
+    again = LaminaTransformer(base, fusion=fusion, epochs=1).fit(texts, mood)
+    assert again.result_
+    assert not hasattr(again.set_params(fusion=None, layer=1).fit(texts), "result_")
     pipeline = make_pipeline(
         LaminaTransformer(base, fusion=fusion, epochs=20, learning_rate=0.05), LogisticRegression(C=100)
     )

@@ -188,6 +188,13 @@ def test_a_threshold_is_a_finite_number(threshold: float):
 
 def test_a_threshold_that_no_probability_reaches_is_refused():
     heads = {"mood": SequenceClassification(("plain", "odd"), pooling="mean")}
-    with pytest.raises(ConfigError, match="a probability is at most 1, so nothing would be flagged"):
+    with pytest.raises(ConfigError, match="a score is at most 1, so nothing would be flagged"):
         Monitor("mood", "odd", threshold=95.0).check(heads)
     Monitor("mood", "odd", threshold=95.0, scale="log_odds").check(heads)
+
+
+def test_a_sum_over_labels_may_be_above_1():
+    heads = {"mood": SequenceClassification(("rude", "odd", "long"), pooling="mean", problem_type="multi_label")}
+    Monitor("mood", ("rude", "odd"), MultiMax(), threshold=1.3).check(heads)
+    with pytest.raises(ConfigError, match="a score is at most 2, so nothing would be flagged"):
+        Monitor("mood", ("rude", "odd"), MultiMax(), threshold=2.1).check(heads)
