@@ -84,8 +84,6 @@ class Monitor:
         if self.threshold is not None and not math.isfinite(self.threshold):
             problem = f"the threshold of '{self.name}' is {self.threshold!r}"
             raise ConfigError(f"monitor: {problem}; it must be a finite number.")
-        if odd := [label for label in self.flag if not isinstance(label, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"monitor: '{self.name}' flags {odd[0]!r}; a label is a text.")
         if not self.flag:
             raise ConfigError(f"monitor: '{self.name}' flags no label; give at least one.")
         if twice := [label for label in self.flag if list(self.flag).count(label) > 1]:

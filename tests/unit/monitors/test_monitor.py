@@ -81,7 +81,7 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
     [
         (lambda: Monitor("r", ()), ConfigError, "monitor: 'r' flags no label"),
         (lambda: Monitor("r", 5), ConfigError, "monitor: flag is 5; it must be a text or a list"),  # type: ignore[arg-type]
-        (lambda: Monitor("r", ["a", 5]), ConfigError, "monitor: 'r' flags 5; a label is a text"),  # type: ignore[list-item]
+        (lambda: Monitor("r", ["a", 5]), ConfigError, r"monitor: flag\[1\] is 5; it must be a text"),  # type: ignore[list-item]
         (lambda: Monitor("r", "a", "ema"), ConfigError, "aggregate is 'ema'; it must be an object"),  # type: ignore[arg-type]
         (lambda: Monitor("r", "a", scale="odds"), UnknownNameError, "unknown scale 'odds'"),  # type: ignore[arg-type]
         (
