@@ -104,9 +104,10 @@ class _Loader(yaml.SafeLoader):
             if key.tag.removeprefix(_YAML) not in ("str", "int", "merge"):
                 value = getattr(key, "value", None)
                 raise self.error(line, f"the key {value!r} is not a name; a name may need quotes")
-            if key.value in lines:
-                raise self.error(line, f"the key '{key.value}' is also in line {lines[key.value]}")
-            lines[key.value] = line
+            name = str(self.construct_object(key)) if key.tag == f"{_YAML}int" else key.value  # 01 and 1 are one key
+            if name in lines:
+                raise self.error(line, f"the key '{key.value}' is also in line {lines[name]}")
+            lines[name] = line
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

@@ -36,6 +36,12 @@ def test_a_merge_and_a_key_that_is_a_number_are_read():
         parse_yaml("key: !!int 1:30", "a.yaml")
 
 
+@pytest.mark.parametrize("text", ["01: a\n1: b", "0x1: a\n1: b", "-0: a\n0: b", "1: a\n'1': b"])
+def test_one_number_written_in_two_ways_is_one_key(text: str):
+    with pytest.raises(DataError, match=r"line 2: the key '[01]' is also in line 1"):
+        parse_yaml(text, "a.yaml")
+
+
 def test_an_error_about_a_whole_mapping_does_not_quote_it():
     with pytest.raises(ValidationError) as info:
         TextsRecipe.model_validate({"file": "a.txt", "task": "b"})
