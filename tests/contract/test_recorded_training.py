@@ -70,7 +70,7 @@ def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_
     without.add("x", reader)
     expected = train(with_model, {"x": live}, epochs=2)
     result = train(without, {"x": task}, epochs=2)
-    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert largest_difference(learnt(with_model), learnt(without)) <= WITHIN
     assert result.best["x"]["accuracy"] == expected.best["x"]["accuracy"]
 
     without.save_pretrained(tmp_path / "bank")
@@ -80,6 +80,19 @@ def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_
         torch.testing.assert_close(
             attached(**batch)["x"].logits, with_model.eval()(**batch)["x"].logits, atol=WITHIN, rtol=0
         )
+
+
+def learnt(bank: ReaderBank) -> dict[str, torch.Tensor]:
+    """The weights of a bank, without the keys' biases of the attention of heads.
+
+    They add the same number to all scores of a softmax, so their gradient is zero. What they get is rounding, which the
+    optimizer makes as large as any other step.
+    """
+    found = weights(bank)
+    for name in [name for name in found if name.endswith("head.attention.bias")]:
+        query, _, value = found.pop(name).chunk(3)
+        found |= {f"{name} of queries": query, f"{name} of values": value}
+    return found
 
 
 def written(folder: Path, texts: list[str], labels: list[str]) -> Path:
@@ -119,7 +132,7 @@ def test_states_given_to_fit_take_the_place_of_the_texts(
     capfd.readouterr()
     result = train(without, {"x": live}, states={"x": folders} if by_split else folders["train"])
     assert not any(capfd.readouterr())  # no progress bar of another library
-    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert largest_difference(learnt(with_model), learnt(without)) <= WITHIN
     assert result.best["x"]["accuracy"] == expected.best["x"]["accuracy"]
 
 
@@ -202,7 +215,7 @@ def test_readers_of_several_layers_learn_the_same(tmp_path: Path, name: str):
     without.add("x", reader)
     train(with_model, {"x": live})
     train(without, {"x": task})
-    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert largest_difference(learnt(with_model), learnt(without)) <= WITHIN
 
 
 def pooled_task(folder: Path, live: Task, pooling: str) -> tuple[Task, Path]:
@@ -237,7 +250,7 @@ def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, p
     without.add("x", reader)
     train(with_model, {"x": live})
     train(without, {"x": task})
-    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert largest_difference(learnt(with_model), learnt(without)) <= WITHIN
 
 
 @pytest.mark.parametrize(
