@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -99,6 +99,13 @@ def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
     Raises the errors of `lamina.load` and of `model_facts`.
     """
     return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
+
+
+def check_given(op: str, **options: Sized) -> None:
+    """Raise ConfigError, about the operation `op`, if an option is an empty collection."""
+    for name, value in options.items():
+        if not len(value):
+            raise ConfigError(f"{op}: {name} is empty; give at least one.")
 
 
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:

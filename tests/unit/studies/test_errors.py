@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.support.stored import tiny_model, tiny_tokenizer
 
-from lamina.errors import ConfigError, LayerIndexError
+from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.studies.probing.error_analysis import errors, without_span
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
@@ -140,5 +140,9 @@ def test_one_span_of_words_is_removed(mood, tags):
 def test_names_that_do_not_exist_are_refused(model, tokenizer, mood):
     with pytest.raises(ConfigError, match=r"deleted is 1\.0; it must be at least 0 and below 1"):
         errors(model, mood, processor=tokenizer, deleted=[1.0])
+    with pytest.raises(ConfigError, match="errors: tasks is empty"):
+        errors(model, {}, processor=tokenizer)
+    with pytest.raises(UnknownNameError, match="errors: unknown probe 'foo'"):
+        errors(model, mood, processor=tokenizer, probe="foo")
     with pytest.raises(LayerIndexError, match="errors: layer 9 does not exist"):
         errors(model, mood, processor=tokenizer, layers=[9])

@@ -90,11 +90,19 @@ def test_the_identity_start_changes_nothing_and_the_other_does():
         (insertion, {"seeds": []}, ConfigError, "insertion: there is no seed"),
         (insertion, {"ends": ["middle"]}, UnknownNameError, "insertion: unknown end 'middle'; known: top, bottom"),
         (insertion, {"starts": ["zero"]}, UnknownNameError, "insertion: unknown start 'zero'"),
+        (insertion, {"position": "top"}, UnknownNameError, "insertion: unknown position 'top'"),
+        (insertion, {"ends": []}, ConfigError, "insertion: ends is empty; give at least one"),
+        (insertion, {"tasks": {}}, ConfigError, "insertion: tasks is empty; give at least one"),
+        (reinit, {"scope": "all"}, UnknownNameError, "reinit: unknown scope 'all'"),
+        (reinit, {"fractions": ()}, ConfigError, "reinit: fractions is empty; give at least one"),
     ],
 )
 def test_options_out_of_range_are_refused(run, options, kind, told):
     with pytest.raises(kind, match=told):
-        run(tiny_model(3, BertForSequenceClassification), {"mood": task()}, processor=tiny_tokenizer(), **options)
+        run(
+            tiny_model(3, BertForSequenceClassification),
+            **{"tasks": {"mood": task()}, "processor": tiny_tokenizer(), **options},
+        )
 
 
 def test_a_fraction_without_rows_fails_its_cells_only(base):

@@ -376,11 +376,12 @@ def test_a_class_that_no_row_has(model, tokenizer, caplog):
         ({"split": "test"}, UnknownNameError, "unknown split 'test'"),
         ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'"),
         ({"hidden": 0}, ConfigError, "hidden is 0"),
+        ({"tasks": {}}, ConfigError, "probe: tasks is empty; give at least one"),
     ],
 )
 def test_names_that_do_not_exist_are_refused(model, tokenizer, mood, options, error, match):
     with pytest.raises(error, match=match):
-        probe(model, mood, processor=tokenizer, **options)
+        probe(model, **{"tasks": mood, "processor": tokenizer, **options})
 
 
 def test_a_task_without_labels(model, tokenizer, mood):

@@ -146,6 +146,10 @@ def test_nothing_to_measure_is_refused():
         removal(model, processor=tokenizer)
     with pytest.raises(ConfigError, match="removal: runs is 3; it must be at least 1 and at most 2"):
         removal(model, {"mood": task()}, processor=tokenizer, runs=[3])
+    with pytest.raises(ConfigError, match="removal: runs is empty"):
+        removal(model, {"mood": task()}, processor=tokenizer, runs=())
+    with pytest.raises(ConfigError, match="removal: seeds is empty"):
+        removal(model, {"mood": task()}, processor=tokenizer, seeds=())
 
 
 @pytest.mark.long

@@ -191,6 +191,8 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(other_processor=tokenizer)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'ckas'; .* Did you mean 'cka'"):
         call(measures=["ckas"])
+    with pytest.raises(ConfigError, match="similarity: measures is empty"):
+        call(measures=[])
     with pytest.raises(UnknownNameError, match="unknown kind of row 'tokens'"):
         call(per="tokens")
     with pytest.raises(LayerIndexError, match="similarity: layer 9 does not exist"):

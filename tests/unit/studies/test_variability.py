@@ -158,6 +158,8 @@ def test_invalid_tasks_and_options_are_refused(model, tokenizer):
     alike = [dict(row, label="good") for row in ROWS]
     with pytest.raises(DataError, match=r"rows of task 'mood' \(train\) are of one class only \('good'\); 2 are"):
         variability(model, {"mood": task(alike, labels=["bad", "good"])}, processor=tokenizer)
+    with pytest.raises(ConfigError, match="variability: tasks is empty"):
+        variability(model, {}, processor=tokenizer)
     numbers = [dict(row, label=row["label"] / 7) for row in ROWS]
     with pytest.raises(ConfigError, match=r"kind sequence_classification \(regression\); each row must have one class"):
         variability(model, {"mood": task(numbers)}, processor=tokenizer)

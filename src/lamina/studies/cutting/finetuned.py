@@ -16,6 +16,7 @@ from lamina.studies.runner import (
     Cell,
     Training,
     cell_settings,
+    check_given,
     edited_stack,
     fresh_model,
     named_tasks,
@@ -214,7 +215,8 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         ConfigError: If a count is out of range, there is no task or no seed, an entry of a list occurs twice, the stack
             has no module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output`
             were run with other settings.
-        UnknownNameError: If an end, a start or the stack does not exist, or a task does not have both splits.
+        UnknownNameError: If an end, a start, the position or the stack does not exist, or a task does not have both
+            splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
@@ -225,7 +227,9 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     """
     check_known(_OP, ends, ("top", "bottom"), "end")
     check_known(_OP, starts, _STARTS, "start")
+    check_known(_OP, [position], ("attention", "ffn", "both"), "position")
     named = named_tasks(tasks)
+    check_given(_OP, tasks=named, counts=counts, ends=ends, starts=starts)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth, seeds)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
@@ -357,7 +361,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         ConfigError: If a count or fraction is out of range, there is no task or no seed, an entry of a list occurs
             twice, the stack has no module per block, or all cells failed; if `resume` is set without `output`, or the
             cells in `output` were run with other settings.
-        UnknownNameError: If a task does not have both splits, or the stack does not exist.
+        UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
@@ -368,6 +372,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         they keep their values.
     """
     named = named_tasks(tasks)
+    check_known(_REINIT, [scope], ("linear", "block"), "scope")
+    check_given(_REINIT, tasks=named, counts=counts, fractions=fractions)
     edited = edited_stack(model, processor, stack, _REINIT)
     chosen = block_counts(_REINIT, counts, edited.depth, seeds)
     if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:

@@ -28,6 +28,7 @@ from lamina.studies.runner import (
     Cell,
     Training,
     cell_settings,
+    check_given,
     edited_stack,
     encode_rows,
     fresh_model,
@@ -156,6 +157,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     check_range(_OP, "new_tokens", new_tokens, 0)
     if not named and not listed and not prompts:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure what is lost.")
+    check_given(_OP, runs=runs, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from lamina.errors import check_known
 from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.probing.probe import RATES, check_task
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbes, probe_bank, results_of
-from lamina.studies.runner import own_processor
+from lamina.studies.runner import check_given, own_processor
 from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
@@ -84,10 +85,11 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         Images and audio have no rows of the last two.
 
     Raises:
-        ConfigError: If a task has neither classes nor numbers, a share is not from 0 to below 1, `hidden` is below 1,
-            or there is no tokenizer or other processor.
+        ConfigError: If there is no task, a task has neither classes nor numbers, a share is not from 0 to below 1,
+            `hidden` is below 1, or there is no tokenizer or other processor.
         DataError: If the training rows have fewer than two classes; multi-label tasks may.
-        UnknownNameError: If a split or stack does not exist, or a task's metric cannot be computed from sums over rows.
+        UnknownNameError: If a probe, split or stack does not exist, or a task's metric cannot be computed from sums
+            over rows.
         LayerIndexError: If a layer does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
 
@@ -95,6 +97,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         Cohen 1960, "A Coefficient of Agreement for Nominal Scales".
     """
     source, named = unwrapped(model), dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    check_given("errors", tasks=named)
+    check_known("errors", [probe], RATES, "probe")
     for share in deleted:
         check_range("errors", "deleted", share, 0, 1, open_high=True)
     used_stack = default_stack(source, stack, op="errors")

@@ -19,7 +19,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.runner import Cell, own_processor, run_cells
+from lamina.studies.runner import Cell, check_given, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import warn_of_texts
@@ -124,10 +124,10 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         DataError: If the training rows have fewer than two classes; multi-label tasks may.
-        ConfigError: If a task has neither classes nor numbers; if there is no probe, seed or site, or a seed or site is
-            named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the only layer.
-            Also if `resume` is set without `output`, the cells in `output` were run with other settings, or every cell
-            failed.
+        ConfigError: If a task has neither classes nor numbers; if there is no task, probe, seed or site, or a seed or
+            site is named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the
+            only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings, or
+            every cell failed.
         UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
             sums over rows.
         ModelNotFoundError: If `model` is a name and there is no such model.
@@ -142,6 +142,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     """
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    check_given("probe", tasks=named)
     check_known("probe", probes, PROBES, "probe")
     if not probes or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"probe: probes are {list(probes)}, seeds {list(seeds)}; one of each is needed, none twice.")

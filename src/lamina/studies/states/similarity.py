@@ -20,6 +20,7 @@ from lamina.studies.passes import (
     row_groups,
     text_inputs,
 )
+from lamina.studies.runner import check_given
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import JSON, check_range, check_types, derive_seed, progress_bar
@@ -146,6 +147,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         all texts here. `lamina.studies.states.measures` names the sources of the other measures.
     """
     chosen = list(_ALL if measures == "all" else measures)
+    check_given(_OP, measures=chosen)
     check_known(_OP, chosen, _ALL, "measure")
     check_known(_OP, [per], ("text", "token"), "kind of row")
     check_range(_OP, "minibatch", minibatch, FEWEST)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state
-from lamina.studies.runner import encode_rows, own_processor
+from lamina.studies.runner import check_given, encode_rows, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
 from lamina.utils import JSON, check_types, pluralize, progress_bar
@@ -103,8 +103,8 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         DataError: If the rows have fewer than two classes.
-        ConfigError: If a task does not have one class per row, `probed` is a study of another kind, or there is no
-            processor that fits a task.
+        ConfigError: If there is no task, a task does not have one class per row, `probed` is a study of another kind,
+            or there is no processor that fits a task.
         StoreError: If `probed` is a folder without a study, or the study in it is damaged.
         UnknownNameError: If a task does not have the split, the model does not have the stack, or `probed` does not
             have a task.
@@ -117,6 +117,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     """
     reader = LayerReader(model, layers, stack, op=_OP)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    check_given(_OP, tasks=named)
     used_processor = own_processor(reader.model, processor)
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     probe_scores = {} if probed is None else _probe_scores(probed, list(named))
