@@ -203,8 +203,9 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     names = {name for name, _ in model.named_parameters()}
     inner = {name for name in names if "#" in without_numbers(name)} or names
     if inner and inner <= {*report["missing_keys"]}:
-        some = f"it holds '{min(saved, default='nothing')}', the model needs '{min(inner)}'"
-        raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
+        kind, needed = type(model).__name__, min(inner)
+        what = f"fit no part of a {kind}: it holds '{min(saved)}', the model needs '{needed}'" if saved else ""
+        raise damaged(f"the weights of {name}", what or f"hold no block of a {kind}, such as '{needed}'")
     forms = {without_numbers(name.removeprefix(base)) for name in names}
     plain = {key: without_numbers(key.removeprefix(base)) for key in sorted(saved)}
     modules = {f"{form.rpartition('.')[0]}." for form in forms if "#" in form.rpartition(".")[0]}

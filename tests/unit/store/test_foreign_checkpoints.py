@@ -145,7 +145,7 @@ def test_floats_of_8_bits_without_scales_are_named(file: str, tmp_path: Path, ca
         (lambda weights: {"epoch": 3, "state_dict": weights}, "has its weights inside 'state_dict'; they must be at"),
         (lambda weights: {"model": {"net": weights}}, "has its weights inside 'model'; they must be at the top"),
         (lambda weights: [*weights.values()], "holds a list, and no weights by name"),
-        (lambda weights: {}, "fit no part of a BertModel: it holds 'nothing', the model needs 'encoder"),
+        (lambda weights: {}, "hold no block of a BertModel, such as 'encoder"),
     ],
 )
 def test_weights_that_are_not_at_the_top_of_their_file_are_refused(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -189,7 +189,7 @@ def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool)
 
 
 @check_types("contributions")
-def contributions(bank: ReaderBank, text: Text, *, readers: Collection[str] | str | None = None) -> Study:
+def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 
     The contribution of a layer at a token depends on the reader's fusion:
