@@ -13,7 +13,7 @@ NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.p
 export PYTHONDONTWRITEBYTECODE :=
 
 # pip reads the machine's own settings, so it brings torch. It brings uv too, which installs all the rest in seconds. Where uv
-# cannot reach the packages, because only pip's settings say where they are, pip installs them as well.
+# fails, for example because only pip's settings say where the packages are, pip installs them as well.
 # $(call first,FOLDER) makes a virtual environment; $(call install,FOLDER,WHAT) installs into it.
 PIP := bin/pip install --quiet --no-compile
 first = $(PYTHON) -m venv $(1) && $(1)/$(PIP) $$(grep -E '^(torch|uv)==' constraints.txt)
@@ -57,7 +57,7 @@ test: .venv/.test
 # Whole runs that take seconds each, which `make test` leaves out and every change should pass: clusters of Ray, pages in a
 # browser and of the docs, recipes of the papers. The other files are left out, since importing them takes a while.
 test-long: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not full" $$(grep -rl mark.long tests --include='test_*.py') $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not full" $(if $(findstring tests/,$(ARGS)),,$$(grep -rl mark.long tests --include='test_*.py')) $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.

@@ -64,6 +64,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Mapping": ("a dict, as in {'train': ...}", lambda value: isinstance(value, Mapping)),
     "None": ("None", lambda value: value is None),
 }
+_EXACT: dict[str, type] = {"int": int, "float": float, "str": str}
 _ITEMS = re.compile(r"Sequence\[(\w+(?: \| \w+)*)\]")
 _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the innermost first
 
@@ -73,7 +74,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
 
     Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
     as a list of letters, and a NumPy integer could not be saved. A value is only checked if all types in `annotation`
-    are keys of `_TYPES`, and so are the items of a list, whose types stand in brackets, as in "Sequence[int]".
+    are keys of `_TYPES`, and so are the items of a list or tuple, whose types stand in brackets, as in "Sequence[int]".
 
     Args:
         op: The operation, for the message.
@@ -96,8 +97,9 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         plain = cast("Any", plain).tolist()
     if items is not None and isinstance(plain, list | tuple) and set(items[1].split(" | ")) <= _TYPES.keys():
         listed = cast("Sequence[object]", plain)
-        checked = (check_type(op, f"{name}[{place}]", item, items[1]) for place, item in enumerate(listed))
-        plain = [*checked] if isinstance(plain, list) else (*checked,)
+        if not {*map(type, listed)} <= {_EXACT.get(kind) for kind in items[1].split(" | ")}:  # quick, for many texts
+            checked = (check_type(op, f"{name}[{place}]", item, items[1]) for place, item in enumerate(listed))
+            plain = [*checked] if isinstance(plain, list) else (*checked,)
     if fits or is_class or not set(kinds) <= _TYPES.keys():
         return cast("T", plain)
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"

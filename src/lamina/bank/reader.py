@@ -308,12 +308,6 @@ class ReaderModule(nn.Module):
                 if part.get("reader") == name:
                     part["reader"] = to
 
-    def drop_monitors_of(self, name: str) -> None:
-        """Remove the monitors that are stored with this reader and use the reader `name`, as a cascade may."""
-        for monitor, fields in list(self.monitors.items()):
-            if name in (part.get("reader") for part in (fields, fields.get("first", {}), fields.get("second", {}))):
-                del self.monitors[monitor]
-
     def size(self) -> int:
         """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -287,11 +287,12 @@ class ReaderCollection(nn.Module):
             self.readers[_key(name)] = reader.train(self.training)
 
     def remove(self, name: str) -> None:
-        """Remove a reader and the monitors that use it; raise UnknownNameError if no reader has this name."""
+        """Remove a reader and the monitors stored with it; raise UnknownNameError if no reader has this name.
+
+        A cascade that is stored with another reader stays, and using it raises UnknownNameError.
+        """
         check_known("bank.remove", [name], self, "reader")
         del self.readers[_key(name)]
-        for reader in self.select(None, "bank.remove").values():
-            reader.drop_monitors_of(name)
 
     def rename(self, name: str, to: str) -> None:
         """Rename a reader, also in the monitors that use it. Its position among the readers stays.

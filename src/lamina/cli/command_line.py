@@ -136,10 +136,12 @@ class Subcommand(TyperCommand):
 
     def invoke(self, ctx: Context) -> object:
         """Run the command; raise ConfigError if it is not `train` and `torchrun` started it in several processes."""
-        count = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+        count = int(os.environ.get("WORLD_SIZE") or 1) if "LOCAL_RANK" in os.environ else 1
         if count > 1 and self.name != "train":
             problem = f"it was started in {count} processes, each of which would do the same work"
-            raise ConfigError(f"{self.name}: {problem}; only `lamina train` divides it. Run it without torchrun.")
+            raise ConfigError(
+                f"{self.name}: {problem}; only `lamina train` divides it. Run it without torchrun, or unset LOCAL_RANK."
+            )
         return super().invoke(ctx)
 
 

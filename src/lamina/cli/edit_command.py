@@ -193,7 +193,7 @@ def edit(  # noqa: PLR0913
         (insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
         (freeze is not None, "freeze", {"layers": selector_of(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
-        (train is not None, "freeze", {"train": names_of(train)}),
+        (train is not None, "freeze", {"train": names_of("--train", train)}),
         (merge, "merge", {}),
     ]
     changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]

@@ -68,7 +68,7 @@ def export(  # noqa: PLR0913
     if (out is None) == (output is None):
         came = "no output folder was given" if out is None else f"two output folders were given, {out} and {output}"
         raise ConfigError(f"export: {came}; exactly one is needed. Use -o OUT.")
-    folder, names = cast("Path", out or output), options.names_of(readers) or []
+    folder, names = cast("Path", out or output), options.names_of("--readers", readers) or []
     if form is Format.TORCH and (main or len(names) != 1):
         problem = "--main was given" if main else f"{len(names) or 'no'} readers were named"
         raise ConfigError(f"export: {problem}; --format torch writes one reader of a bank. Give --reader NAME once.")

@@ -75,8 +75,8 @@ def predict(  # noqa: PLR0913
     from lamina import prediction
     from lamina.prediction.bulk import learnt_columns
 
+    names = options.names_of("--readers", readers)
     target = options.open_on(bank_or_model, base=model, device=device)
-    names = options.names_of(readers)
     if output is not None and file is not None:
         result = prediction.predict_file(
             target,

@@ -57,7 +57,7 @@ def report(
         raise ConfigError(f"report: {problem} given without a page. Add -o page.html.")
     if is_file(runs[0] / STUDY):
         raise ConfigError(f"report: {runs[0]} is a study, whose report is a page. Add -o page.html.")
-    written = write(runs[0], names_of(image_format) or ["png"], beside or [])
+    written = write(runs[0], names_of("--format", image_format) or ["png"], beside or [])
     if as_json:
         print_json(written)
         return

@@ -126,7 +126,7 @@ def check_output(
         raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")
 
 
-def names_of(values: Sequence[str] | None) -> list[str] | None:
+def names_of(option: str, values: Sequence[str] | None) -> list[str] | None:
     """Return the names in the values of a list option, each once; None if the option was not given.
 
     `--readers a,b` and `--readers a --readers b` give the same names. Raises ConfigError if there is no name.
@@ -134,14 +134,14 @@ def names_of(values: Sequence[str] | None) -> list[str] | None:
     if values is None:
         return None
     if not (names := dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip())):
-        raise ConfigError(f"lamina: the list '{','.join(values)}' names nothing. Give names, such as a,b.")
+        raise ConfigError(f"lamina: {option} is '{','.join(values)}', which names nothing. Give names, such as a,b.")
     return list(names)
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
     """Return a list option's numbers; None: not given. Raise ConfigError if one is not a `kind`, int or float."""
     try:
-        return None if values is None else [kind(name) for name in names_of(values) or ()]
+        return None if values is None else [kind(name) for name in names_of(option, values) or ()]
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise ConfigError(f"{option}: got {', '.join(values or ())}; it must be {what}, such as 0,1.") from None

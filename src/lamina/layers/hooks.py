@@ -335,8 +335,9 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
     if mask.dtype == torch.bool or mask.is_meta or not mask.numel() or not (mask.is_cpu or mask.is_floating_point()):
         return True
     low, high = torch.aminmax(mask)
-    is_whole = not mask.is_floating_point() or bool((mask == mask.round()).all())
-    return is_whole and low.item() >= 0 and high.item() <= 1
+    if low.item() < 0 or high.item() > 1:
+        return False
+    return not mask.is_floating_point() or bool((mask == mask.round()).all())
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:

@@ -212,7 +212,10 @@ class ModuleGuard:
                 continue
             if isinstance(value, list):
                 value = cast("list[object]", value).copy()
-            if value is None or is_value(value) or callable(value):
+            unset = value is None and type(module).__module__.startswith(
+                "torch.nn."
+            )  # such as max_norm of nn.Embedding
+            if unset or is_value(value) or callable(value):
                 settings[name] = value
         if (forward := _own_forward(module)) is not None:
             settings[_FORWARD] = forward

@@ -396,9 +396,21 @@ def tasks_of_file(
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
     """Return those of the columns that a reader learnt from that the file at `path` has; a second text always stays."""
     names: set[str] = set()
+    found = {key: name for key, name in learnt.items() if key not in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
-        names |= next(read_chunks(path, rows=100)).columns.keys()
-    return {key: n for key, n in learnt.items() if key not in ("text", "label") or str(n).partition(".")[0] in names}
+        for chunk in read_chunks(path, rows=1000):  # in JSONL a column may begin late
+            names |= chunk.columns.keys()
+            found = {
+                key: name for key, name in learnt.items() if key not in ("text", "label") or _is_there(name, names)
+            }
+            if len(found) == len(learnt):
+                break
+    return found
+
+
+def _is_there(column: str | int, names: set[str]) -> bool:
+    """Return whether a column is among a file's `names`; a number and the outer part of "outer.inner" are too."""
+    return isinstance(column, int) or column in names or column.partition(".")[0] in names
 
 
 def _task(

@@ -249,14 +249,14 @@ class Predictor:
             if kind is not None:
                 raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
             self._readers = target.select(readers, "bank")
-            self._runner = BankRunner(target, "predict", processor)
+            self._runner = BankRunner(target, "predict", processor, names=self._readers)
         else:
             model = checked_model(target, "predict", "a bank or a transformers model")
             if readers is not None:
                 raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
             self._whole = task_of(model, kind)
             self._runner = ModelRunner(model, self._whole, "predict", processor, options)
-        self._tasks, self._readings, self._paired = self._plan()
+        self._tasks, _, self._paired = self._plan()
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
         self.names = tuple(self._tasks)
@@ -364,7 +364,7 @@ class Predictor:
         """
         count = min(map(len, splits.values()))
         groups: list[Group] = []
-        for reading in self._readings if count else ():
+        for reading in self._plan().readings if count else ():
             is_pair = splits[reading.kind.name].pairs
             apart = reading.apart_pairs if is_pair else reading.apart
             if (

@@ -282,7 +282,8 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         bank, options = scheduler.bank, body.parameters  # another bank may be served before the answer comes
         texts, is_single = responses.examples_of(body.inputs, lambda: responses.reads_pairs(bank, tasks))
         scheduler.check_count(texts)
-        responses.check_function(bank, readers_of(bank, tasks, texts), options.function_to_apply)
+        if options.function_to_apply is not None:
+            responses.check_function(bank, readers_of(bank, tasks, texts), options.function_to_apply)
         raw = body.raw_scores or options.function_to_apply == "none"
         ask = partial(scheduler.ask, tasks=tasks, raw=raw, truncate=body.cuts, bank=bank)
         if tasks is None and len(bank) == 1:

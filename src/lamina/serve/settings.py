@@ -11,7 +11,7 @@ from lamina.errors import ConfigError
 from lamina.prediction.backends import Backend
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
-_ORIGIN = re.compile(r"\*|null|[a-z][-+.a-z0-9]*://[^/?#*\sA-Z]+")  # in lower case, as browsers send it
+_ORIGIN = re.compile(r"\*|null|file://|[a-z][-+.a-z0-9]*://(?:(?![/?#*A-Z])[!-~])+")
 Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 
 
@@ -74,5 +74,5 @@ class Settings(BaseModel):
             raise ConfigError(f"serve: {name} is {first['input']!r}; {first['msg'].lower()}.") from None
         for origin in (origin for origin in settings.cors_allow_origin if not _ORIGIN.fullmatch(origin)):
             rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
-            raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. Leave out paths.")
+            raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. It has no path and no pattern.")
         return settings

@@ -6,6 +6,7 @@ The base is the model that the readers read. The manifest records what it was, s
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
@@ -375,7 +376,7 @@ def load_bank(
         writes: Load the base model with its language model head, if it was saved with one. Always done for a bank with
             monitors, because they score text that the model generates.
     """
-    place = str(check_type("load", "folder", folder, "str | Path"))
+    place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")
     if model is not None:
         model = checked_model(model, "load")

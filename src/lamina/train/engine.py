@@ -65,7 +65,7 @@ def join_processes() -> None:
 
     A single process returns at once.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 

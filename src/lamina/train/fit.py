@@ -275,9 +275,10 @@ def _on_states(
     for name, task in tasks.items():
         op = f"fit: states of '{name}'"
         own = cast("StatesOfSplits", states if by_reader is None else by_reader[name])
-        key = (task.kind, *map(id, task.splits.values()), repr(own))  # the readers of one task share its states
+        label, parts = task.columns.get("label", "label"), [(part, id(split)) for part, split in task.splits.items()]
+        key = (task.kind, label, *parts, repr(own))  # the readers of one task share its states
         if key not in opened:
-            opened[key] = splits_on_states(op, task.kind, task.splits, own, task.columns.get("label", "label"))
+            opened[key] = splits_on_states(op, task.kind, task.splits, own, label)
         splits = opened[key]
         if test and "test" in task.splits and "test" not in splits:
             raise ConfigError(f"{op}: test=True needs those of 'test'. Give {{'train': FOLDER, 'test': FOLDER}}.")

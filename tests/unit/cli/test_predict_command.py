@@ -137,7 +137,7 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
         (("x", "--output", "y.csv"), "--output was given, but no file"),
         (("x", "--skip-bad"), "--skip-bad was given, but no --output"),
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
-        (("x", "--readers", " ,"), "the list ' ,' names nothing. Give names, such as a,b"),
+        (("x", "--readers", " ,"), "--readers is ' ,', which names nothing. Give names, such as a,b"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
         (("x", "--device", "hpu"), "device: 'hpu' cannot be used"),
         (("--file", "none.txt"), "none.txt is not there"),

@@ -17,7 +17,7 @@ Lamina = Callable[..., Any]
 
 @pytest.mark.parametrize("values", [["a,b"], ["a", "b"], ["a, b", "a"], [" a ,,b"]])
 def test_a_list_may_be_written_both_ways(values: list[str]):
-    assert names_of(values) == ["a", "b"]
+    assert names_of("--readers", values) == ["a", "b"]
 
 
 def test_a_list_without_names_is_not_all_of_them(lamina: Lamina):

@@ -45,7 +45,7 @@ def test_nothing_came(monkeypatch: pytest.MonkeyPatch):
 
 def test_lines_that_end_in_carriage_returns_alone(monkeypatch: pytest.MonkeyPatch):
     stdin(monkeypatch, b"one\rtwo\r")
-    with pytest.raises(DataError, match="standard input has no line feed; its lines end in carriage returns alone"):
+    with pytest.raises(DataError, match="standard input has carriage returns and no line feed"):
         from_stdin()
     stdin(monkeypatch, b"one\ntwo\rthree")
     assert from_stdin() == ["one", "two\rthree"]

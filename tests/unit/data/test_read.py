@@ -69,7 +69,7 @@ def test_csv_with_an_open_quote(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt"])
 def test_lines_that_end_in_carriage_returns_alone(tmp_path: Path, name: str):
-    with pytest.raises(DataError, match=r"has no line feed; its lines end in carriage returns alone\. Convert them"):
+    with pytest.raises(DataError, match=r"has carriage returns and no line feed\. Convert them"):
         read_table(put(tmp_path, name, "one\rtwo\r"), other="lines")
     assert list(read_lines(put(tmp_path, name, "one\r"))) == [(1, "one\r")]
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.portions import one_in
 from tests.support.stored import WORDS, save_base, tiny_bank, tiny_model, tiny_tokenizer
 from tokenizers import normalizers
+from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import ViTImageProcessor
 
 from lamina import Task, evaluate, fit, predict
@@ -247,3 +248,32 @@ def test_the_parts_that_two_processors_both_have_are_compared():
     joint.image_processor.size = large.size  # changed in place after it was compared
     with pytest.raises(BaseMismatchError, match="image processor"):
         check_same_inputs("predict", joint, ViTImageProcessor(size={"height": 8, "width": 8}))
+
+
+def test_other_readers_and_a_new_training_go_on_after_a_change(base: Path):
+    bank, rows = bank_on(base), [{"text": word, "label": word} for word in ("good", "bad") * 4]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text")
+    bank.add("old", task)
+    fit(bank, {"old": task}, epochs=1, progress=False)
+    bank.processor.model_max_length = 7  # the reader has recorded its own
+    predict(bank, ["good"], readers=["old"])
+    left(bank.processor)
+    bank.add("new", task)
+    predict(bank, ["good"], readers=["new"])
+    with pytest.raises(ConfigError, match=r"^predict: .* reader 'old' .*: truncation_side is left, not right"):
+        predict(bank, ["good"], readers=["old"])
+    fit(bank, {"old": task}, epochs=1, progress=False)
+    predict(bank, ["good"], readers=["old"])
+
+
+def test_a_tokenizer_with_a_step_in_python_is_trained_and_read_with(base: Path):
+    class Step:
+        def pre_tokenize(self, pretok: Any) -> None:
+            pretok.split(lambda _, text: [text])
+
+    bank, rows = bank_on(base), [{"text": word, "label": word} for word in ("good", "bad") * 4]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text")
+    bank.add("new", task)
+    bank.processor.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Step())
+    fit(bank, {"new": task}, epochs=1, progress=False)
+    assert predict(bank, ["good"], readers=["new"])[0]["new"]["label"] in ("good", "bad")

@@ -331,6 +331,17 @@ def test_transparency_of_an_image_at_hand_is_white(mode: str):
     assert np.asarray(read.open()).min() == 255
 
 
+def test_16_bits_keep_orientation_and_transparency(tmp_path: Path):
+    values = np.full((4, 8), 255, dtype=np.uint16)
+    values[0, 0] = 0
+    image, exif = Image.fromarray(values), Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "a.png", exif=exif, transparency=0)
+    for read in KIND.examples([tmp_path / "a.png", Image.open(tmp_path / "a.png")], None).texts:
+        pixels = np.asarray(read.open())
+        assert (pixels.shape, pixels.max(), (pixels == 255).sum()) == ((8, 4, 3), 255, 3)
+
+
 def test_16_bits_of_any_byte_order_are_scaled(tmp_path: Path):
     values = np.linspace(0, 65535, 16, dtype=np.uint16).reshape(4, 4)
     image = Image.frombytes("I;16B", (4, 4), values.astype(">u2").tobytes())

@@ -468,13 +468,15 @@ def test_parts_that_all_lack_labels_are_an_error(labels: list[str] | None):
         Task.from_dataset(SEQUENCE, {"validation": hidden, "test": hidden}, labels=labels)
 
 
-@pytest.mark.parametrize("form", ["nested", "streamed", "streamed and nested"])
+@pytest.mark.parametrize("form", ["nested", "streamed", "streamed and nested", "pandas", "arrow"])
 def test_labels_of_other_parts_are_found_in_every_form(form: str):
     hidden = [row | {"label": -1} for row in ROWS]
     dataset: dict[str, Any] = {"train": ROWS, "unsupervised": hidden}
     if "nested" in form:
         dataset = {part: [{**row, "m": {"gold": row["label"]}} for row in rows] for part, rows in dataset.items()}
     label = "m.gold" if "nested" in form else "label"
+    if form in ("pandas", "arrow"):
+        dataset = {part: datasets.Dataset.from_list(rows).with_format(form) for part, rows in dataset.items()}
     if "streamed" in form:
         dataset = {part: datasets.Dataset.from_list(rows).to_iterable_dataset() for part, rows in dataset.items()}
     assert list(Task.from_dataset(SEQUENCE, dataset, label=label).splits) == ["train", "validation"]

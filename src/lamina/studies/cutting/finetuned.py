@@ -229,9 +229,11 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     check_known(_OP, starts, _STARTS, "start")
     check_known(_OP, [position], ("attention", "ffn", "both"), "position")
     named = named_tasks(tasks)
-    check_given(_OP, tasks=named, counts=counts, ends=ends, starts=starts)
+    check_given(_OP, tasks=named, counts=counts)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth, seeds)
+    if any(chosen):
+        check_given(_OP, ends=ends, starts=starts)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
     insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]

@@ -157,7 +157,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     check_range(_OP, "new_tokens", new_tokens, 0)
     if not named and not listed and not prompts:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure what is lost.")
-    check_given(_OP, runs=runs, seeds=seeds)
+    check_given(_OP, runs=runs)
+    if named:
+        check_given(_OP, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
@@ -166,7 +168,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     start = _RemovalInputs(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
-        for name, task in (named.items() if seeds else ())
+        for name, task in named.items()
     ]
     cells += [Cell({"task": name, "seed": None}, partial(_task_proxies, start, task)) for name, task in named.items()]
     if listed:
