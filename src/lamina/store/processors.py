@@ -170,7 +170,8 @@ def check_inputs(op: str, bank: ReaderBank, names: Iterable[str] | None = None) 
     `names` are the readers to check; None: all. The maximum length does not count for a reader that recorded its own.
     It takes 0.02 ms if nothing has changed; 0.6 ms for a tokenizer with 1,500 added tokens.
     """
-    readers = {name: reader for name, reader in bank.select(names, op).items() if reader.inputs is not None}
+    chosen = bank.select(None if names is None else [*names], op)
+    readers = {name: reader for name, reader in chosen.items() if reader.inputs is not None}
     if bank.processor is None or not readers:
         return
     facts = _remembered_facts(bank.processor)
