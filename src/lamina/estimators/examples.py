@@ -220,7 +220,7 @@ def plain_column(y: TargetsLike, op: str) -> Any:
     DataError, whose message begins with `op`, if an entry is missing.
     """
     dtype, is_list = getattr(y, "dtype", None), isinstance(y, list | tuple)
-    has_gap = is_list and any(np.ndim(cast("Any", entry)) == 0 and pd.isna(entry) for entry in y)
+    has_gap = is_list and any(pd.api.types.is_scalar(entry) and pd.isna(entry) for entry in y)
     is_column = isinstance(dtype, pd.api.extensions.ExtensionDtype) or getattr(dtype, "kind", "") == "O"
     if not has_gap and not (is_column and getattr(y, "ndim", 0) == 1):
         return y

@@ -395,17 +395,13 @@ def tasks_of_file(
 
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
     """Return those of the columns that a reader learnt from that the file at `path` has; a second text always stays."""
-    names: set[str] = set()
-    found = {key: name for key, name in learnt.items() if key not in ("text", "label")}
+    names, wanted = set[str](), {name for key, name in learnt.items() if key in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
         for chunk in read_chunks(path, rows=1000):  # in JSONL a column may begin late
             names |= chunk.columns.keys()
-            found = {
-                key: name for key, name in learnt.items() if key not in ("text", "label") or _is_there(name, names)
-            }
-            if len(found) == len(learnt):
+            if all(_is_there(name, names) for name in wanted):
                 break
-    return found
+    return {key: name for key, name in learnt.items() if name not in wanted or _is_there(name, names)}
 
 
 def _is_there(column: str | int, names: set[str]) -> bool:

@@ -170,7 +170,7 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
             put(tmp_path, "a.wav", "no sound"),
             r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio",
         ),
-        (data[:20], r"entry 0 cannot be decoded \(|entry 0 is cut off after 20 of"),
+        (data[:20], "entry 0 is cut off after 20 of"),
         (sound_bytes(tone())[:-20], r"entry 0 is cut off after \d+ of \d+ bytes; every row is a whole clip"),
         (put(tmp_path, "c.wav", sound_bytes(tone())[:200]), r"c\.wav is cut off after 200 of \d+ bytes"),
         (np.zeros((0, 2), np.float32), "entry 0 has no samples; a clip has at least one"),
