@@ -158,9 +158,9 @@ def test_invalid_options_are_refused(tmp_path):
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="advise: tolerance is -1; it must be at least 0"):
         advise(model, {"who": task()}, processor=tokenizer, tolerance=-1)
-    with pytest.raises(ConfigError, match="advise: there is no task"):
+    with pytest.raises(ConfigError, match="advise: tasks is empty"):
         advise(model, {}, processor=tokenizer)
-    with pytest.raises(ConfigError, match="advise: there is no seed"):
+    with pytest.raises(ConfigError, match="advise: seeds is empty"):
         advise(model, {"who": task()}, processor=tokenizer, seeds=[])
     save_base(tmp_path)
     with pytest.raises(ConfigError, match="advise: all 1 cells failed; the first"):

@@ -85,9 +85,9 @@ def test_the_identity_start_changes_nothing_and_the_other_does():
     [
         (reinit, {"counts": [4]}, ConfigError, "reinit: counts is 4; it must be at least 0 and at most 3"),
         (reinit, {"fractions": [1, 0]}, ConfigError, "reinit: fractions has 0; each must be above 0 and at most 1"),
-        (reinit, {"seeds": []}, ConfigError, "reinit: there is no seed"),
+        (reinit, {"seeds": []}, ConfigError, "reinit: seeds is empty; give at least one"),
         (insertion, {"counts": [4]}, ConfigError, "insertion: counts is 4; it must be at least 0 and at most 3"),
-        (insertion, {"seeds": []}, ConfigError, "insertion: there is no seed"),
+        (insertion, {"seeds": []}, ConfigError, "insertion: seeds is empty; give at least one"),
         (insertion, {"ends": ["middle"]}, UnknownNameError, "insertion: unknown end 'middle'; known: top, bottom"),
         (insertion, {"starts": ["zero"]}, UnknownNameError, "insertion: unknown start 'zero'"),
         (insertion, {"position": "top"}, UnknownNameError, "insertion: unknown position 'top'"),

@@ -16,7 +16,6 @@ import torch
 from lamina.bank import Reader, ReaderBank
 from lamina.editing.editable import select_blocks
 from lamina.editing.keep import truncate_
-from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.preserve import evaluating
 from lamina.prediction.evaluate import evaluate
@@ -27,6 +26,7 @@ from lamina.studies.runner import (
     Cell,
     Training,
     cell_settings,
+    check_given,
     edited_stack,
     encode_rows,
     fresh_model,
@@ -160,8 +160,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     """
     named, listed = named_tasks(tasks), list(texts or ())
     check_range(_OP, "tolerance", tolerance, 0)
-    if not named or not seeds:
-        raise ConfigError(f"{_OP}: there is no {'seed' if named else 'task'}; at least one is needed.")
+    check_given(_OP, tasks=named, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}

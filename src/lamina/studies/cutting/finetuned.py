@@ -101,16 +101,14 @@ def finetuned_rows(
     ]
 
 
-def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
+def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int) -> list[int]:
     """Return the `counts` of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
 
-    Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`, or there is no seed.
+    Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`.
     """
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:
         check_range(op, "counts", count, 0, depth)
-    if not seeds:
-        raise ConfigError(f"{op}: there is no seed; at least one is needed.")
     return chosen
 
 
@@ -229,9 +227,9 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     check_known(_OP, starts, _STARTS, "start")
     check_known(_OP, [position], ("attention", "ffn", "both"), "position")
     named = named_tasks(tasks)
-    check_given(_OP, tasks=named, counts=counts)
+    check_given(_OP, tasks=named, counts=counts, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)
-    chosen = block_counts(_OP, counts, edited.depth, seeds)
+    chosen = block_counts(_OP, counts, edited.depth)
     if any(chosen):
         check_given(_OP, ends=ends, starts=starts)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
@@ -375,9 +373,9 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     """
     named = named_tasks(tasks)
     check_known(_REINIT, [scope], ("linear", "block"), "scope")
-    check_given(_REINIT, tasks=named, counts=counts, fractions=fractions)
+    check_given(_REINIT, tasks=named, counts=counts, fractions=fractions, seeds=seeds)
     edited = edited_stack(model, processor, stack, _REINIT)
-    chosen = block_counts(_REINIT, counts, edited.depth, seeds)
+    chosen = block_counts(_REINIT, counts, edited.depth)
     if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:
         raise ConfigError(f"{_REINIT}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
