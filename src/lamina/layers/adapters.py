@@ -79,7 +79,10 @@ def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
 
 
 def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
-    """Yield pairs such as ("lora_A.weight", value) for the weights and settings of a PEFT layer's active adapters."""
+    """Yield pairs such as ("lora_A.weight", value) for the weights and settings of a PEFT layer's active adapters.
+
+    They come adapter by adapter, so names repeat if several are active. Disabled or merged adapters yield nothing.
+    """
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
             mapping = cast("Mapping[str, object]", getattr(layer, name, {}))

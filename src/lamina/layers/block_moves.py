@@ -48,7 +48,7 @@ def order_of(edit: Move) -> list[int] | None:
 
 
 def name_then(made: Sequence[Move], number: int, name: str) -> str:
-    """Return the name that a parameter, now called `name`, had after edit `number` in `made`, the list of all edits.
+    """Return the name that a parameter, now called `name`, had right after `made[number]`; `made` has all edits.
 
     For a copy, it is the name of the parameter that was copied.
     """
@@ -62,7 +62,7 @@ def name_then(made: Sequence[Move], number: int, name: str) -> str:
 
 
 def moved(name: str, edit: Move) -> list[str]:
-    """Return a parameter's names after an edit that moves blocks: several if it was copied, [] if it was dropped.
+    """Return a parameter's names after an edit in `MOVES`: several if its block was copied, [] if it was dropped.
 
     If the edit has no path of blocks, the name stays.
     """

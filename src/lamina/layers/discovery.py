@@ -54,8 +54,8 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
 
     Raises:
         UnsupportedModelError: If a layer cannot be matched to a module with certainty; if `model` has no config, or
-            does not run on a tiny input; if its weights are packed by bitsandbytes; if its adapters (PEFT) learn a
-            prompt, or are merged and disabled.
+            runs on no tiny input that can be made; if its weights are packed by bitsandbytes; if its adapters (PEFT)
+            learn a prompt, or are merged and disabled.
         ConfigError: If `model` is not a model (a path or a bank, for example), or was compiled by torch.jit.
     """
     model = checked_model(model, "stacks")
@@ -309,8 +309,8 @@ def _first_run(
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
     """Run the model on the first input in `pairs` that it accepts. If it accepts none, run its backbone.
 
-    `pairs` are pairs of inputs, of which the first is run here and the second in the check (`_verify`). An accepted
-    full input is recorded by `prefer_full`.
+    The first input of each pair is for this run, the second for `_verify`. If the model accepts only a full input, this
+    is recorded (`prefer_full`).
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and

@@ -60,7 +60,7 @@ class ContextHooks(ExitStack):
 
         Args:
             register: A module's bound method that registers hooks, such as `module.register_forward_hook`.
-            hook: The hook. It is called for that module only, not for deep copies, which have copies of the hooks.
+            hook: The hook. Its result is ignored. It is not called for deep copies of the module.
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
         owner = cast("MethodType", register).__self__
@@ -119,9 +119,10 @@ def watch(
     Args:
         stack: The stack to watch.
         layers: Numbers of the layers; negative ones count from the top. May be empty.
-        on_state: Called with a layer and its state `[batch, tokens, width]`, layers ascending within a pass. An
-            exception that it raises ends the pass and propagates out of the model's call.
-        on_start: Called when a pass over the stack begins, with the positional and keyword arguments of `stack.scope`.
+        on_state: Called with a layer and its state `[batch, tokens, width]`, not copied; layers ascend within a pass.
+            An exception that it raises ends the pass and propagates out of the model's call.
+        on_start: Called when a pass over the stack begins, with two arguments: the tuple of positional arguments of
+            `stack.scope`, and the dict of keyword arguments.
 
     Raises:
         LayerIndexError: If a layer does not exist.

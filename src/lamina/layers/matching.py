@@ -74,10 +74,10 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 
 
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
-    """Return the sort key for `rank_places` of an event at which the state of `layer` was seen.
+    """Return the sort key for `rank_places` of an event at which the state of `layer` was seen; the smallest is best.
 
-    `block` is the call of the layer's block (None: it has none), and `end` the time at which the whole stack has been
-    computed.
+    `block` is the call of the layer's block, or of the first block for layer 0. None: no blocks were found. `end` is
+    the time at which the whole stack has been computed; infinite for layer 0, or if it is not known.
     """
     if event.call is block and event.side == ("output" if layer else "input"):
         return 0, 0

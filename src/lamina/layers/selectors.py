@@ -23,7 +23,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
     """Return the layer numbers that a selector selects, in ascending order.
 
     Args:
-        selector: One of the forms in `FORMS`. Tuples, ranges, arrays and tensors count as lists.
+        selector: One of the forms in `FORMS`. Tuples, ranges, arrays and tensors count as lists, "3" as 3.
         layers: Number of layers that exist, embeddings included.
         op: The operation that error messages begin with.
 

@@ -181,7 +181,7 @@ def _value(event: Event) -> Tensor:
 
 
 def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
-    """Return whether addition `number` in the first block lets tokens depend on other tokens' states.
+    """Return whether addition `number` (from 0) in the first block lets tokens depend on other tokens' states.
 
     The model is run twice. In the second run, the first token's state is changed before a module in the block reads it.
     The values that are added to the other tokens in both runs are compared.
