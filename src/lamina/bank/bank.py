@@ -58,14 +58,14 @@ class ReaderBank(ReaderCollection):
         model: Any `transformers.PreTrainedModel`, with or without a head. It is frozen and put in eval mode. If it is
             compiled or in DataParallel, the plain model inside is used.
         processor: The model's tokenizer or processor. Training on texts and predicting from them need it.
-        train_base: Fine-tune the model together with the readers. The model is then not frozen, follows the bank's
-            mode, and its own outputs change. Parameters that were frozen before stay frozen.
+        train_base: Fine-tune the model together with the readers. The model is then not frozen, `bank.train()` and
+            `bank.eval()` set its mode too, and its own outputs change. Parameters that were frozen stay frozen.
         saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
         info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
 
     Raises:
-        ConfigError: If `model` is not a model; if `train_base` is set and all parameters are frozen, or the model has
-            adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the model's embedding table.
+        ConfigError: If an argument has the wrong type; if `train_base` is set and all parameters are frozen, or the
+            model has adapters (PEFT), which could not be saved; if the tokenizer has ids beyond the embedding table.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 
@@ -90,8 +90,8 @@ class ReaderBank(ReaderCollection):
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
         """Return a new bank in eval mode on the model itself, with this bank's readers.
 
-        This bank must come from `from_states`. The two banks share the readers: training them in one bank changes them
-        in the other.
+        This bank must come from `from_states`. The two banks share the readers, which are put in eval mode and moved to
+        the model's device: training them in one bank changes them in the other.
 
         Args:
             model: The model whose states were recorded. If the states' manifest has no fingerprint of its weights, only
@@ -99,8 +99,9 @@ class ReaderBank(ReaderCollection):
             processor: The model's tokenizer or processor.
 
         Raises:
-            ConfigError: If this bank has a model already, or `model` and `processor` do not fit each other.
+            ConfigError: If this bank has a model already, `model` is not a model, or `processor` does not fit it.
             NotFiniteError: If a weight of `model` holds NaN or infinity.
+            UnsupportedModelError: If the layers of `model` cannot be found.
             BaseMismatchError: If `model` does not have the recorded stack, or its depth, width or fingerprint differs.
         """
         if not isinstance(self.model, RecordedModel):
@@ -237,7 +238,7 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a reader or label does not exist.
             ConfigError: If the monitor cannot score a text while it is generated (see `watch`), the frozen model has
-                changed, or the mask has a different shape than the texts.
+                changed, the batch is empty, or a mask has a different shape than the texts.
         """
         return monitoring.monitor_scores(self, monitor, batch, mask)
 
@@ -280,10 +281,11 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If there is no monitor, `every` is below 1, drift cannot be tested, the frozen model has
-                changed, the model does not write text from left to right, or a reader looks ahead: its logits of a
-                token depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which
-                read tokens that may not be part of the text.
+            ConfigError: If there is no monitor, two have one name, a stored one cannot be read, `every` is below 1,
+                drift cannot be tested, the frozen model has changed, the model does not write text from left to right
+                or decodes by its own loop, or a reader looks ahead: its logits of a token depend on later tokens. Also
+                raised by `generate` for beam search and assisted decoding, which read tokens that may not be part of
+                the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
@@ -334,9 +336,9 @@ class ReaderBank(ReaderCollection):
         """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
 
         The model's weights are saved only if `saves_base` is set, as it is if the bank trains them. The manifest names
-        the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was
-        changed since then, the manifest does not name it and a warning is logged: the model must then be passed to
-        `from_pretrained`.
+        the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If Lamina has edited
+        or trained the model since then, the manifest does not name it and a warning is logged: the model must then be
+        passed to `from_pretrained`.
 
         A bank that is already in the folder is replaced; if an error occurs, it stays complete. Other files stay.
 
@@ -346,11 +348,12 @@ class ReaderBank(ReaderCollection):
                 loaded. The readers, here and in the folder, then belong to the changed ones, and refuse the old ones.
 
         Raises:
-            StoreError: If the folder cannot be written, or has files of the same names that no bank wrote.
+            StoreError: If the folder cannot be written or has files of the same names that no bank wrote, or an `info`
+                holds a value that JSON cannot.
             NotFiniteError: If a weight holds NaN or infinity.
             ConfigError: If weights or settings of the frozen model have changed since the bank was made or loaded, or
                 the processor since a reader was trained or loaded, and `changed_base` is not set. Also if a model that
-                is saved with the bank has adapters or was changed by hand.
+                is saved with the bank has adapters or was changed by hand, or a stored monitor cannot be read.
         """
         provider("storage").save_bank(self, folder, changed_base=changed_base)
 
@@ -373,9 +376,9 @@ class ReaderBank(ReaderCollection):
 
         Args:
             folder: A local folder, or the id of a repository on the hub.
-            model: The model on which the readers were trained. None: the model that the manifest names is loaded, with
-                its language model head if the bank has monitors.
-            processor: Tokenizer or processor of the model. None: the one saved with the model.
+            model: The model on which the readers were trained. None: the model in the folder, or else the model that
+                the manifest names, is loaded, with its language model head if the bank has monitors.
+            processor: Tokenizer or processor of the model. None: the one saved with the bank, or else with the model.
             revision: Branch, tag or commit of the repository on the hub.
             readers: Names of the readers to load. None: all. Other readers are not downloaded.
 
@@ -387,7 +390,7 @@ class ReaderBank(ReaderCollection):
                 the processor makes other inputs.
             ModelNotFoundError: If the model that the manifest names cannot be found.
             UnsupportedModelError: If transformers does not know the family of that model.
-            ConfigError: If there is a `revision` for a local folder, or `model` is not a model.
+            ConfigError: If a local folder gets a `revision` other than "main", or `model` is not a model.
         """
         return provider("storage").load_bank(folder, model, processor, revision=revision, readers=readers)
 
@@ -415,16 +418,17 @@ class ReaderBank(ReaderCollection):
             token: Access token. None: the one from `hf auth login` or HF_TOKEN.
 
         Raises:
-            ConfigError: If the weights of the frozen model have changed, as in `save_pretrained`.
+            ConfigError: For the reasons that `save_pretrained` names.
             NotFiniteError: If a weight holds NaN or infinity.
-            StoreError: If the hub refuses the commit or cannot be reached. Nothing is committed then.
+            StoreError: If the hub refuses the commit or cannot be reached. Nothing is committed then, but a new
+                repository or branch may stay.
         """
         return provider("storage").push_bank(
             self, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
-        """Return the model card that is saved with the bank, under the given title.
+        """Return the model card that is saved with the bank. It loads the bank from `title`, a folder or hub id.
 
         Raises ConfigError if a stored monitor cannot be read.
         """

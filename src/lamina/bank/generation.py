@@ -90,8 +90,8 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the first pass may read less, or more, than the prompt, or gets a mask over a cache of
-            fixed size in place of the prompt's.
+        prompt_in_pieces: Whether the prompt is read in chunks, together with drafts, or with a cache of fixed size, so
+            that the first pass may not read just the prompt, with the prompt's mask.
         prompt_ids: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
@@ -115,7 +115,10 @@ class GenerateCall:
 
     @property
     def prompts(self) -> Int[Tensor, "rows tokens"]:
-        """Token ids of the prompts, `[rows, tokens]`, with padding; `[rows, 0]` if the prompts are embeddings."""
+        """Token ids `[rows, tokens]` as the decoder reads them, with padding, one row per beam or sample.
+
+        They are the start tokens of an encoder-decoder's decoder. `[rows, 0]` if the prompts are embeddings.
+        """
         return self._input_ids
 
     def check(self) -> None:

@@ -169,8 +169,9 @@ class GenerationStates:
     def _check_tokens(self, count: int, ids: object) -> None:
         """Raise ConfigError if this pass has another number of states than the tokens that it should read.
 
-        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read.
-        With embeddings (no tensor), only the first pass is checked: it reads at most the prompt.
+        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read. If
+        `ids` is no tensor (embeddings were read), only the first pass is checked: it may read at most the prompt. With
+        an assistant, that limit does not hold.
         """
         expected = ids.shape[1] if isinstance(ids, Tensor) else count
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it

@@ -50,13 +50,13 @@ class Reader:
         stack: Name of the stack whose states are read: "main", "encoder" or "decoder", or a tower's name. None: the
             only stack of the model, or the encoder; in a model with several towers (CLIP), the tower that reads the
             head's kind of input, text or images.
-        seed: Seed of the initial parameters and of dropout; at least 0.
+        seed: Seed of the initial parameters and of dropout, from 0.
         weights: Initial values of all parameters by name, as `from_sklearn` sets them; `bank.add` raises ConfigError if
             names or shapes differ. None: random ones.
 
     Raises:
-        ConfigError: If the fusion or the head is not a config object, the seed is out of range, or `stack` is "both",
-            empty or not a string.
+        ConfigError: If the fusion or the head is not a config object, `seed` is not an int of that range, `stack` is
+            "both", empty or not a string, or `weights` is not a mapping of names to tensors.
     """
 
     fusion: FusionConfig
@@ -127,8 +127,8 @@ class Reader:
 
         Raises:
             ConfigError: If the model is not linear or not fitted; if its features or classes do not fit `layers` or
-                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is None and the model is not a
-                classifier.
+                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is unknown, or is None and the
+                model is a regressor or predicts several labels.
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))

@@ -441,7 +441,7 @@ def real_tokens(
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
     """Convert a mask of audio samples to a mask of the model's `frames`.
 
-    The mask is returned unchanged if the model reads no audio, or makes another number of frames of it.
+    The mask is returned unchanged if the model reads no audio, or would not make `frames` frames of that many samples.
     """
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)

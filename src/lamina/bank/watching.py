@@ -388,7 +388,7 @@ class StopOnEvent(StoppingCriteria):
 
     Args:
         event: The event.
-        on_stop: Called when this criterion ends the sequences.
+        on_stop: Called without arguments when this criterion ends the sequences.
     """
 
     def __init__(self, event: Event, on_stop: Callable[[], None] | None = None) -> None:
