@@ -121,8 +121,8 @@ def save_bank(
         StoreError: If the folder cannot be written, files of these names in it are not from a bank, or an `info` holds
             a value that JSON cannot.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the frozen model or the processor changed and `changed_base` is not set, or the model is saved
-            too and `lamina.save` refuses it.
+        ConfigError: If the frozen model or the processor changed and `changed_base` is not set, if the model is saved
+            too and `lamina.save` refuses it, or if a stored monitor cannot be read.
     """
     folder = Path(check_type("save", "folder", folder, "str | Path"))
     for name in bank:

@@ -349,7 +349,8 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
         expected: Name -> tensor whose shape the file must have. Floating-point tensors may have any float type.
 
     Raises:
-        StoreError: If the file is damaged, a name or shape differs, or a tensor holds NaN or infinity.
+        StoreError: If the file is missing or damaged, a name or shape differs, a tensor holds integers in place of
+            floats or the reverse, or one holds NaN or infinity.
     """
     tensors = _read(path, load_safetensors, "safetensors")
     wrong = [f"no tensor '{name}'" for name in expected if name not in tensors]

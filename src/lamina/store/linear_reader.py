@@ -106,9 +106,9 @@ class LinearReader:
     def to_sklearn(self) -> object:
         """Return a fitted scikit-learn model whose decision function returns this map's logits.
 
-        It is a `LogisticRegression` for classes. If there are two, the decision function is the difference of their
-        logits. For several labels at once, it is a `OneVsRestClassifier`, whose classes are numbers in the order of
-        `labels`. For regression, it is a `LinearRegression`, whose predictions are the logits.
+        It is a `LogisticRegression` for classes. If there are two, the decision function is the second logit minus the
+        first. For several labels at once, it is a `OneVsRestClassifier`, whose classes are numbers, from 0, in the
+        order of `labels`. For regression, it is a `LinearRegression`, whose predictions are the logits.
 
         Raises:
             MissingExtraError: If scikit-learn is not installed.

@@ -85,12 +85,13 @@ def load(
     Raises:
         ModelNotFoundError: If the folder holds no model; or if it does not exist, and the hub does not have the model
             or cannot be reached.
-        StoreError: If files are damaged, do not fit together, or lack weights that may not start at random.
-        UnknownNameError: If the head does not exist.
+        StoreError: If files are damaged, do not fit together, hold NaN or infinity, or lack weights that may not start
+            at random.
+        UnknownNameError: If the head does not exist, or the record of edits has an unknown key.
         UnsupportedModelError: If transformers does not know the family, the family has no such head, or the model needs
             a missing package or code from the hub.
-        ConfigError: If `dtype` is not a float type; if `labels` is empty, a string, or has a name twice; or if there
-            is a `revision` other than "main" for a folder.
+        ConfigError: If an argument has the wrong type; if `dtype` is not a float type; if `labels` is empty or has a
+            name twice; or if there is a `revision` other than "main" for a folder.
     """
     if not isinstance(name, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")

@@ -68,7 +68,7 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         StoreError: If the config asks for absurdly many layers, heads or labels.
         UnsupportedModelError: If transformers does not know the family, or the config makes transformers download code
             and run it.
-        ConfigError: If there is a `revision` for a folder.
+        ConfigError: If there is a `revision` other than "main" for a folder.
     """
     from transformers import AutoConfig
 
@@ -230,9 +230,7 @@ def model_class(head: str | type[object] | None) -> Any:
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the class name of a saved model (on the hub: at `revision`), from its config.
-
-    None if the config does not name one.
+    """Return the class name of a saved model (on the hub: at `revision`), from its config; None if it names no class.
 
     Raises the errors of `load_config`.
     """
@@ -361,7 +359,7 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 
     Raises:
         StoreError: If processor files in a folder cannot be read.
-        ConfigError: If there is a `revision` for a folder.
+        ConfigError: If there is a `revision` other than "main" for a folder.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING

@@ -154,7 +154,7 @@ def export_onnx(
     Raises:
         UnknownNameError: If the bank does not have a reader.
         ConfigError: If there is nothing to write, a reader has the name of the model's own output, the bank's frozen
-            model has changed, or a reader of pairs has no tokenizer that separates them.
+            model or processor has changed, or a reader of pairs has no tokenizer that separates them.
         UnsupportedModelError: If the model does not read text alone, has towers, has weights that cannot be copied as
             float32, or returns neither output of `main`; or if torch cannot write, or onnxruntime cannot run, a part.
         NotFiniteError: If a weight holds NaN or infinity.
@@ -272,9 +272,10 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 class _Plan:
     """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
 
-    The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported.
-    Raises ConfigError if there is no output, two have one name, or the frozen model has changed; UnsupportedModelError
-    for models with towers.
+    An export changes the bank, so its caller passes a copy (see `_copied`). With `main`, the model's own output is
+    exported too. Raises ConfigError if there is no output, two have one name, or the frozen model has changed;
+    UnknownNameError for an unknown reader; UnsupportedModelError for models with towers, or with `main`, if the model
+    returns neither logits nor last_hidden_state.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:

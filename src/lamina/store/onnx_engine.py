@@ -71,7 +71,7 @@ class OnnxEngine:
 
     @classmethod
     def open(cls, bank: ReaderBank, folder: Path, *, names: Sequence[str] | None = None) -> OnnxEngine:
-        """Open an export for a bank, and compare its answers to a small batch with PyTorch's.
+        """Open an export for a bank, and compare its answers to small batches with PyTorch's.
 
         Args:
             bank: The bank, on the CPU.
@@ -82,7 +82,7 @@ class OnnxEngine:
             StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
                 PyTorch's. A quantised graph is not compared here, because its scores were compared on export.
             UnknownNameError: If `onnx.json` has an unknown key.
-            ConfigError: If the frozen model has changed since the bank was made.
+            ConfigError: If the frozen model or the processor has changed since the bank was made.
             MissingExtraError: If onnxruntime is not installed.
         """
         try:

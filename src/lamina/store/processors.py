@@ -165,7 +165,7 @@ def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) 
 
 
 def check_inputs(op: str, bank: ReaderBank, names: Iterable[str] | None = None) -> None:
-    """Raise ConfigError, about `op`, if a bank's processor is another than the one with which a reader was trained.
+    """Raise ConfigError, about `op`, if a bank's processor makes other inputs than when a reader was trained or loaded.
 
     `names` are the readers to check; None: all. The maximum length does not count for a reader that recorded its own.
     It takes 0.02 ms if nothing has changed; 0.6 ms for a tokenizer with 1,500 added tokens.

@@ -239,7 +239,7 @@ def _mismatch(name: str, what: str) -> StoreError:
 
 
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
-    """Freeze parameters as the record of edits says, check that the record fits the model, and attach it to the model.
+    """Set which parameters are trained as the record of edits says, check that it fits the model, and attach it.
 
     Args:
         model: The loaded model: the saved one, its backbone, or its backbone with another head.
@@ -247,7 +247,8 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         record: The edits of the saved model.
 
     Raises:
-        StoreError: If the model has a parameter that was removed, or lacks a parameter that an edit names.
+        StoreError: If the model has a parameter that was removed, or lacks one that an edit names, unless that edit is
+            a freeze and the parameter is outside the layers, such as in a head.
     """
     parameters = dict(model.named_parameters())
     here = _named_here(model, record, parameters)

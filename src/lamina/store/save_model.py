@@ -68,8 +68,9 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
 def changed_blocks(model: PreTrainedModel) -> str | None:
     """Return how a model's blocks differ from those that its config and edits describe, as text; None if they do not.
 
-    Only the weights in blocks are compared, because a base model may lack other parts, such as a pooler. Models that
-    cannot be built from their config, quantised ones, and those with adapters are not compared.
+    Names, shapes and sharing of the weights in blocks are compared. Values are not, nor other parts, such as a pooler,
+    which a base model may lack. Models that cannot be built from their config, quantised ones, and those with adapters
+    are not compared.
     """
     if getattr(model.config, "quantization_config", None) is not None or adapted_layers(model):
         return None
