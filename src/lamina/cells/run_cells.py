@@ -72,9 +72,9 @@ def run_cells(
 ) -> tuple[list[State], list[Failure]]:
     """Run all cells (independent pieces of work) except those that are already in `done`.
 
-    A cell that raises an error is recorded as a failure, and the others continue. Each cell starts with its own random
-    state, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the
-    processes cannot continue without each other, so an error ends the run.
+    A cell that raises an error becomes a failure, and the others continue. Each cell starts with its own random state,
+    so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the processes
+    cannot continue without each other, so an error is raised.
 
     Args:
         cells: The cells, each with its own key and file.
@@ -90,8 +90,9 @@ def run_cells(
         The results of all cells that did not fail, in the order of `cells`; and the failures.
 
     Raises:
-        ConfigError: If two cells have the same key, no cluster answers, or a cell cannot be pickled for Ray.
-        MissingExtraError: If `ray` is given and Ray is not installed.
+        ConfigError: If two cells have the same key or name, no cluster answers at `ray`, or a cell cannot be pickled
+            for Ray.
+        MissingExtraError: If `ray` is set and Ray is not installed.
     """
     listed = list(cells)
     files = [cell.file for cell in listed]
@@ -170,8 +171,8 @@ class Shelf:
 
     Args:
         folder: Folder of the files.
-        run: Function that returns what a cell's result depends on besides its key, such as settings and data,
-            JSON-ready; see `lamina.train.checkpoint.difference`.
+        run: Called with a cell; returns what its result depends on besides its key, such as settings and data,
+            JSON-ready (see `lamina.train.checkpoint.difference`).
         op: The operation, for messages.
         what: Word for all cells together in messages: "study" or "run".
     """

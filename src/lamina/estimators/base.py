@@ -181,7 +181,7 @@ class LaminaEstimator(BaseEstimator):
 
         With the parameter `validation_fraction`, that share of the rows becomes the validation split, with the same
         share of each class if each text has one; `seed` decides which rows. Raises DataError if scikit-learn refuses
-        the fraction.
+        the fraction, and UnknownNameError if y lacks the class `positive`.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:

@@ -176,7 +176,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
-        """Return the accuracy; `y` has a form that `fit` accepts. Errors as in `predict`; also DataError for a gap."""
+        """Return the accuracy. Errors as in `predict`, and DataError if a label in `y` is missing."""
         return float(super().score(X, plain_column(y, self._op("score")), sample_weight))  # pyright: ignore
 
     def predict_proba(self, X: object) -> np.ndarray:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class CausalLM(VocabularyConfig):
-    """A head for causal language modelling: a linear map, then the base model's vocabulary projection and a new bias.
+    """A head for causal language modelling: a linear map, then the base model's vocabulary projection, and a bias.
 
     The logits at a token predict the next token. If the features have the width of the projection, the linear map is
-    initialised to the identity, so that `Reader(LastLayer(), CausalLM())` begins as the base model's own head. (Models
-    that modify their logits are exceptions: Gemma 2 caps them, Granite scales them.) The projection belongs to the base
-    model: it is neither copied nor saved, and only changes if the base model is trained.
+    initialised to the identity, and the bias to the base model's, so that `Reader(LastLayer(), CausalLM())` begins as
+    the base model's own head. (Models that modify their logits are exceptions: Gemma 2 caps them, Granite scales them.)
+    The projection belongs to the base model: it is neither copied nor saved, and only changes if the model is trained.
 
     The features of a token must not depend on later tokens, which would reveal the token to predict. So a bank raises
-    ConfigError unless its model is a causal language model, and the fusion is token-wise.
+    ConfigError unless its model has a single stack that reads from left to right, and the fusion is token-wise.
 
     Source:
         Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equations 1 and 2; the

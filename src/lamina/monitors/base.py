@@ -35,8 +35,8 @@ class Aggregation(ABC):
     holds no state: `first` and `next` return the state of each text, a tuple of tensors that summarises the tokens so
     far. The caller passes it to the next call.
 
-    A token's score is one number per text; with `per_label`, `[batch, labels]`: a column per flagged label; with
-    `weighted`, `[batch, 2]`: the score and its log weight.
+    The scores of a token are `[batch]`. If the class sets `per_label`, they are `[batch, labels]`, with a column per
+    flagged label; if it sets `weighted`, they are `[batch, 2]`, the score and its log weight.
     """
 
     per_label: ClassVar[bool] = False
@@ -47,8 +47,7 @@ class Aggregation(ABC):
         """Return the state of each text after its first token.
 
         Args:
-            score: Score of this token in each text, `[batch]`; `[batch, columns]` if the class has several scores per
-                token (`per_label` or `weighted`).
+            score: Scores of this token, `[batch]`; `[batch, columns]` with `per_label` or `weighted`.
         """
 
     @abstractmethod

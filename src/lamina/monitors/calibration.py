@@ -57,8 +57,8 @@ class Calibration:
             the tokens were not counted.
         alarms_interval: Confidence interval of `alarms_per_thousand` (Garwood's, exact for a Poisson count); None if
             the tokens were not counted.
-        tokens_to_flag: Mean number of tokens up to the flag, over the positive texts that are flagged; None if the
-            tokens were not counted.
+        tokens_to_flag: Mean number of tokens up to the flag, over the positive texts that are flagged; None if none is,
+            or the tokens were not counted.
         data: Digest of the labelled texts; "" if it was not computed.
         date: Day of the calibration, as "2026-01-31"; "" if it is not known.
         per: Unit of `target`. "reply": the false positive rate. "1000 tokens": false alarms per thousand tokens; see

@@ -74,10 +74,10 @@ def checked_backend(backend: str) -> Backend:
 def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None) -> ChosenEngine | None:
     """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
-    On a CPU, "auto" chooses ONNX Runtime if the folder from which the bank was loaded has an export of it. If the
-    export's answers to a check batch differ from PyTorch's, or it fails in another way, the reason is logged, PyTorch
-    answers, and this export is not tried again. "onnx" writes a missing or unfit export into the bank's folder; if
-    there is no writable folder, it lasts until the process ends.
+    On a CPU with onnxruntime installed, "auto" chooses ONNX Runtime if the folder from which the bank was loaded has an
+    export of it, or one is open already. If the export does not fit, for example because its answers to a check batch
+    differ from PyTorch's, the reason is logged, PyTorch answers, and this export is not tried again. "onnx" writes a
+    missing or unfit export into the bank's folder; without a writable folder it is only kept in memory.
 
     Args:
         bank: The bank.
@@ -119,7 +119,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank) -> bool:
-    """Return whether "auto" should try ONNX Runtime: it is installed, and a CPU bank's export was not refused yet."""
+    """Return whether "auto" should try ONNX Runtime: it is installed, and a CPU bank has an export not yet refused."""
     is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:
         return False
@@ -150,8 +150,9 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
     With `exports`, an export is written if there is none or if it does not fit. The engine stays open for later calls.
 
     Raises:
-        ConfigError: If the bank is not on the CPU, or `backend` is "int8" and the bank's folder has no such export.
-        StoreError: If the export in the bank's folder does not fit, and `exports` is False or `backend` is "int8".
+        ConfigError: If the bank is not on the CPU or its frozen model has changed, or `backend` is "int8" and the
+            bank's folder has no such export.
+        StoreError: If there is no fitting export and `exports` is False, or a new one answers differently from PyTorch.
         UnsupportedModelError: If the bank cannot be exported.
         MissingExtraError: If the packages of the backend are not installed.
     """
@@ -182,10 +183,9 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 
 
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
-    """Return an engine from a new export of all readers of a bank; the errors are those of `export_onnx`.
+    """Return an engine from a new export of all readers of a bank; errors as in `export_onnx` and `OnnxEngine.open`.
 
-    It is written into `folder`. If that is None or cannot be written, a temporary one is used; the engine then lasts
-    until the process ends.
+    The export is written into `folder`. If `folder` is None or cannot be written, the export is only kept in memory.
     """
     if folder is not None:
         try:

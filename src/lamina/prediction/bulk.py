@@ -1,7 +1,7 @@
 """Predict from a file of any size into another, with constant memory. A killed run resumes where it stopped.
 
-Finished rows are appended as JSON lines to a hidden file beside the output, and a small JSON file records how many of
-its bytes are complete. At the end the hidden file is renamed to the output, or converted to CSV or Parquet.
+Finished rows are appended as JSON lines to a hidden file beside the output. A small JSON file records how many bytes of
+it are complete. At the end the hidden file is renamed to the output, or converted to CSV or Parquet.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def predict_file(  # noqa: PLR0913
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
         batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip. None: for texts as many rows
-            of similar length as have 2,048 tokens together (16,384 on a GPU), for images and audio clips 32.
+            of similar length as have 2,048 tokens together (16,384 on a GPU), at most 512; for other files 32.
         chunk_rows: Number of rows that are read, sorted by length and written at a time.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
             any other word. False: only for readers that were trained with this option.
@@ -129,7 +129,8 @@ def predict_file(  # noqa: PLR0913
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
         backend: What computes a bank's answers, as in `predict`.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
-        resume: Continue a stopped run that had the same arguments. False: start from the first row.
+        resume: Continue a stopped run, which must have had the same source, readers, weights and options that change
+            answers. False: start from the first row.
         ray: Predict with workers of Ray: "local" (on this machine), "auto" (the cluster that runs here) or HOST:PORT of
             a cluster. This process reads and writes; the output is the same. None: without Ray.
         workers: Number of Ray workers. None: one per GPU of the cluster or, without GPUs, one per core. A worker that
@@ -144,13 +145,9 @@ def predict_file(  # noqa: PLR0913
             call with `skip_bad` continues after them.
         ConfigError: If the output has an unknown extension, is the source or was begun with other arguments; if options
             contradict each other; if a reader has the name of an output column; or if Ray has no such cluster.
-        UnknownNameError: If a reader or the backend does not exist.
-        NotFiniteError: If a reader gives NaN or infinity for a row.
-        BaseMismatchError: If `processor` makes different inputs than the bank's own.
         StoreError: If the output cannot be written, or another run writes it. Complete rows are kept.
-        UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
-        MissingExtraError: If the packages of Ray or of the backend are not installed.
-        LaminaError: If a worker of Ray dies several times.
+        MissingExtraError: If `ray` is set and Ray is not installed.
+        LaminaError: If a worker of Ray dies several times; or any other error of `predict`.
     """
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
@@ -219,7 +216,8 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Collect
 def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     """Return the text column of a file for which the user names no column.
 
-    It is the only column; else the only one in `learnt`, which readers learnt from; else the first of `USUAL_COLUMNS`.
+    It is the only column; else the column in `learnt`, if the file has exactly one of these; else the first of
+    `USUAL_COLUMNS` that the file has. `learnt` are columns that readers learnt from.
     Raises DataError if there are several columns and none of them fits, or the file cannot be read.
     """
     first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
@@ -488,8 +486,8 @@ class Answering:
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
         """Return the outcome of a chunk. Errors of Lamina are stored in it, not raised.
 
-        It has the rows before a DataError, and none after another error. If the examples cannot be encoded together,
-        halves are tried, until the bad row is found.
+        After a DataError the outcome has the rows before the bad one; after another error it has no rows. If the
+        examples cannot be encoded together, halves are tried, until the bad row is found.
 
         Args:
             chunk: The chunk.

@@ -87,7 +87,7 @@ def calibrate(  # noqa: PLR0913
         guarantee: Choose the threshold so that with probability `confidence` the rate on *other* negative texts of the
             same kind is at most `false_positive_rate`. It takes more negatives:
             `lamina.monitors.calibration.needed_negatives` says how many. False: the rate holds on these texts.
-        store: Keep the monitor in `bank.monitors`, which is saved with the bank.
+        store: Keep the monitor in `bank.monitors`, in place of one with the same name; it is saved with the bank.
         processor: Tokenizer. None: the bank's.
         batch_size: Rows per pass. A row is a window of tokens.
         max_length: Tokens per window. None: as in training.
@@ -103,11 +103,11 @@ def calibrate(  # noqa: PLR0913
         `watch_drift`.
 
     Raises:
-        ConfigError: If a rate or `confidence` is out of range, or an option is set that a given `threshold` makes
-            useless; if there are no positive texts, no negative ones, or too few of these for the rate; if the monitor
-            does not fit the bank's readers; if the model reads in both directions, or the monitor the decoder beside an
-            encoder; or if the frozen model has changed since the bank was made.
-        UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
+        ConfigError: If an option is out of range, or is set although a given `threshold` makes it useless; if there are
+            no positive texts, no negative ones, or too few of these for the rate; if the task or monitor does not fit
+            the bank's readers; if the model reads in both directions, or the monitor the decoder beside an encoder; if
+            there is no tokenizer; or if the frozen model has changed since the bank was made.
+        UnknownNameError: If a reader, label, split, `precision` or the unit `per` does not exist.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.

@@ -105,11 +105,11 @@ def choose_cascade(  # noqa: PLR0913
         recall: The lowest recall that is acceptable, above 0 and below 1.
         false_positive_rate: Fraction of the negative texts that may be flagged.
         split: Split of the task. It should be one that no reader was trained on.
-        positive: Labels of the texts that should be flagged. None: the labels that the second monitor flags.
+        positive: Label or labels of the texts that should be flagged. None: those that the second monitor flags.
         confidence: Probability with which the recall holds, and confidence level of the intervals.
         name: Name of the cascade.
         seed: Seed of the division into halves.
-        store: Keep the cascade in `bank.monitors`.
+        store: Keep the cascade in `bank.monitors`, in place of a monitor with the same name.
         batch_size: Rows per pass.
         max_length: Tokens per window. None: as in training.
         progress: Show a progress bar.
@@ -118,8 +118,9 @@ def choose_cascade(  # noqa: PLR0913
         The cascade, its rates and what it saves.
 
     Raises:
-        ConfigError: If a rate is out of range, the first reader is not smaller than the second, a monitor does not fit
-            its reader, there are too few texts, or no cascade has the recall.
+        ConfigError: If a number is out of range, the first reader is not smaller than the second, a monitor does not
+            fit its reader, the model reads in both directions, there is no tokenizer, there are too few texts, or no
+            cascade has the recall.
         UnknownNameError: If a reader, label or split of the task does not exist.
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.

@@ -97,8 +97,8 @@ def evaluate(  # noqa: PLR0913
         compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
             of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
             over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
-        tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression, trained on the "train" split of the
-            tasks, or on this file. It needs scikit-learn.
+        tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression (scikit-learn). True: trained on the
+            "train" split of each task. A path, if `tasks` is a file: trained on the file at this path.
         split: "train", "validation" or "test".
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
@@ -132,13 +132,14 @@ def evaluate(  # noqa: PLR0913
         Reader name (or the given name) -> metric -> value.
 
     Raises:
-        UnknownNameError: If a reader, the split, the backend or an option does not exist.
+        UnknownNameError: If a reader, the split, a class in `positive`, `precision`, the backend or an option does not
+            exist.
         ConfigError: If a task does not fit its reader or the model, an option does not fit the tasks or another option,
-            or `errors` is set for a kind of task whose predictions are not right or wrong.
+            there is no processor, or `errors` is set for a kind of task whose predictions are not right or wrong.
         DataError: If a file cannot be read, or a column is missing.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
-        UnsupportedModelError: If `backend` is "onnx" and the bank cannot be exported.
+        LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank; see `predict`.
         MissingExtraError: If the packages of a metric, the backend or the baseline are not installed.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
@@ -394,7 +395,7 @@ def tasks_of_file(
 
 
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
-    """Return those of the columns that a reader learnt from that the file at `path` has; a second text always stays."""
+    """Return `learnt`, a reader's columns, without a "text" or "label" column that the file at `path` lacks."""
     names, wanted = set[str](), {name for key, name in learnt.items() if key in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
         for chunk in read_chunks(path, rows=1000):  # in JSONL a column may begin late
@@ -405,7 +406,7 @@ def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[st
 
 
 def _is_there(column: str | int, names: set[str]) -> bool:
-    """Return whether a column is among a file's `names`; a number and the outer part of "outer.inner" are too."""
+    """Return whether a column is among a file's `names`. A number is; "outer.inner" is if "outer" is."""
     return isinstance(column, int) or column in names or column.partition(".")[0] in names
 
 

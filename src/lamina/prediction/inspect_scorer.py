@@ -32,10 +32,10 @@ class MessageScore(TypedDict):
     """A monitor's highest score in one reply.
 
     Attributes:
-        message: Index of the reply among the messages.
+        message: Index of the reply among the messages, from 0.
         monitor: Name of the monitor.
         score: The highest score.
-        flagged_at: Index of the reply's token at which it was flagged; None: it was not.
+        flagged_at: Index, from 0, of the reply's token at which it was flagged; None: it was not.
         unread: Number of tokens at the beginning of the reply that were not scored, because the reply is too long.
     """
 

@@ -111,12 +111,14 @@ def predict(  # noqa: PLR0913
         modelling: "text", the continuation that a model generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, an option does not fit the bank or model, a reader cannot read
-            an example, there is no mask token to fill in, or the frozen model of a bank has changed.
+        ConfigError: If there is no processor or reader, an option does not fit the bank or model, `examples` is one
+            text or path, a mapping, a set or a table, a reader cannot read an example, there is no mask token to fill
+            in, or the frozen model of a bank has changed.
         DataError: If an image or audio file cannot be read.
-        UnknownNameError: If a reader or the backend does not exist.
+        UnknownNameError: If a reader, the kind or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
-        StoreError: If nothing is saved at a folder or hub id, or an int8 export does not fit its bank.
+        StoreError: If nothing is saved at a folder or hub id, an int8 export does not fit its bank, or a new ONNX
+            export answers differently from PyTorch.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
@@ -224,9 +226,9 @@ class Predictor:
         names: Names of the readers, or the kind of a whole model's task; the keys of the answers.
 
     Raises:
-        UnknownNameError: If a reader or the backend does not exist.
-        ConfigError: If there is no reader or processor; or if `kind` is set for a bank, `readers` for a whole model, or
-            an option that has no effect on the kinds of tasks.
+        UnknownNameError: If a reader, the kind or the backend does not exist.
+        ConfigError: If there is no reader or processor, or the model has no head for any kind; or if `kind` is set for
+            a bank, `readers` for a whole model, or an option that has no effect on the kinds of tasks.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
     """
 
@@ -262,7 +264,7 @@ class Predictor:
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Return a digest of the weights of the model and its readers. Any change of a weight changes it.
+        """Return a digest of the weights of the model and all readers. Any change of a weight changes it.
 
         Raises ConfigError if the frozen model of a bank has changed since the bank was made.
         """
@@ -342,8 +344,8 @@ class Predictor:
         """Encode examples, for instance as tokens, without running the model.
 
         Raises:
-            ConfigError: If `examples` is a single text or no list, or an example is not what a reader reads (a note on
-                the error names the reader).
+            ConfigError: If `examples` is one text or path, a mapping, a set or a table; or an example is not what a
+                reader reads (a note on the error names the reader).
             DataError: If an object in memory, such as an image, has wrong values; a note names the reader.
         """
         listed = as_examples(examples)
@@ -486,7 +488,7 @@ class Predictor:
     def _parts(self, tasks: dict[str, KindedTask], add_prefix_space: bool, *, by_kind: bool) -> tuple[Reading, ...]:
         """Return one `Reading` for each part that readers read of a long example; () if all read the same part.
 
-        Readers differ in the number of tokens and the stride; with `by_kind`, also in whether they predict per token.
+        Readers of one part have the same length and stride; with `by_kind`, also all or none predict per token.
         """
         strides = {n: self._runner.trained_with([n], "stride") for n, task in tasks.items() if task.kind.per_token}
         parts: dict[tuple[int, int | None, bool], dict[str, KindedTask]] = defaultdict(dict)

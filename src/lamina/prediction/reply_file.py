@@ -59,7 +59,7 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A `prompt`, its `reply`, whether that is bad (`positive`), and where in the reply the bad words are (`spans`).
+    """A `prompt`, its `reply`, whether the reply is bad (`positive`), and where its bad words are (`spans`).
 
     `spans` are ranges of characters: all words if no bad ones were marked, and () for a good reply.
     """
@@ -85,8 +85,8 @@ def read_replies(
         The replies, and a digest of their prompts, texts, labels and spans.
 
     Raises:
-        DataError: If it is not clear which column to use; or if a row has no prompt, reply or label, or has a span that
-            is not in its reply.
+        DataError: If the file cannot be read, or it is not clear which column to use; or if a row has no prompt, reply
+            or label, or has a span that is not in its reply.
         ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
         UnknownNameError: If no row has the positive label.
     """

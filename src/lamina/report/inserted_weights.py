@@ -36,8 +36,8 @@ _OP = "inserted weights"
 class InsertedWeight:
     """The weights of an inserted layer before and after training, on the CPU. `inserted_weights` returns them.
 
-    If the layer follows a convolution, the weight is the matrix in the middle of the kernel. Layers after feed-forward
-    projections have a single head.
+    Weights of a float32 model on the CPU are views of the model's tensors, not copies. If the layer follows a
+    convolution, they are the matrix in the middle of the kernel. Layers after feed-forward projections have one head.
 
     Attributes:
         stack: Name of the stack.
@@ -61,8 +61,8 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
     """Return the weights of a trained model's inserted layers before and after training, in the order of the model.
 
     `start` is the model before training; None: the initial weights are computed again, from the seeds in the model's
-    record of edits. Raises ConfigError if the model has no inserted layers (any more, after a merge), or `start` has
-    others.
+    record of edits. Raises ConfigError if the model has no inserted layers (any more, after a merge), or `start` lacks
+    one of them.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):
@@ -232,7 +232,8 @@ def weight_maps(
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
     """Return the numbers to draw: the first `most` rows and columns of one head, for each of `InsertedWeight.states`.
 
-    `name` is the name of the model in the chart. Raises ConfigError if the weight has no such head.
+    `name` is the name of the model in the chart. Heads count from 0; rows and columns of an `Entry` count from 1.
+    Raises ConfigError if the weight has no such head.
     """
     if not 0 <= head < len(weight.trained):
         problem = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"

@@ -42,7 +42,7 @@ class TaskExplanation(TypedDict):
 
     Keys:
         layers: Indices of the layers that the reader reads.
-        importance: Learned share of each of these layers; None if the reader's fusion learns no shares.
+        importance: Learned share of each of these layers; None if the fusion learns none, or they depend on the input.
         tokens: The text's tokens as the model reads them; None for images and audio.
         contributions: Share of each layer and token in this answer, `[layers][tokens]`; None for images and audio, and
             if the reader's fusion cannot compute it.
@@ -140,10 +140,9 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
-        `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`;
-        None if the reader's fusion cannot compute them. They are returned as shares that sum to 1, and as None if
-        either is None. The importance is None if the fusion's weights depend on the input or there are none. Raises
-        NotFiniteError if a contribution is NaN or infinite.
+        `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`,
+        which are scaled to sum to 1; None if the reader's fusion cannot compute them. Without tokens, no contributions
+        are returned. Raises NotFiniteError if a contribution is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.

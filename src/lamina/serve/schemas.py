@@ -56,7 +56,10 @@ class Body(BaseModel):
 
 
 class RequestBody(Body):
-    """Base class of request bodies. Unknown keys are errors, because an ignored option would give a wrong answer."""
+    """Base class of request bodies. Unknown keys are errors, because an ignored option would give a wrong answer.
+
+    Values must have the right type; none is converted.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -226,7 +229,7 @@ class InferTensor(Body):
 
 
 class InferParameters(Truncation):
-    """Options of a request in KServe's v2 protocol, which leaves them to each server: cutting texts, binary tensors."""
+    """Options of a request in KServe's v2 protocol: whether texts are cut, and tensors returned as binary data."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

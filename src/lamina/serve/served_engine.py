@@ -40,9 +40,9 @@ export_onnx(ReaderBank.from_pretrained(sys.argv[1]), sys.argv[2])
 class ServedEngine:
     """Answers batches of a server with ONNX Runtime, if the backend allows it. It is an `Engine` for `BankRunner`.
 
-    A batch that the exported graph cannot answer is left to PyTorch, and the reason is logged. After a change of the
-    readers, another process exports the new bank. Until its graph is ready, PyTorch answers for the new readers. Raises
-    LaminaError if the backend is "onnx" or "int8" and cannot answer for the bank.
+    PyTorch answers a batch that the exported graph cannot answer. After a change of the readers, another process
+    exports the new bank; until then, PyTorch answers for it. Raises LaminaError if the backend is "onnx" or "int8" and
+    cannot answer for the bank.
 
     Args:
         backend: "auto", "torch", "onnx" or "int8"; see `engine_of`.
@@ -67,7 +67,7 @@ class ServedEngine:
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
         """Return reader name -> logits of a tokenised batch for the readers `names`; None if PyTorch must answer it.
 
-        Each reason why the exported graph cannot answer is logged once.
+        Each reason why the exported graph cannot answer is logged once. Raises ConfigError if the frozen model changed.
         """
         engine = self._engine
         if engine is None:

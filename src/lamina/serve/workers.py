@@ -398,7 +398,9 @@ class TokenisedTexts:
 
 @final
 class EmbedWorker(Worker[TokenisedTexts, list[float]]):
-    """Answers with embeddings: the mean of one layer's state over a text's tokens. The pass stops at that layer.
+    """Answers with embeddings: the mean of one layer's state over a text's tokens, special tokens included.
+
+    The pass stops at that layer.
 
     Raises ConfigError if the bank has no tokenizer, or its model has several stacks and no encoder; LayerIndexError if
     the layer does not exist.
@@ -442,7 +444,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
         """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`.
 
-        `batch` has the attention mask, which is False at padding. Raises NotFiniteError if a mean is NaN or infinite.
+        `batch` has the attention mask. Raises NotFiniteError if a mean is NaN or infinite.
         """
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum

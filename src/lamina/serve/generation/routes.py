@@ -46,7 +46,7 @@ class TokenInfo(TypedDict):
 
 
 class TokenReport(TypedDict):
-    """The scores of readers and monitors at a token (see `TokenEvent`), and the monitors that have flagged the text."""
+    """The scores at a token (see `TokenEvent`), and the monitors that have flagged the text there or before."""
 
     scores: Mapping[str, Mapping[str, float | None]] | None
     monitors: Mapping[str, float | None] | None
@@ -113,9 +113,9 @@ class Items:
 class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
-    The events are those of `first`, the first token (or the end), already taken from `items`, and of all later items.
-    `shape` converts a token or the end to the data of events, `nested` says whether errors are sent in OpenAI's shape,
-    and clients that read nothing for `timeout_s` seconds are disconnected.
+    `first` is the first token (or the end), already taken from `items`; its events come before those of all later
+    items. `shape` converts a token or the end to the data of events. `nested` says whether errors are sent in OpenAI's
+    shape. Clients that read nothing for `timeout_s` seconds are disconnected.
     """
 
     media_type = "text/event-stream"
@@ -289,7 +289,7 @@ def _usage(ending: GenerationEnd) -> dict[str, int]:
 def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator, name: str) -> None:
     """Add the routes that generate text: `/generate`, `/generate_stream` and `/v1/chat/completions`.
 
-    `name`, that of the bank, is in the responses of the last route only.
+    `name` is the bank's name, which only the responses of the last route have.
     """
     timeout_s = scheduler.settings.request_timeout
     event_stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

@@ -31,8 +31,9 @@ class TokenEvent:
         id: Its id.
         text: What it adds to the text.
         special_text: A special token as text, such as "</s>"; None for an ordinary token.
-        scores: Task -> label -> probability. None at the last token, which the model does not read.
-        monitors: Monitor -> score of the text so far; None at the last token.
+        scores: Task -> label -> probability, see `TokenScores.at`. None at the last token, which the model does not
+            read, and if no reader gives scores at each token.
+        monitors: Monitor -> score of the text so far; None where `scores` is.
         flagged: Names of the monitors that have flagged the text at this token or before.
         last: Whether it is the last.
     """
