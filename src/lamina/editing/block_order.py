@@ -288,9 +288,9 @@ def _differing(
 
 
 def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
-    """Return whether the attribute `key` of a block is a copy of a setting of the config, which describes all blocks.
+    """Return whether the attribute `key` of a block only repeats a setting of the config, such as a list of all blocks.
 
-    `old` is its value before the move and `value` that after it. A list may stand under another name in the config.
+    The setting has the same name; a list may have another. `old` is the attribute before the move, `value` after it.
     """
     was, now = vars(plan.before.config), vars(plan.after.config)
     lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]

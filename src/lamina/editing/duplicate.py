@@ -53,9 +53,9 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
         The edit, with the names of the copies' parameters.
 
     Raises:
-        ConfigError: If layer 0 is selected; if `identity` is True and a block cannot be an identity, because a norm
-            follows its residual sum (BERT) or all layers are one block; or for the reasons of `keep_`. The model is
-            then unchanged.
+        ConfigError: If layer 0 is selected; if `identity` is True and a block cannot be an identity, for example
+            because a norm follows its residual sum (BERT) or all layers are one block; or for the reasons of `keep_`.
+            The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.

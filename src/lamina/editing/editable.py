@@ -61,8 +61,8 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
         op: The operation that error messages begin with.
 
     Raises:
-        ConfigError: If the model has several towers and none is named, the stack has no module per block, layer 0 is
-            selected, or a selected block also serves as a layer that is not selected.
+        ConfigError: If `layers` is no valid selector or selects layer 0, the model has several towers and none is
+            named, the stack has no module per block, or a selected block also serves as a layer that is not selected.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -108,7 +108,8 @@ def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Mo
     operation, for messages.
 
     Raises:
-        UnsupportedModelError: If no row of `lamina.layers.roles.CONVOLUTIONS` says where the model's convolutions are.
+        UnsupportedModelError: If no row of `lamina.layers.roles.CONVOLUTIONS` says where the convolutions are, or the
+            row does not fit the model.
     """
     row = convolutions_of(model, op=op)
     return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)

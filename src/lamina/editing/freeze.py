@@ -57,10 +57,10 @@ def freeze_(
         The edit, with the names of the frozen parameters.
 
     Raises:
-        ConfigError: If `train` is empty, or names inserted layers and the model has none; if `train` is a list and
-            `layers` or `stack` is given too; or if the layers have no parameters. Also if single layers are selected in
-            a stack that has no module per block or whose layers share weights, if the model has several towers and none
-            is named (without `train`), or if it cannot be edited.
+        ConfigError: If an argument is not valid; if `train` is empty, or names inserted layers and the model has none;
+            if `train` is a list and `layers` or `stack` is given too; or if the layers have no parameters. Also if
+            single layers are selected in a stack that has no module per block or whose layers share weights, if the
+            model has several towers and none is named (without `train`), or if it cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
         UnsupportedModelError: If the model's layers cannot be found, unless only `train` is given.

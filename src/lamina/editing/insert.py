@@ -1,4 +1,4 @@
-"""Insert new layers into the blocks of a pretrained model, or after its convolutions, without changing its outputs."""
+"""Insert new layers into a model's blocks, or after its convolutions; by default its outputs stay the same."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the names of the new parameters and, for "xavier" and "he", the seed that was drawn.
 
     Raises:
-        ConfigError: If options contradict each other, or `kernel` is even; if layer 0 is selected; if a selected layer
-            shares its weights with one that is not selected; if the stack has no module per block; if the model has
-            several towers and none is named; if it is quantised, compiled, offloaded or has adapters.
+        ConfigError: If an argument is not valid, or options contradict each other; if `kernel` is even or below 1; if
+            layer 0 is selected; if a selected layer shares its weights with one that is not selected; if the stack has
+            no module per block; if the model has several towers and none is named, or cannot be edited (quantised,
+            compiled, offloaded, with adapters).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, the row does not fit the model, or the

@@ -73,9 +73,10 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         The edit; its `layers` are the removed blocks. If nothing would change, it is not recorded.
 
     Raises:
-        ConfigError: If no block would stay, the family cannot have this order of blocks, the shape of another part of
-            the model depends on the depth, no setting of the config holds the depth, no list holds the blocks, the
-            model has several towers and none is named, or the model cannot be edited. The model is then unchanged.
+        ConfigError: If `layers` is no valid selector, no block would stay, the family cannot have this order of blocks,
+            the shape of another part of the model depends on the depth, no setting of the config holds the depth, no
+            list holds the blocks, the model has several towers and none is named, or the model cannot be edited. The
+            model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -113,6 +113,8 @@ def _foldable_weights(
 ) -> dict[str, Float[Tensor, "out ..."]]:
     """Check that the layers inserted after the module at `path` can be folded; return the weights that absorb them.
 
+    The result is path -> weight: the parameter itself or a view of it, to be changed in place.
+
     Args:
         model: The model.
         path: Path of the projection, convolution or norm that layers were inserted after.

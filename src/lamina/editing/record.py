@@ -140,7 +140,8 @@ def set_location(model: PreTrainedModel, location: str) -> None:
 def location_of(model: PreTrainedModel) -> str:
     """Return the folder (as an absolute path) or hub id from which the same model can be loaded.
 
-    Returns "" if there is none, or the model was changed after it was loaded or saved.
+    Returns "" if there is none, or if Lamina has edited the model since, except by `freeze_`, or trained it. Changes by
+    hand are not noticed.
     """
     name = str(getattr(model, _LOCATION, getattr(model, "name_or_path", None) or ""))
     return str(Path(name).absolute()) if name and is_dir(name) else name

@@ -64,7 +64,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the seed from which the same weights can be drawn again.
 
     Raises:
-        ConfigError: If a number is out of range; if layer 0 is selected; if the blocks share weights with other
+        ConfigError: If an argument is not valid; if layer 0 is selected; if the blocks share weights with other
             modules, or have no weights to set; if the model's initialiser does not set a weight; if the stack has no
             module per block; if the model has several towers and none is named, or cannot be edited.
         UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning), or
