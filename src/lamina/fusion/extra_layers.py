@@ -232,7 +232,7 @@ def _is_cache(value: object) -> TypeGuard[Cache]:
 
 
 def _plain_block(width: int) -> nn.Module:
-    """Return a new block with BERT's architecture and initialisation; heads have at least size 64, if `width` has."""
+    """Return a new block as BERT builds and initialises it. Its heads have size 64 or more, or the full `width`."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
@@ -301,7 +301,8 @@ def _copy_block(block: nn.Module) -> nn.Module:
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
     """Check that `copied` computes the same as the stack's last block; return the block's `Swap` (see `_checked_copy`).
 
-    The model runs once on a tiny input, then the copy with the arguments of the model's last block.
+    The model runs once on a tiny input, then the copy with the arguments of the model's last block. `copied` is left in
+    eval mode.
 
     Raises:
         ConfigError: If the results differ, or the last block does not read the state of the layer below.

@@ -29,10 +29,11 @@ class PairedLayers(PoolingConfig):
     For layer i, `p_i`, `u_i` and `v_i` are pooled states, as in `PooledLayers` and with the same queries: `p_i` pools
     the tokens of both texts, `u_i` of the first text, `v_i` of the second.
 
-    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are the mean, minimum and standard deviation of
-    the best matches of the first text's tokens; a token's best match is its highest cosine similarity with a token of
-    the second text. The next three are computed with the texts exchanged. The last two are the cosine similarity of the
-    texts' mean states, and the difference of the texts' lengths divided by the sum of the lengths.
+    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. For them, each token's state is normalised by LayerNorm and
+    scaled to length 1. The first three are the mean, minimum and standard deviation of the best matches of the first
+    text's tokens; a token's best match is its highest cosine similarity with a token of the second text. The next three
+    are computed with the texts exchanged. The last two are the cosine similarity of the texts' mean states, and the
+    first text's length minus the second's, divided by the sum of the lengths in tokens.
 
     The model reads both texts in one pass, as for its own head. The separator that the bank's tokenizer puts between
     two texts shows which token belongs to which text. Every token gets the same features, so the head to use is
@@ -47,7 +48,8 @@ class PairedLayers(PoolingConfig):
 
     Raises:
         ConfigError: If a number is out of range; when the reader is attached, if `heads` does not divide the width, or
-            the head labels tokens; in a pass without token ids, or if the tokenizer puts nothing between two texts.
+            the head labels tokens; in a pass, if there are no token ids, or the bank has no fast tokenizer that puts a
+            token between two texts.
 
     Source:
         Our own. The comparison of two vectors is that of InferSent (Conneau et al. 2017, arXiv:1705.02364), which

@@ -242,7 +242,8 @@ class PooledLayers(PoolingConfig):
 
     Raises:
         ConfigError: If a number is out of range; when the reader is attached, if `heads` does not divide the width, or
-            the head labels tokens; with "second", in a pass, if the tokenizer puts nothing between two texts.
+            the head labels tokens; with "second", in a pass, if there are no token ids, or the bank has no fast
+            tokenizer that puts a token between two texts.
         UnknownNameError: If `over` is unknown.
 
     Source:
