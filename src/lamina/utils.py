@@ -40,6 +40,11 @@ def _is_of_torch(value: object, name: str) -> bool:
     return any(kind.__name__ == name and kind.__module__.startswith("torch") for kind in type(value).__mro__)
 
 
+def _is_processor(value: object) -> bool:
+    """Return whether a value can be a processor: it can be called, and is neither a class nor a model."""
+    return callable(value) and not isinstance(value, type) and not hasattr(value, "named_parameters")
+
+
 _NO_LISTS = (str, bytes, bytearray, memoryview, set, frozenset, Mapping)  # a set has no order
 _SELECTORS = (int, str, list, tuple, range)
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
@@ -52,6 +57,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
     "Monitor": ("a Monitor", lambda value: any(kind.__name__ == "Monitor" for kind in type(value).__mro__)),
+    "Processor": ("a loaded tokenizer or processor of transformers", _is_processor),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
     "Collection": (
         "a list or a set",

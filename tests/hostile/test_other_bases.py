@@ -254,6 +254,34 @@ def test_a_copy_of_a_model_with_adapters_is_as_guarded(way: Callable[[Any], Any]
     logits(bank)
 
 
+def one_scaled(model: Any) -> None:
+    adapted(model)[-1].scaling = {"a": 3.0, "b": 2.0}
+
+
+def one_disabled(model: Any) -> None:
+    adapted(model)[1]._disable_adapters = True
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (scaled, r"scaling of the adapter 'a' of '\S+0\.\S+' is 3\.0, not 2\.0"),
+        (one_scaled, r"scaling of the adapter 'a' of '\S+2\.\S+' is 3\.0, not 2\.0"),
+        (one_disabled, r"active_adapters of '\S+1\.\S+' is None, not \('a',\)"),
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bank_notices_other_settings_of_adapters(change: Any, said: str, way: Callable[[Any], Any]):
+    bank = tiny_bank(with_adapters("b", "a"))
+    before = logits(bank)
+    bank = way(bank)
+    adapted(bank.model)[0].scaling["b"] = 7.0  # not active
+    assert all(torch.equal(value, before[name]) for name, value in logits(bank).items())
+    change(bank.model)
+    with pytest.raises(ConfigError, match=said):
+        logits(bank)
+
+
 @pytest.mark.parametrize("way", one_in(2, WAYS[1:]))
 def test_a_copy_of_an_edited_model_is_edited(way: Callable[[Any], Any], tmp_path: Path):
     model = tiny_model()

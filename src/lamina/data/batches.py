@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.types import tokenizer_of
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,8 +102,7 @@ def length_batches(
         budget: Maximum number of tokens per batch, in addition to `batch_size`, for evaluation; `seed` is then ignored.
             None: no maximum.
     """
-    if batch_size < 1:
-        raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
+    check_range("length_batches", "batch_size", batch_size, 1)
     lengths = np.asarray(lengths, dtype=np.int64).tolist()
     if budget is not None:
         return _budgeted(lengths, batch_size, budget, equal=equal)
@@ -162,7 +162,8 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """Return how many batches `length_batches` makes without a budget; `batch_size` must be at least 1."""
+    """Return how many batches `length_batches` makes without a budget. ConfigError if `batch_size` is below 1."""
+    check_range("batch_count", "batch_size", batch_size, 1)
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)
 

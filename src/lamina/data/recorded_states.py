@@ -24,7 +24,7 @@ import torch
 
 from lamina.data.parquet import parquet_errors
 from lamina.data.row_errors import missing_column
-from lamina.errors import DataError, convert_errors
+from lamina.errors import ConfigError, DataError, check_known, convert_errors
 from lamina.store.files import check_room
 from lamina.store.manifest import STATES, StatesManifest
 from lamina.utils import parse_json
@@ -137,13 +137,18 @@ class RecordedStates:
 
         Args:
             rows: Indices of the rows, at least one.
-            layers: The layers to read, all of them among the manifest's. None: all.
+            layers: The layers to read. None: all.
             device: Where to put the states.
 
         Raises:
+            UnknownNameError: If a layer is not among the manifest's.
+            ConfigError: If a row does not exist.
             DataError: If a state is NaN or infinite; the message names the row.
         """
-        wanted = list(self.manifest.layers if layers is None else layers)
+        wanted = list(dict.fromkeys(self.manifest.layers if layers is None else layers))
+        check_known(f"states: {self.folder}", map(str, wanted), map(str, self.manifest.layers), "layer")
+        if outside := [row for row in rows if not 0 <= row < len(self)]:
+            raise ConfigError(f"states: {self.folder} has no row {outside[0]}; its rows are 0 to {len(self) - 1}.")
         counts = [self.tokens(row) for row in rows]
         states = torch.zeros(len(wanted), len(rows), max(counts), self.manifest.width)
         for at, row in enumerate(rows):

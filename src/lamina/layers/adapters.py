@@ -7,6 +7,7 @@ settings. Each such attribute is a mapping from the name of an adapter to its we
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from torch import Tensor, nn
@@ -85,14 +86,34 @@ def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
     """
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
-            mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
-            if not hasattr(mapping, "keys") or adapter not in mapping.keys():  # noqa: SIM118  some of these mappings cannot be iterated
-                continue
-            value = mapping[adapter]
+            value = _of_adapter(layer, name, adapter)
             if isinstance(value, nn.Module):
                 yield from ((f"{name}.{part}", tensor) for part, tensor in value.state_dict().items())
             elif isinstance(value, Tensor | bool | int | float | str):
                 yield name, value
+
+
+def _of_adapter(layer: PeftLayer, name: str, adapter: str) -> object:
+    """Return what the attribute `name` of a PEFT layer holds for an adapter; None if it holds nothing."""
+    mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
+    # some of these mappings cannot be iterated
+    return mapping[adapter] if hasattr(mapping, "keys") and adapter in mapping.keys() else None  # noqa: SIM118
+
+
+def adapter_settings(layer: PeftLayer) -> dict[str, object]:
+    """Return which adapters of a PEFT layer are active, and their settings: "scaling of the adapter 'a'" -> 2.0."""
+    if not (active := active_adapters(layer)):
+        return {}
+    names = [(name, adapter) for adapter in active for name in layer.other_param_names]
+    held = {f"{name} of the adapter '{adapter}'": _of_adapter(layer, name, adapter) for name, adapter in names}
+    plain = {name: value for name, value in held.items() if isinstance(value, bool | int | float | str)}
+    return {"active_adapters": active, **plain}
+
+
+def settings_in_place(layer: PeftLayer) -> dict[str, object]:
+    """Return copies of a PEFT layer's attributes of which `adapter_settings` is made, by name."""
+    names = ("_active_adapter", "_disable_adapters", "merged_adapters", *layer.other_param_names)
+    return {name: copy(vars(layer)[name]) for name in names if name in vars(layer)}
 
 
 def check_no_adapters(model: nn.Module, op: str) -> None:

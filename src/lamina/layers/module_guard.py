@@ -1,8 +1,8 @@
-"""Detect changes of a stack's modules, except in weights: settings, functions, buffers, and the model's config."""
+"""Detect changes of a stack's modules, except in weights: settings, functions, buffers, adapters and config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 from operator import attrgetter, call, getitem, itemgetter
 from typing import TYPE_CHECKING, cast, final
@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from lamina.layers.adapters import without_adapters
+from lamina.layers.adapters import adapter_settings, has_adapters, settings_in_place, without_adapters
 from lamina.layers.base_facts import around, is_setting, is_value, modules_around, settings_of
 from lamina.layers.preserve import buffers_of, changed_by_passes
 from lamina.layers.stack import LayerStack
@@ -19,6 +19,8 @@ from lamina.layers.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lamina.layers.adapters import PeftLayer
 
 _FORWARD = "forward"
 # Attributes of torch's modules that repeat the shapes of their weights.
@@ -47,7 +49,9 @@ class ModuleGuard:
         stack: The stack.
     """
 
-    _kinds: Sequence[type[nn.Module]] = ()  # older pickles have none
+    # older pickles have neither
+    _kinds: Sequence[type[nn.Module]] = ()
+    _adapters: Mapping[str, object] | None = None
 
     def __init__(self, model: nn.Module, stack: LayerStack) -> None:
         self._owner = cast("PreTrainedModel", around(model, stack))  # the paths below are paths in it
@@ -58,7 +62,7 @@ class ModuleGuard:
 
     def _remember(self) -> None:
         self._settings = {path: self._settings_of(path) for path in self._modules}
-        self._config = settings_of(self._owner.config)
+        self._config, self._adapters = settings_of(self._owner.config), self._adapter_settings()
         self._digests = {key: _digest(tensor) for key, tensor in self._tensors()}
         self._watch()
 
@@ -74,6 +78,11 @@ class ModuleGuard:
         getters = [(itemgetter(*names), vars_) for vars_, names in present if names]
         self._getters, self._read = [get for get, _ in getters], [vars_ for _, vars_ in getters]
         self._values: list[object] = list(map(_call, self._getters, self._read))
+        for _, layer in self._adapted_layers():
+            copies = settings_in_place(layer)  # the dicts of a PEFT layer are changed in place
+            self._getters.append(get := itemgetter(*copies))
+            self._read.append(vars(layer))
+            self._values.append(get(copies))
         self._options = dict(vars(self._owner.config))
         self._holders = [buffers_of(self._modules[path]) for path, _ in self._digests]
         self._buffers = [name for _, name in self._digests]
@@ -88,7 +97,7 @@ class ModuleGuard:
             path: {name: _name_of(value) if callable(value) else value for name, value in own.items()}
             for path, own in self._settings.items()
         }
-        kept = ("_owner", "_modules", "_ignored", "_config", "_digests", "_kinds")
+        kept = ("_owner", "_modules", "_ignored", "_config", "_adapters", "_digests", "_kinds")
         empty: dict[str, object] = {"_classes": [], "_forwards": [], "_marks": []}
         return {**{name: vars(self)[name] for name in kept}, **empty, "_settings": named, "_is_ready": False}
 
@@ -151,21 +160,47 @@ class ModuleGuard:
         for cls, known in zip(self._classes, self._forwards, strict=True):
             if _forward(cls) is not known:
                 return f"{cls.__name__}.forward was replaced"
-        config = self._owner.config
-        now = settings_of(config)
-        # a new setting counts only if the class of the config knows it
-        added = [name for name in now if name not in self._config and hasattr(type(config), name)]
-        for name in (*self._config, *added):
-            if now.get(name) != self._config.get(name):
-                return f"{name} of its config is {now.get(name)!r}, not {self._config.get(name)!r}"
-        return next(filter(None, map(self._changed_setting, self._settings)), None) or self._changed_buffer()
+        changed = self._changed_config() or next(filter(None, map(self._changed_setting, self._settings)), None)
+        return changed or self._changed_buffer()
+
+    def _changed_config(self) -> str | None:
+        """Return which setting of the config or of an active adapter has changed, as a phrase; None if none has."""
+        # a new setting of the config counts only if its class knows it
+        kind, config = type(self._owner.config), settings_of(self._owner.config)
+        config = {name: value for name, value in config.items() if name in self._config or hasattr(kind, name)}
+        adapters = self._adapter_settings()
+        known = adapters if self._adapters is None else self._adapters
+        both = ((self._config, config, " of its config"), (known, adapters, ""))
+        for known, now, where in both:
+            for name in (*known, *now):
+                if now.get(name) != known.get(name):
+                    return f"{name}{where} is {now.get(name)!r}, not {known.get(name)!r}"
+        return None
 
     def _lookup(self, path: str) -> nn.Module | None:
         """Return the module that is at a path now, inside adapters and compilation; None if there is none."""
+        return None if (module := self._outer(path)) is None else without_adapters(module)
+
+    def _outer(self, path: str) -> nn.Module | None:
+        """Return what is at a path now, inside compilation, with its adapters; None if there is nothing."""
         try:
-            return without_adapters(unwrapped(self._owner.get_submodule(path)))
+            return unwrapped(self._owner.get_submodule(path))
         except AttributeError:
             return None
+
+    def _adapted_layers(self) -> Iterator[tuple[str, PeftLayer]]:
+        """Yield (path, layer) for the layers with adapters."""
+        for path in self._modules:
+            if (layer := self._outer(path)) is not None and has_adapters(layer):
+                yield path, layer
+
+    def _adapter_settings(self) -> dict[str, object]:
+        """Return the settings of active adapters, as in "scaling of the adapter 'a' of 'layer.0.query'" -> 2.0."""
+        return {
+            f"{name} of '{path}'": value
+            for path, layer in self._adapted_layers()
+            for name, value in adapter_settings(layer).items()
+        }
 
     def _may_change(self, path: str) -> bool:
         """Return whether passes of the model may replace the module at a path, or a module around it."""

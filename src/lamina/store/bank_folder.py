@@ -378,6 +378,7 @@ def load_bank(
     """
     place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")
+    check_type("load", "processor", processor, "Processor | None")
     if model is not None:
         model = checked_model(model, "load")
     with convert_errors(lambda reason: damaged(place, f"cannot be loaded ({reason})")):

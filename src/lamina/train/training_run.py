@@ -112,6 +112,7 @@ def train(  # noqa: PLR0913
     from lamina.train.engine import Engine, start_accelerator
 
     check_type(op, "output", output, "str | Path | None")
+    check_type(op, "processor", processor, "Processor | None")
     target, folder = checked_target(op, target), None if output is None else Path(output)
     place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:

@@ -3,10 +3,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
-from lamina.data.batches import Budget, length_batches, pad, padding_of, tokenizer_of
+from lamina.data.batches import Budget, batch_count, length_batches, pad, padding_of, tokenizer_of
 from lamina.data.encode import encode
 from lamina.errors import ConfigError
 
@@ -71,9 +72,11 @@ def test_little_is_padded():
     assert padded < 1.05 * sum(lengths)
 
 
-def test_batch_size_is_positive():
-    with pytest.raises(ConfigError, match="batch_size is 0"):
-        length_batches([1], 0)
+@pytest.mark.parametrize("size", [0, -1])
+@pytest.mark.parametrize("function", [length_batches, batch_count])
+def test_batch_size_is_positive(function: Any, size: int):
+    with pytest.raises(ConfigError, match=f"{function.__name__}: batch_size is {size}; it must be at least 1"):
+        function([1], size)
 
 
 @pytest.mark.parametrize(

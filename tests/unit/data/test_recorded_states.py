@@ -197,6 +197,20 @@ def test_other_lengths_are_another_digest(tmp_path: Path):
     assert RecordedStates.open(folder).digest != before
 
 
+def test_only_layers_and_rows_that_are_there_are_read(tmp_path: Path):
+    per_request(tmp_path / "a", states := rows(3, 1), LAYERS)
+    recorded = RecordedStates.open(tmp_path / "a")
+    for layer in (2, 0, -1):
+        with pytest.raises(UnknownNameError, match=f"unknown layer '{layer}'; known: 1, 3"):
+            recorded.batch([0], layers=[1, layer])
+    for row in (2, -1):
+        with pytest.raises(ConfigError, match=f"has no row {row}; its rows are 0 to 1"):
+            recorded.batch([0, row])
+    twice = recorded.batch([1], layers=[3, 3])["main"]
+    assert list(twice) == [3]
+    assert torch.equal(twice[3][0], states[1][:, 1])
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_row_that_is_no_number_is_named(tmp_path: Path, value: float):
     states = rows(2, 3, 2)

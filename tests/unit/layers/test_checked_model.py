@@ -75,3 +75,28 @@ def test_a_model_in_place_of_a_bank_or_a_name_is_named():
         lamina.studies.importance(tiny_model())
     with pytest.raises(ConfigError, match="load: got a BertModel; a folder, a hub id or 'minilm' is needed"):
         lamina.load(tiny_model())
+
+
+@pytest.mark.parametrize("wrong", ["name", "path", "list", "class", "model"])
+def test_what_is_no_processor_is_named(wrong: str, tmp_path: Path):
+    model, name = tiny_model(), "minilm"
+    got: Any = {"name": name, "path": Path(name), "list": [name], "class": type(tiny_tokenizer()), "model": model}[
+        wrong
+    ]
+    bank = tiny_bank({"a": reader(TASK)})
+    bank.save_pretrained(tmp_path)
+    calls: list[Callable[[], object]] = [
+        lambda: lamina.ReaderBank(model, processor=got),
+        lambda: lamina.fit(bank, {"a": TASK}, processor=got),
+        lambda: lamina.finetune(model, TASK, processor=got),
+        lambda: lamina.predict(bank, TEXTS, processor=got),
+        lambda: lamina.evaluate(bank, {"a": TASK}, processor=got),
+        lambda: lamina.save(model, tmp_path / "model", got),
+        lambda: lamina.ReaderBank.from_pretrained(tmp_path, model, processor=got),
+        lambda: lamina.studies.similarity(model, TEXTS, processor=got),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ConfigError, match=r"processor is ('minilm'|a \w+); it must be a loaded tokenizer or proces"
+        ):
+            call()
