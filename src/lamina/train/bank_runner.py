@@ -67,9 +67,9 @@ class BankRunner(Runner):
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
 
     Raises:
-        ConfigError: If there is no processor, it has token ids beyond the model's embedding table, the bank's processor
-            was changed in place since a reader was trained or loaded, or the bank was made from recorded states and has
-            no model to read inputs. For "fit" also if `processor` makes different inputs than the bank's.
+        ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
+            from recorded states and has no model to read inputs. For "fit" also if `processor` makes different inputs
+            than the bank's; for other operations, if the bank's was changed since a reader was trained or loaded.
         BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
             bank's readers were trained.
     """

@@ -101,9 +101,9 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """Return digests of a split by name: "texts", "labels" and "words" (their places).
+    """Return digests of a split by name: "texts", "labels" and "words" (their places, even if it has none).
 
-    Equal digests mean equal examples.
+    Equal digests mean equal examples, except that files on disk count by their paths, not their contents.
     """
     return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
 
@@ -177,7 +177,8 @@ FORMAT = 2  # version of the file format; version 0.1 wrote another
 def seal(run: Mapping[str, Facts], state: Mapping[str, JSON]) -> str:
     """Return the text of a JSON file with the run's identity `run`, its `state`, and a checksum over both.
 
-    `unseal` reads the file. Values that JSON does not have are written as strings.
+    `unseal` reads the file. NaN and infinity are written bare and read back; other values that JSON does not have
+    become strings.
     """
     content = json.dumps([run, state], default=str)
     return f'{{"format": {FORMAT}, "checksum": "{xxhash.xxh3_128_hexdigest(content.encode())}", "content": {content}}}'

@@ -94,8 +94,9 @@ def fit(  # noqa: PLR0913
     Tasks over the same examples share every pass; tasks over different examples take turns. Each reader has its own
     gradient clipping, learning-rate schedule, early stopping and best epoch, so what it learns does not depend on the
     other readers. In a bank with `train_base`, one best epoch and one stop hold for all; the readers' mean score
-    decides them. A whole model is trained with its own head; frozen parameters (`freeze_`) stay as they are. Under
-    `torchrun`, every process computes its shard of each step, and process 0 saves.
+    decides them. The `info` of each trained reader is replaced, so its stored monitors are dropped. A whole model is
+    trained with its own head; frozen parameters (`freeze_`) stay as they are. Under `torchrun`, every process computes
+    its shard of each step, and process 0 saves.
 
     Args:
         bank_or_model: A bank; its readers without a task are not trained. Or a transformers model with a head for the
@@ -175,7 +176,8 @@ def fit(  # noqa: PLR0913
             steps, in addition to each epoch's end. Fusions whose weights depend on the token (`Gated`, `DWAtt`,
             `Routing`) then report the importances on the rows of that step. None: after epochs only.
         save_steps: Save a checkpoint also after every `save_steps` steps. None: after epochs only.
-        resume: Continue from the newest checkpoint in `output`, which must be set, if there is one.
+        resume: Continue from the newest checkpoint in `output`, which must be set, if there is one. False: checkpoints
+            of an earlier run in `output` are deleted.
         tensorboard: Write TensorBoard events into `output`, which must be set.
         trackers: Experiment trackers that get the scores after each epoch: "tensorboard", "mlflow", "trackio" or
             "wandb". Their packages must be installed, and are configured in their own way.
@@ -187,8 +189,8 @@ def fit(  # noqa: PLR0913
 
     Raises:
         UnknownNameError: If an option, a reader, a key of a grid, or a split that is needed does not exist.
-        ConfigError: If an option or a task does not fit, a bank reads the model, a batch does not fit in memory, or the
-            checkpoint to resume from belongs to another run.
+        ConfigError: If an option or a task does not fit, a bank reads the whole model to be trained, a batch of readers
+            does not fit in memory, or the checkpoint to resume from belongs to another run.
         LayerIndexError: If a learning rate names a layer that does not exist.
         UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task
@@ -313,7 +315,7 @@ def finetune(
         positive: The positive class, for "f1" and the recalls. None: the task's positive class.
         processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
         output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
-        **options: Options of `fit`, with its defaults, except those that only banks have: `grid`, `cache`,
+        **options: Options of `fit`, with its defaults, except those that only banks have: `states`, `grid`, `cache`,
             `cache_dtype`, `cache_dir`, `base_learning_rate` and `importance_steps`.
 
     Returns:

@@ -82,9 +82,9 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
         One `RunSpec` per combination. The values of the last key change fastest.
 
     Raises:
-        UnknownNameError: If a key does not exist.
-        ConfigError: If a key is ambiguous, its values are not a list or have duplicates, a value does not fit its
-            field, or there are more than 100,000 combinations.
+        UnknownNameError: If a key, or a fusion of a given name, does not exist.
+        ConfigError: If a key is ambiguous or comes twice, has no list of values, an empty one or one with duplicates, a
+            value does not fit its field, or there are more than 100,000 combinations.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
     check_count(f"grid of '{name}'", axes)
@@ -270,7 +270,7 @@ def expand_into(
 
     Raises:
         UnknownNameError: If `grid` has a template that is not in `names`, or a key does not exist.
-        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff (`LinearMix`)
+        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff (`AdaLayers`)
             would remove every layer. The bank is then as it was.
     """
     names = list(names)

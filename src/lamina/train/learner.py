@@ -190,7 +190,8 @@ class Learner:
     def begin_stage(self, *, schedule: bool = True) -> None:
         """Forget the best scores and weights: in the stage of training that begins, scores count from the start.
 
-        With `schedule`, the learning-rate schedule starts again too. The count of steps continues.
+        The factor of the plateau schedule is 1 again; with `schedule`, the other schedules and the warm-up start again
+        too. The count of steps continues.
         """
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)

@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913
     states: Mapping[str, RowStates] | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
-    """Train a bank's readers or a whole model in place; record in each reader's `info` what it was trained on.
+    """Train a bank's readers or a whole model in place; replace each trained reader's `info` (`_record_training`).
 
     Args:
         target: The bank or model.
@@ -96,7 +96,8 @@ def train(  # noqa: PLR0913
         grid: Reader name -> its grid; see `fit`. None: no grids.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
         output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
-        checkpoints: Folder for the checkpoints of this run, which the caller removes later. None: a folder in `output`.
+        checkpoints: Folder for the checkpoints of this run, which the caller removes later. None: "checkpoints" in
+            `output`; without `output` there are none.
         events: Folder for TensorBoard events if there is no `output`.
         encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all.
         states: Digest of encoded training examples -> their hidden states, which the caller has computed for all layers
@@ -332,9 +333,10 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
 
 
 def _record_training(engine: Engine) -> None:
-    """Record in the `info` of each trained reader what it was trained on, and its scores.
+    """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The location from which a trained base model was loaded is cleared, because the weights there are now different.
+    The facts that `Kind.learnt` found stay; stored monitors do not. The location from which a trained base or whole
+    model was loaded is cleared, because the weights there are now different.
     """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
