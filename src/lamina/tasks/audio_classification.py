@@ -76,10 +76,10 @@ class LazyAudio(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a clip from an array at the feature extractor's rate, or from {"array": ..., "sampling_rate": ...}.
 
-        None if `entry` is neither, or has more than two axes. Floats are samples between -1 and 1. Integers of 8 bits
-        (unsigned), 16 or 32 bits are divided by their full scale. If there are several channels, the longer axis is
+        None if `entry` is neither, or has not one or two axes. Floats are samples between -1 and 1. Integers of 16 or
+        32 bits are divided by their full scale, unsigned ones of 8 bits after 128 is subtracted. The longer axis is
         time. Raises DataError, naming the clip `name`, if a mapping has no "sampling_rate" or one out of range, or the
-        samples have another type.
+        samples have another type, such as int64.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -114,10 +114,10 @@ class LazyAudio(LazyFile):
         return info.frames * info.channels
 
     def open(self, rate: int, samples: int) -> Samples:
-        """Decode the clip, and return its first `samples` samples: float32 between -1 and 1, averaged over channels.
+        """Decode the clip, and return its first `samples` samples, or all if it has fewer: float32, mean over channels.
 
-        A clip whose rate is not `rate` samples per second is resampled by a polyphase filter. Raises DataError if the
-        clip cannot be decoded, has no samples, or has samples that are NaN or infinite; and MissingExtraError if
+        A clip whose rate is not `rate` samples per second is first resampled by a polyphase filter. Raises DataError if
+        the clip cannot be decoded, has no samples, or has samples that are NaN or infinite; and MissingExtraError if
         soundfile or SciPy is needed and not installed.
         """
         own_rate, frames = self._header(rate)
@@ -138,8 +138,7 @@ class LazyAudio(LazyFile):
     def _header(self, rate: int) -> tuple[int, int]:
         """Return the clip's samples per second and samples per channel, without decoding the file.
 
-        `rate` stands in for a rate that is not known. Raises DataError if the header cannot be read, and
-        MissingExtraError if that needs soundfile and it is missing.
+        `rate` stands in for a rate that is not known. Errors as in `_info`.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
@@ -297,12 +296,12 @@ class AudioInputs:
     (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, in which
     padding would change every frame. Clips for these models are padded with silence to whole seconds, and all clips of
     a batch have one length. Raises ConfigError if the processor has no feature extractor, DataError if the extractor
-    fails or the header of a clip cannot be read, and MissingExtraError if soundfile is needed and not installed.
+    fails or a clip is empty or has no readable header, and MissingExtraError if soundfile is needed and not installed.
 
     Args:
         split: The clips.
         processor: The feature extractor, or a processor that contains one.
-        limit: Maximum samples of a clip.
+        limit: Maximum samples of a clip; a longer clip loses its end.
 
     Attributes:
         equal_lengths: Whether all clips of a batch must have the same length.
@@ -359,7 +358,7 @@ class AudioInputs:
         """Return how many of the model's frames cover each clip, without the clip's padding. No clip is decoded.
 
         Returns None if the numbers cannot be known: the model does not say how many samples make a frame, or the
-        feature extractor does not say how many make a column of its spectrogram.
+        extractor makes spectrograms of unequal sizes, without a mask or of columns of unknown length.
         """
         count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
         if count is None or not (self._reads_samples or self._counts_columns):
@@ -373,7 +372,7 @@ class AudioInputs:
         return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the output shape of the feature extractor for `tenths` tenths of a second of silence.
+        """Return the shape `[1, ...]` of the extractor's first output for `tenths` tenths of a second of silence.
 
         Raises DataError if the feature extractor fails.
         """
@@ -424,8 +423,8 @@ class AudioInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the clips with the indices `rows` as `input_values` `[batch, samples]` or `input_features`.
 
-        Their mask is included if the model reads one. Clips are the same in every epoch. Raises DataError if a clip
-        cannot be decoded, or the feature extractor fails.
+        Their mask is included if the model reads one. Clips are the same in every epoch. Raises the errors of
+        `LazyAudio.open`; DataError also if the extractor fails, or a sample that it does not normalise is above 128.
         """
         clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
@@ -482,10 +481,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return the maximum number of samples read of a clip: that of `sample_limit`, with its errors.
-
-        `asked` is the user's limit (None: none); `model` is not used.
-        """
+        """Return the maximum number of samples read of a clip, as `sample_limit` does; `model` is not used."""
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:

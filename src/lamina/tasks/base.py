@@ -67,8 +67,6 @@ class LabelledTask(KindedTask, Protocol):
 class TaskOutline:
     """The facts about a task without its examples.
 
-    Predictors make one for each reader, and the estimate of a recipe's run time one for each task.
-
     Attributes:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
@@ -129,11 +127,11 @@ class ColumnSpec:
         problem_type: One of the kind's problem types. None: inferred from the labels.
         missing_labels: What to do with rows without a label: "error", "drop" or "mask". For tags also "ignore": as
             "error", but a row with a span that tags cannot mark is kept without labels. None: "mask" if the kind allows
-            it and the table has other label columns, otherwise "error".
+            it and another column looks like labels (see `stratify.label_columns`), otherwise "error".
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between class names in one cell, for "multi_label". None: found from the column.
-        all_columns: Whether `stratify` uses the classes of all label columns of the table. False: only of this task's.
+        all_columns: Whether `stratify` uses all columns that look like labels. False: only this task's.
         positive: The positive class, if there are two. None: the usual one ("1", "yes" or "true"), or neither.
     """
 
@@ -159,7 +157,8 @@ class EncodeOptions:
         part: Name of the split: one of `PARTS`, or "predict". Masking and augmentation differ from epoch to epoch only
             in "train".
         max_length: Maximum tokens of a text or window, special tokens included; for audio, maximum samples of a clip.
-        stride: Number of tokens that two neighbouring windows of a long text share; None: a quarter of the window.
+        stride: Number of tokens that two neighbouring windows of a long text share; None: a quarter of `max_length`, or
+            less (see `data.encode.encode`).
         windows: Whether to cut long texts into windows. Set if any task over these texts labels tokens.
         seed: Seed of the masking and of the augmentation.
         prefix: Text that is put in front of every text.
@@ -412,7 +411,8 @@ class Kind(ABC, Generic[InputsT]):
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return the class names of a task, and a list with the class ids of each example in `split`.
 
-        If examples do not have one class each, there are by default no names, and the ids of each example are empty.
+        An example without a label has no ids. If the task's examples do not have one class each, there are by default
+        neither names nor ids.
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
@@ -481,9 +481,6 @@ class Kind(ABC, Generic[InputsT]):
             max_length: Maximum tokens of a row.
             config: The model's config. None: not known.
             by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
-
-        Returns:
-            Number of rows, and tokens of a row.
         """
         return rows, min(round(tokens), max_length)
 
@@ -545,11 +542,7 @@ class Kind(ABC, Generic[InputsT]):
     def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
         """Return an empty `Results` that turns a model's outputs into predictions; by default that of `results`.
 
-        Args:
-            task: The facts about the task.
-            split: The examples, as `examples` returned them.
-            inputs: The encoded examples.
-            processor: The processor, for kinds whose predictions are tokens.
+        `split` comes from `examples`, and `inputs` encode it. `processor` is for kinds whose predictions are tokens.
         """
         return self.results(task, split, inputs)
 
@@ -563,6 +556,7 @@ def as_output(model: PreTrainedModel) -> dict[str, bool]:
 def kind_of(name: str) -> Kind:
     """Return the kind of task that is registered under a name, always the same object.
 
-    Raises UnknownNameError if there is none, and ConfigError if its module cannot be imported.
+    Raises UnknownNameError if there is none, MissingExtraError if it needs a package that is not installed, and
+    ConfigError if its module cannot be imported for another reason.
     """
     return KINDS.get(name)()

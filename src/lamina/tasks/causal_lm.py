@@ -311,7 +311,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
     def add(self, rows: Sequence[int], outputs: Outputs, labels: Tensor | None = None) -> None:
         """Store the continuations of the texts with the indices `rows`.
 
-        `outputs` are generated texts, or logits `[batch, tokens, classes]`, of which the last token's are used.
+        `outputs` are generated texts, or logits `[batch, tokens, classes]`; those of a text's last token are used.
         """
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):

@@ -60,7 +60,7 @@ def chat_problem(cell: object) -> str | None:
 
 
 def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
-    """Return the chats as a split without labels; they are stored as JSON."""
+    """Return a split without labels whose examples are `Chat` objects, stored as JSON."""
     stored = Split.of(json.dumps([dict(message) for message in chat]) for chat in chats)
     rows = stored.rows.add_column("row", range(len(stored)))  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, stored.rows), _to_chat)
@@ -103,7 +103,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         op: The operation, for error messages.
 
     Returns:
-        The text, and the character spans of the replies in it.
+        The text, and the replies' character spans.
     """
     tokenizer = tokenizer_of(processor)
     messages = list(chat.messages)

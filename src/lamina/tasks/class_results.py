@@ -73,7 +73,7 @@ class ClassResults(Results[Tensor, Answer]):
 
     @property
     def logits(self) -> Tensor:
-        """The logits of all examples, float32 `[examples, classes]`; 0 for examples that were not added yet."""
+        """The logits of all examples, float32 `[examples, classes]`, not a copy; 0 for examples not added yet."""
         return self._logits
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
@@ -167,7 +167,10 @@ def first_invalid_row(logits: Tensor) -> int | None:
 
 
 def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
-    """Return the constant prediction that fits the labels `targets` best, as text and as logits `[classes]`."""
+    """Return the most frequent class, the mean, or the labels of over half of the rows, as text and logits `[classes]`.
+
+    `targets` has no missing label.
+    """
     if task.problem_type == "regression":
         mean = targets.double().mean()
         return f"{float(mean):.3g}", mean.float()[None]
@@ -180,7 +183,7 @@ def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
 
 
 def _has_label(targets: Tensor) -> Tensor:
-    """Return a mask `[examples]`, True where `targets` has a label, or all labels: not NaN, -1 or -100."""
+    """Return a mask `[examples]`, True where no label of the example is NaN, -1 or -100."""
     present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
     return present if present.ndim == 1 else present.all(-1)
 
@@ -240,8 +243,8 @@ def _with_text(answer: WrongAnswer, example: object) -> WrongAnswer:
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
     """Yield a record for each example with a wrong prediction, in the examples' order; texts are added later.
 
-    Examples without a label are skipped. In multi-label tasks, one wrong label makes an example wrong, and its
-    confidence is that of the most confident wrong label.
+    Examples without a label are skipped. In a regression, any difference is wrong. In multi-label tasks, one wrong
+    label makes an example wrong, and its confidence is that of the most confident wrong label.
 
     Args:
         logits: Logits `[examples, classes]`.
@@ -263,9 +266,9 @@ def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[W
 
 
 def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
-    """Yield a record for each example of a multi-label task with a wrong prediction; `logits` is `[examples, classes]`.
+    """Yield what `wrong_answers` yields, for a multi-label task.
 
-    `truths` are the true labels, True or False per class, and `present` is a mask of the examples that have labels.
+    `truths` are bools `[examples, classes]`, and `present` is a mask of the examples that have labels.
     """
     guesses = logits > 0
     is_wrong = (guesses != truths) & present[:, None]
@@ -283,8 +286,8 @@ class Comparison(TypedDict):
         always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
-        verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
-            the same rows lies above 0. Otherwise a phrase that says that it is not.
+        verdict: None if the reader is better by the first metric that was asked for: the 95 % interval of the
+            difference on the same rows lies above 0. Otherwise a phrase that says that it is not.
     """
 
     rows: int
@@ -298,11 +301,12 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
     """Return how predictions compare with the best constant prediction, by a bootstrap over rows.
 
     Args:
-        metrics: The metrics. The first one decides the verdict. `score` may return fewer of them.
+        metrics: The metrics, at least one. The first decides the verdict, which is against the reader if `score` does
+            not return it.
         rows: Number of rows, at least 1.
         always: The constant prediction, as text.
-        score: Called with row indices and a flag. Returns metric -> score on these rows: of the predictions, or of the
-            constant prediction if the flag is True.
+        score: Called with row indices `[rows]`, which may repeat, and a flag. Returns metric -> score on these rows: of
+            the predictions, or of the constant prediction if the flag is True.
 
     Source:
         Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
@@ -334,7 +338,7 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
     """Compare the scores of predicted tags with those of the most frequent tag for every word.
 
     `guesses` and `truths` hold, for each text, the ids of every word's predicted and true tag; `labels` are the names
-    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared.
+    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared; `metrics` must have one of them.
     """
     metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
     always, constant = most_frequent_tag(truths, labels)

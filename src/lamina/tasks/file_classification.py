@@ -138,9 +138,9 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     """Return the files in a folder or plain tar file with one subfolder per class, without opening them.
 
     The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by path. Files with
-    other extensions, hidden files and links are left out, and their number is logged. Raises DataError if the path is
-    missing or has no such files, a folder cannot be listed, a file lies outside all class folders, a class has two
-    folders, a name is not UTF-8, or a tar file is damaged or compressed.
+    other extensions, hidden files, links, and files that a tar file has again later are left out, and their number is
+    logged. Raises DataError if the path is missing or has no such files, a folder cannot be listed, a file lies outside
+    all class folders, a class has two folders, a name is not UTF-8, or a tar file is damaged or compressed.
 
     Args:
         path: The folder or tar file.
@@ -197,10 +197,9 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield every file in the plain tar file `path`: the parts of its name, and a `file_class` that reads it in place.
+    """Yield every file in the plain tar file `path`, as `_in_folder` does; each `file_class` reads its file in place.
 
-    For links and special files, None takes the place of the `file_class`. Raises DataError if the tar file is
-    compressed, damaged or cut off.
+    Raises DataError if the tar file is compressed, damaged or cut off.
     """
     try:
         with tarfile.open(path, mode="r:") as archive:
@@ -264,12 +263,12 @@ class FileKind(ClassKind[InputsT]):
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """Return the table of a split; the files that it names are not opened.
 
-        Raises DataError if `source` cannot be read, or holds no files of the kind; ConfigError if it is a pair of
-        files.
+        Raises DataError if `source` cannot be read, holds no files of the kind, or lacks their column; ConfigError if
+        it is no path.
 
         Args:
-            source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSONL file
-                with a column of paths, relative to the folder of that file.
+            source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSON Lines
+                file with a column of paths, relative to the folder of that file.
             spec: Which columns to read.
             header: Column names of a CSV or TSV file that has none. None: it has them.
         """

@@ -84,7 +84,7 @@ class LazyImage(LazyFile):
         return cls(name, data=file.getvalue())
 
     def open(self) -> Image.Image:
-        """Decode the image, and return it in RGB, rotated as its EXIF orientation says.
+        """Decode the image, and return it in RGB on white, rotated as its EXIF orientation says.
 
         Only the first frame of an animation is read. Raises DataError if the image cannot be read, has an uncommon
         format (even with a common extension), has more than 2**26 pixels, or has pixels of 32 bits.
@@ -94,7 +94,10 @@ class LazyImage(LazyFile):
             return _rgb(ImageOps.exif_transpose(image), self.name)
 
     def decoded_size(self) -> int:
-        """Return the number of pixels by the image's header, without decoding it. It raises the errors of `open`."""
+        """Return the number of pixels by the image's header, without decoding it.
+
+        Raises DataError if the header cannot be read or says more than 2**26 pixels.
+        """
         with self._opened() as image:
             return image.width * image.height
 
@@ -154,9 +157,9 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
 class ImageInputs:
     """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`.
 
-    With `augment`, a random part of each image is cropped and resized, and half of the images are mirrored. The random
-    numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor,
-    if the image processor fails or its outputs differ in size, or if `scale` is out of range.
+    With `augment`, a random part of each image is cropped and resized, and mirrored with probability 1/2. The random
+    numbers depend only on the seed, the epoch and the row. Raises ConfigError if the processor has no image processor
+    or `scale` is out of range, and the errors of `target_of`.
 
     Args:
         split: The images.
@@ -237,8 +240,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
         """Return the images of a split as `ImageInputs`, resized to `options.image_size` if it is set.
 
-        Training images are augmented if `options.augment` is set. Raises ConfigError if the processor has no image
-        processor, or if it cannot make images of that size.
+        Training images are augmented if `options.augment` is set. Raises the errors of `ImageInputs` and `resized`.
         """
         sized = processor if options.image_size is None else resized(processor, options.image_size)
         return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
@@ -250,7 +252,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
         """Set the task's `image_size` on the image processor, in place; return whether the task has one.
 
-        Raises ConfigError if the processor cannot make images of that size.
+        Raises the errors of `set_image_size`.
         """
         size = getattr(task, "image_size", None)
         if size is not None:
@@ -337,7 +339,7 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 def target_of(processor: Processor) -> Target:
     """Return the output size of an image processor, found by running it on three images of different sizes.
 
-    Raises ConfigError if the outputs for two square images differ in size, or the processor fails.
+    Raises ConfigError if the processor fails, or its outputs for two square images differ in size or are no images.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:

@@ -1,7 +1,6 @@
 """Base classes of kinds of task, with everything that a new kind imports.
 
-A new kind is one file with a subclass of `Kind`, and one line in the registry `lamina.tasks.KINDS`. No other package
-asks what kind a task is; training, scoring and prediction call the methods of `Task.kind`.
+A new kind is one file with a subclass of `Kind`, and one line in the registry `lamina.tasks.KINDS`.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class ClassKind(Kind[InputsT]):
         """Write the task's class names into the config of a model with a new head.
 
         A head counts as new if its classes are named LABEL_0, LABEL_1 and so on. Raises ConfigError if the head has
-        another number of classes, or already has other class names (case does not count).
+        another number of classes, or already has other class names or another order (case does not count).
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
@@ -178,16 +177,14 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Return the texts of a split as `TextInputs`; kinds that label tokens get windows.
-
-        Errors as in `TextInputs.of`.
-        """
+        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens always get windows."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:
-        """Return the number of texts that were truncated; if none was, of those whose first window alone is scored.
+        """Return the number of truncated texts. If it is 0, return the number of texts cut into several windows.
 
-        Kinds that label tokens read all windows; for them, only the first text of a pair can be truncated.
+        Only the first of these windows is scored. Kinds that label tokens score all windows, so such texts do not
+        count; for them, only the first text of a pair can be truncated.
         """
         return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 

@@ -102,7 +102,7 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 
 
 def class_name(cell: object, labels: Collection[str] = ()) -> str:
-    """Return the class name in a cell: a text (in Unicode's form NFC), or a whole number or bool as Python prints it.
+    """Return the class name in a cell: a text (see `trimmed`), or a whole number or bool as Python prints it.
 
     So 2 and 2.0 are the class "2", and True is the class "True"; a blank text gives "". A text in `labels` is always a
     name, whatever it looks like. Raises LabelCellError if the cell is something else, a text that is a list in JSON or
@@ -181,12 +181,12 @@ def has_decimal_comma(cell: object) -> bool:
 def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
     """Return the entries of a cell that may have several classes.
 
-    Raises LabelCellError if a text in brackets is not a list, the cell is an object, or an entry of the list is a list
-    or an object.
+    Raises LabelCellError if a text in square brackets is not a list, or the cell or an entry of its list is a mapping,
+    or an entry is a list.
 
     Args:
-        cell: A list; a text in square brackets, which is a list in JSON or Python; or a text with names. A blank text
-            has no class. Anything else, such as a number, is the only entry.
+        cell: A list; a text that spells one in JSON or Python; or a text with names. A blank text has no class.
+            Anything else, such as a number, is the only entry.
         separator: The sign between names in one text. None: a text is one name.
         labels: Class names; a text that is one of them is not divided.
     """

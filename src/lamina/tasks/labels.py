@@ -41,8 +41,8 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     """Handle rows without a label, log how many there are, and return the tables without them.
 
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
-    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and the
-    table has other label columns, whose tasks may share the rows, otherwise "error".
+    `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and
+    another column looks like labels (see `label_columns`), whose tasks may share the rows, otherwise "error".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
@@ -59,10 +59,10 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
-    A split other than "train" is left out if it has no label column, nor one of a similar name, but "train" has, or (if
-    there is no "train") another split. It is also left out, unless no split would be left, if all its labels are empty
-    or -1, and -1 is no class of `spec.labels` or "train". A split other than "train" that lacks the column, and is not
-    left out, raises DataError.
+    A split other than "train" is left out if it has neither the label column nor one of a similar name, but "train" has
+    (without "train": another split). It is also left out if all its labels are empty or -1, unless -1 is a class of
+    `spec.labels` or "train", or no split would be left. Any other split beside "train" that lacks the column raises
+    DataError.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
@@ -82,13 +82,16 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
 
 
 def _has_like(table: Table, column: str) -> bool:
-    """Return whether a table has a column, or one of a similar name, which may be meant."""
+    """Return whether a table has a column, or one of a similar name, which may be meant, or numbered columns."""
     names, either = [name.lower() for name in table.columns], (column.lower(), column.lower().partition(".")[0])
     return table.numbered or any(get_close_matches(name, names, cutoff=0.75) for name in either)
 
 
 def is_hidden(cell: object) -> bool:
-    """Return whether a cell is empty or -1, as in published test sets whose labels are secret; an empty list is not."""
+    """Return whether a cell is empty or -1, or a list of such cells, as in test sets whose labels are secret.
+
+    An empty list does not count.
+    """
     cell = plain(cell)
     if isinstance(cell, list):
         return bool(cell) and all(map(is_hidden, cell))
@@ -142,7 +145,7 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether unlabelled rows may be kept: the kind can mask them, and the table has other label columns."""
+    """Return whether unlabelled rows may be kept: the kind can mask them, and another column looks like labels."""
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
@@ -173,10 +176,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     meant otherwise.
 
     Raises:
-        DataError: If some labels are lists and others are not; if numbers with a decimal point stand among names; if a
-            text may be a list of names, or a number with a comma; or if all numbers are like 1.0 and some rows
-            have no label, or may have been dropped for that. Then they may be classes, because pandas writes whole
-            numbers like that beside empty cells.
+        DataError: If some labels are lists and others are not. Unless `spec.labels` names classes, also if numbers with
+            a decimal point stand among names; if a text may be a list of names, or a number with a comma; or if all
+            numbers are like 1.0 and some rows have no label, or may have been dropped for that. Then they may be
+            classes, because pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()
@@ -263,8 +266,8 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
     With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
-    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name, the column has no
-    classes, or two names mean the same number.
+    "0", "1" and so on. Raises DataError if there is no train split, a cell is not a class name (or a list has -1), the
+    column has no classes, two names mean the same number, or bools stand among numbers; and the error of `hot_width`.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):
@@ -420,13 +423,13 @@ def _check_flags(tables: Mapping[str, Table], spec: ColumnSpec) -> None:
 
 
 def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
-    """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
+    """Return the tables of `with_labels` with each label cell as a list, for tasks with any number of classes per row.
 
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
     separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if all cells are texts with at most one label. Raises DataError if the column is missing, a text in brackets is not
-    a list, all labels are texts such as "010", or several signs occur and `spec.labels` does not decide between them.
+    if all cells are texts with at most one label. Raises DataError if the column is missing, `label_cells.parts` cannot
+    read a cell, all labels are texts such as "010", or several signs occur and `spec.labels` does not decide.
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
@@ -475,9 +478,9 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
     `labels`, or at least 2 if `labels` is None. DataError is raised if a list that cannot hold ids stands beside one
-    that is not 0 and 1 per class. Lists with bools cannot hold ids, nor can lists with 0 or 1 twice and an entry per
-    label. Other lists with 0 or 1 twice can only if a list of the table has a single entry, or entries other than 0 and
-    1, and the table's lists differ in length (or none has an entry per label).
+    that is not 0 and 1 per class. A list of 0 and 1 with bools cannot hold ids. A list with 0 or 1 twice cannot either,
+    unless three things hold: it has not an entry per label; some list of its table has a single entry, or entries other
+    than 0 and 1; and the table's lists differ in length, or none has an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class

@@ -77,7 +77,7 @@ class LanguageModelingKind(Kind[Windows]):
         return math.ceil(total / max_length), min(max_length, total)
 
     def batch_size(self, asked: int, inputs: Windows, outputs: int) -> int:
-        """Return a batch size for scoring: at most `asked`, and so that the logits of the longest rows fit in 512 MB.
+        """Return a batch size for scoring: at least 1, at most `asked`, and so that the logits take at most 512 MB.
 
         `outputs` is the number of logits per token.
         """
@@ -165,7 +165,7 @@ class TokenSums(Results[Tensor, None]):
         self._count += len(labels)
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first row with NaN or infinite logits at a labelled token; None if there is none."""
+        """Return the index of the first row with invalid logits (`first_invalid_row`) at a labelled token, or None."""
         return self._invalid_row
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:

@@ -62,11 +62,11 @@ class LazyFile(ABC):
     def of(cls, name: str, entry: object) -> Self:
         """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
-        Raises TypeError, with a text that begins with a verb, if `entry` has an unknown form; and the errors of
-        `of_object`.
+        Raises the errors of `of_object`, and TypeError, with a text that begins with a verb, if `entry` has an unknown
+        form.
 
         Args:
-            name: Name of the file in messages, unless `entry` is a path.
+            name: Name of the file in messages, unless `entry` is itself a path.
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:

@@ -149,7 +149,7 @@ class MaskedLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Return blocks or rows with masked tokens; for prediction, windows of each text, without masking.
 
-        Raises ConfigError if the tokenizer is missing or has no mask token, or, for prediction, is slow.
+        Raises ConfigError if there is no tokenizer, in training if it has no mask token, in prediction if it is slow.
         """
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))

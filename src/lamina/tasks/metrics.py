@@ -1,8 +1,7 @@
 """How good predictions are: one number per metric, and a table per class.
 
 A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
-returns metric -> score, in the order of the names that are passed. It raises UnknownNameError for a metric that it does
-not know, and DataError if there are no rows, or if the numbers of predictions and targets differ.
+returns metric -> score, in the order of the names that are passed.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ def metrics_of(
     """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's default.
 
     Metrics about a positive class are left out if there are two classes and neither is known to be positive (`positive`
-    is None). `op` is the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError
-    if the metric that the user has named needs a positive class.
+    is None, and so is `usual_positive`). `op` is the operation, for messages. Raises UnknownNameError if there is no
+    such metric, and ConfigError if `first` is left out for this.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known
@@ -159,10 +158,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
     100 or 20 negative rows, it is their highest score. All three metrics are 0 if one of the classes has no row. Raises
     UnknownNameError for other metrics, and DataError without rows or if the numbers of rows differ.
 
-    Args:
-        metrics: Names of the metrics.
-        scores: Scores `[rows]`, higher for the positive class.
-        targets: 1 `[rows]` for a positive row, 0 for a negative one.
+    `scores` are `[rows]`, higher for the positive class; `targets` are 1 for a positive row and 0 for a negative one.
     """
     _check_rows(scores, targets)
     positive = targets.bool()
@@ -302,10 +298,8 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 
     A predicted span is correct if its label, start and end equal those of a true span. seqeval finds the spans.
 
-    Args:
-        predictions: For each text the id of the predicted tag of every word.
-        targets: The same for the true tags.
-        labels: Names of the tags.
+    `predictions` and `targets` are for each text the id of every word's predicted and true tag, `labels` the tags'
+    names.
     """
     from seqeval.metrics.sequence_labeling import get_entities
 

@@ -22,7 +22,7 @@ NOTHING_SPARE = (
 
 
 def input_column(text: str | int, inputs: str | int | None) -> str | int:
-    """Return the column of the inputs. Users name it by `text` or by `inputs`; ConfigError if they use both."""
+    """Return `inputs`, or `text` if `inputs` is None; ConfigError if the user set both and they differ."""
     if inputs is None:
         return text
     if text not in ("sentence", inputs):
@@ -45,8 +45,8 @@ def check_spec(spec: ColumnSpec) -> None:
     """Check that the kind of `spec` allows the user's choices in it, as far as this is known without the data.
 
     Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
-    labels are empty or a label is named twice, text and label are one column, or an option is set that the kind does
-    not have (`by_row`, `separator`, `text_pair`).
+    labels or separator are empty, a label is named twice, text and classes are one column, or an option is set that the
+    kind does not have (`by_row`, `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

@@ -27,7 +27,8 @@ class WrongAnswer(TypedDict):
         text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
         true: The correct answer.
         predicted: The predicted answer.
-        confidence: Probability of the predicted answer; absent for regressions.
+        confidence: Probability of the predicted answer, or of the most certain wrong label or span; absent for
+            regressions.
         error: Predicted minus correct number; only for regressions.
     """
 
@@ -47,7 +48,7 @@ class ClassRow(TypedDict):
         precision: Fraction of the predictions of this class that are correct.
         recall: Fraction of the examples of this class that were predicted as this class.
         f1: Harmonic mean of precision and recall.
-        count: Number of examples of this class.
+        count: Number of examples (or words, spans) of this class.
         guessed: Number of predictions of this class.
     """
 

@@ -148,7 +148,7 @@ class RowsOfStates:
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of the rows with the indices `rows`: stack name -> layer -> `[batch, tokens, width]`.
+        """Return the states of the chosen rows at positions `rows`: stack name -> layer -> `[batch, tokens, width]`.
 
         Raises DataError if a state is NaN or infinite.
         """
@@ -250,13 +250,14 @@ def splits_on_states(
         op: The operation and the task, for messages.
         kind: The kind of the task.
         splits: Its splits.
-        states: Split name -> folder with its states; or only the folder of "train". That one also has the states of
-            splits that are not named: their rows were held out from the same source.
+        states: Split name -> folder with its states; or only the folder of "train". This folder also serves splits that
+            are not named, whose rows must have been held out from the same source.
         label: The column of the labels. If the states' table has it too, it is used to check the order of the rows.
 
     Raises:
         ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
-            missing, two splits would have the same states, or only one of task and states has pairs of texts.
+            missing, a folder is no path, two splits would have the same states, or only one of task and states has
+            pairs of texts.
         UnknownNameError: If `states` names a split that the task lacks.
         LaminaError: As in `Task.from_states`; also if the labels are in another order.
     """

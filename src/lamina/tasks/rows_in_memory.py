@@ -22,9 +22,9 @@ def rows_by_part(
     """Return those of "train", "validation" and "test" that a dataset has, each with the result of `rows_of`.
 
     `name` is the task's name, `label` its label column, and `parts` as in `Task.from_dataset`. Without `parts`, a split
-    of another name and without labels is left out, with a warning. Raises UnknownNameError if `parts` names a part or a
-    split that does not exist, or, without `parts`, if a split of another name has labels or all have other names; and
-    the errors of `rows_of`.
+    of another name and without labels is left out, with a warning. Raises the errors of `rows_of`, and UnknownNameError
+    if `parts` names a part or split that does not exist. Without `parts`, UnknownNameError is raised if a split of
+    another name has labels, or all splits have other names.
     """
     if parts is None:
         named = {part: rows for part, rows in dataset.items() if part in PARTS}
@@ -86,9 +86,6 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
 
 
 def _plain(cell: Any, *, whole: bool) -> object:  # noqa: ANN401
-    """Return a NumPy or torch number as a Python number, and other cells unchanged.
-
-    With `whole`, arrays become lists too. Columns of images or audio are read without it.
-    """
+    """Return a NumPy or torch number as a Python number, with `whole` an array as a list, and other cells unchanged."""
     is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
     return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell

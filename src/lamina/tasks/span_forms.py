@@ -144,7 +144,8 @@ def _mark(span: object, default: str) -> SpanMark:
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     """Return the span that a JSON object describes, with the label `default` if it has none.
 
-    Raises SpanError if no known key has its place, or its label may be under an unknown key; and the errors of
+    An object with a text, and without start and end, gives a span without edges. Otherwise start and end must be whole
+    numbers. Raises SpanError if they are not, or if its label or place may be under an unknown key; and the errors of
     `_label`.
     """
     fields: Mapping[str, object] = span

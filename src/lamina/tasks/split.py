@@ -126,7 +126,7 @@ class Split:
 
     @cached_property
     def unlabelled(self) -> int:
-        """Number of examples without a label; 0 if no example has one, as in running text."""
+        """Number of examples without a label; 0 if the split has no labels at all, as in running text."""
         return sum(map(is_missing, self.labels)) if self.labelled else 0
 
     @cached_property
@@ -152,7 +152,10 @@ class Split:
 
     @cached_property
     def key(self) -> str:
-        """A hash of the examples in their order, without their labels. Equal in every process for equal examples."""
+        """A hash of the examples in their order, without their labels: equal in every process for equal examples.
+
+        Files on disk count by their names and paths, not by their contents.
+        """
         digest = hashlib.blake2b(str(getattr(self._open_text, "digest", "")).encode(), digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too
@@ -199,7 +202,7 @@ class Split:
         return Split(self.rows, self._open_text, None if self._labels is self.rows else self._labels, column)
 
     def without_labels(self, *, rows: bool = False) -> Split:
-        """Return a split of the same texts without labels; blank texts are left out.
+        """Return a split of the same texts without labels; blank texts and pairs of blank texts are left out.
 
         Args:
             rows: Whether pairs stay pairs. False: each text of a pair becomes an example of its own.
@@ -261,9 +264,10 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows (None: all), drawn by `seed` without replacement; they keep their order.
+    """Return a split of `limit` rows, drawn by `seed` without replacement; they keep their order.
 
-    Raises ConfigError, which calls the limit `option`, if it is not an int of at least 1.
+    If it has no more rows, or `limit` is None, return `split` itself. Raises ConfigError, which calls the limit
+    `option`, if it is not an int of at least 1.
     """
     if limit is not None and type(limit) is not int:
         raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
@@ -312,7 +316,7 @@ def _strata_of_labels(labels: Iterable[object]) -> Strata:
 def as_examples(examples: object) -> list[object]:
     """Return the examples that a user passed to `predict` as a list.
 
-    Raises ConfigError if `examples` is a single text or path, a mapping, a set or a table.
+    Raises ConfigError if `examples` is a single text or path, bytes, a mapping, a set, a table or not iterable.
 
     Args:
         examples: A list or another ordered iterable, such as a NumPy array, a tensor or a pandas column. An array of

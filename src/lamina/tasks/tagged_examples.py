@@ -160,8 +160,8 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
     """Return the examples in a table: `tags` are the tag names of its rows, None for a word without a label.
 
-    Warnings tell spans that begin at a word without letters or signs, and words that are pieces of a tokenizer. Raises
-    DataError for a tag that is not in `spec.labels`.
+    Warnings name rows with spans that begin at a word without letters or signs, and rows with a tokenizer's pieces as
+    words. Raises DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
@@ -234,11 +234,11 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans count characters. If some spans are wrong then, edges are read as UTF-16 units instead, provided that
-    none is wrong so, and that fewer rows cut words than had wrong spans. If none is wrong but some cut words, edges are
-    read as units if none is wrong and none cuts words so. A warning says if units are read. A wrong span raises
-    DataError, as in `span_splits`; with `missing_labels` "ignore", the words of its row get no tags, with a warning. A
-    span that cuts words tags its whole words, with a warning.
+    Edges of spans are first read as characters. If some spans are wrong, edges are read as UTF-16 units instead, on two
+    conditions: no span is wrong in units, and fewer rows cut words in units than have wrong spans in characters. If no
+    span is wrong but some cut words, edges are read as units if no span is wrong or cuts words in units. A warning says
+    if units are read. A wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore", the words of
+    its row get no tags, with a warning. A span that cuts words tags its whole words, with a warning.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

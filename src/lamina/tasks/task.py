@@ -54,8 +54,8 @@ class Task:
         name: Name of the task in tables and files.
         columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
             them, so that `evaluate` can score it on a file.
-        missing_labels: What was done with rows without a label, as in `from_files`. None: they were masked by default,
-            and `fit` needs another task over the same rows.
+        missing_labels: What was done with rows without a label, as in `from_files`. None: the user chose nothing. If
+            there are such rows, they were masked, and `fit` needs another task over the same rows.
         subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows", "of"
             (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: the
             split is whole.
@@ -152,8 +152,9 @@ class Task:
 
         Raises:
             UnknownNameError: If the task has no train split.
-            ConfigError: If there are not enough rows, no size or several sizes are passed, `per_class` is passed and
-                the task has no classes, or `stratified` is set and the task allows several classes per row.
+            ConfigError: If there are not enough rows, no size, several sizes or one out of range are passed,
+                `per_class` is passed and the task has no classes, or `stratified` is set and rows do not have exactly
+                one class.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -346,16 +347,16 @@ class Task:
             missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
                 "NA", "null" or "None" that is not among `labels`): "error"; "drop"; or "mask", which keeps them for
                 other tasks over the same rows, without loss and score for this one. The last two count them in a
-                warning. "ignore" keeps rows with a span that is not in their text, without labels. None: "mask" if the
-                file has other label columns and `fit` gets a task over the same rows, otherwise "error".
+                warning. "ignore" keeps rows with a span that is not in their text, without labels. None: "mask" if
+                another column of the file looks like labels and `fit` gets a task over the same rows, else "error".
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.
             name: Name of the task. None: the name of the first file, without its ending.
             limit: Maximum number of training rows, drawn uniformly. None: all.
             limit_validation: Maximum number of validation rows, drawn uniformly. None: all. The test split stays whole.
             seed: Seed of the rows that are held out or drawn.
-            image_size: Width and height of images in pixels. None: the size that the image processor has. A model of
-                another size interpolates its position embeddings, if it can.
+            image_size: Width and height of images in pixels. None: the image processor's size. A model of another size
+                interpolates its position embeddings, if it can.
             by_row: For running text ("masked_lm", "causal_lm"), whether to read each row alone, not joined rows.
             stratify: Whether validation rows are held out class by class. Otherwise they depend on `seed` and the
                 number of rows alone.
@@ -363,10 +364,11 @@ class Task:
                 that occurs in the column.
 
         Raises:
-            DataError: If a file, row, column or label does not fit; the message names it.
-            UnknownNameError: If there is no such kind, problem type or metric.
-            ConfigError: If a limit or `image_size` is below 1, a label is named twice, or an option does not fit the
-                kind: it reads no pairs, has no tags, no images or no running text.
+            DataError: If no file is passed, or a file, row, column or label does not fit; the message names it.
+            UnknownNameError: If there is no such kind, problem type, metric, positive class or `missing_labels`.
+            ConfigError: If a limit or `image_size` is below 1, a label is named twice, text and label are one column,
+                or an option does not fit the kind or the classes, such as `positive` without two classes.
+            MissingExtraError: If the kind or a clip needs a package that is not installed.
         """
         kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         by_part = zip(PARTS, (train, validation, test), strict=True)
@@ -422,9 +424,8 @@ class Task:
         Raises:
             DataError: If a column is missing, a split is empty, or a cell or label does not fit. The message names the
                 row.
-            UnknownNameError: If there is no such kind, problem type, metric or split.
-            ConfigError: If a limit or `image_size` is below 1, a label is named twice, a split is neither a dataset nor
-                a list of dicts, or an option does not fit the kind, such as `image_size` for texts.
+            UnknownNameError: If there is no such split, and as in `from_files`.
+            ConfigError: If a split is neither a dataset nor a list of dicts or has a transform, and as in `from_files`.
         """
         kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         splits = rows_by_part(name, dataset, parts, label)

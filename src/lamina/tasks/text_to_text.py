@@ -101,7 +101,7 @@ def generate(
 ) -> Int[Tensor, "batch tokens"]:
     """Return the token ids that a model generates for a batch by greedy or beam search, as `options` say.
 
-    `more` holds further arguments for `model.generate`.
+    A decoder-only model's ids begin with those of the batch. `more` holds further arguments for `model.generate`.
     """
     beams = options.num_beams
     search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
@@ -145,9 +145,8 @@ class TextToTextKind(Kind[PairInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
         """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
 
-        A tokenizer with languages reads sources in its source language and targets in its target language. If no target
-        language is set, it reads targets in the source language, with a warning. The tokenizer itself is not changed.
-        Raises ConfigError if the processor has no tokenizer, and DataError if a label is not a text.
+        Targets are read as `_TargetTokenizer` says; the tokenizer itself is not changed. Raises ConfigError if the
+        processor has no tokenizer, and DataError if a label is not a text.
         """
         processor = check_tokenizer(processor)
         sources = encode(

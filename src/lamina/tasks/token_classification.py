@@ -59,10 +59,7 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups, each of which is predicted from one token; see `deciding_tokens`.
-
-    `encoded` are the tokenised texts, and `words` the character ranges of each text's words.
-    """
+    """Return the words of all texts in groups, each predicted from one token; arguments as in `deciding_tokens`."""
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -148,8 +145,7 @@ class Pieces:
     def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
         """Return the number of words that get a wrong tag even if the tag of every token is predicted right.
 
-        `encoded` are the tokenised texts, `words` the character ranges of each text's words, and `labels` the words'
-        true tags.
+        Arguments as in `learnt`.
         """
         true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
         tags = [max(tag, 0) for tag in true]
@@ -325,7 +321,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Store the logits of the words in the windows numbered `rows`, picked from logits `[batch, tokens, classes]`.
 
-        For the metric that needs it, the predicted tag of every token is stored too. `labels` is not used.
+        If "subtoken_f1" is scored, the predicted tag of every token is stored too.
         """
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places.get(row, ())]
         if places:
