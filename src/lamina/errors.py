@@ -204,7 +204,8 @@ class NotFiniteError(LaminaError, ArithmeticError):
     Attributes:
         name: Name of the reader, or of the parameter.
         step: The optimizer step in which it happened, from 1; None outside training.
-        row: The example for which it happened, from 0; None if no single example is known.
+        row: Index of the example for which it happened, from 0, or its row in the source of `predict_file`; None if no
+            single example is known.
     """
 
     def __init__(self, message: str, *, name: str, step: int | None = None, row: int | None = None) -> None:

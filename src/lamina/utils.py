@@ -76,11 +76,11 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value, a NumPy or torch number as a Python number.
+    """Return an option's value; a NumPy or torch number as a Python number, and an array or set for a list as a list.
 
     Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
-    as a list of letters, and a NumPy integer could not be saved. A value is only checked if all types in `annotation`
-    are keys of `_TYPES`, and so are the items of a list or tuple, whose types stand in brackets, as in "Sequence[int]".
+    as a list of letters. A value is only checked if all types in `annotation` are keys of `_TYPES`, and so are the
+    items of a list or tuple, whose types stand in brackets, as in "Sequence[int]".
 
     Args:
         op: The operation, for the message.
@@ -368,7 +368,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of processes in a distributed run; 1 in a single process."""
+    """Return the number of processes in a distributed run; 1 in a single process, or before they join a group."""
     group = _group()
     return group.get_world_size() if group else 1
 

@@ -72,8 +72,8 @@ def run_cells(
 ) -> tuple[list[State], list[Failure]]:
     """Run all cells (independent pieces of work) except those that are already in `done`.
 
-    A cell that raises an error becomes a failure, and the others continue. Each cell starts with its own random state,
-    so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the processes
+    A cell that raises an error becomes a failure, and the others continue. Torch is seeded for each cell by its file
+    name, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the processes
     cannot continue without each other, so an error is raised.
 
     Args:
@@ -144,9 +144,9 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """Run a cell with its own random state. Return its result in JSON types; or the failure, if it raised an error.
+    """Run a cell with torch seeded by its file name. Return its result in JSON types, or the failure after an error.
 
-    In a distributed run, the error itself is raised. `op` is the operation, for messages.
+    Torch's generators are restored. In a distributed run, the error is raised. `op` is the operation, for messages.
     """
     try:
         with torch.random.fork_rng(), memory_errors(op):

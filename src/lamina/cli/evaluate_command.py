@@ -53,10 +53,10 @@ class WrongAnswer(TypedDict):
     """A row that a reader answered wrongly, as `lamina.evaluate` returns it.
 
     Attributes:
-        row: Index of the row.
+        row: Index of the row, from 0.
         text: The text; a list for a pair of texts.
         true: The correct answer; `predicted` is the reader's.
-        confidence: Probability of the predicted answer; missing where the answers are numbers.
+        confidence: How sure the reader was, see `lamina.evaluate`; missing where the answers are numbers.
         error: Predicted - true; only where the answers are numbers.
     """
 

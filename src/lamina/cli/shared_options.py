@@ -75,8 +75,7 @@ ReadersOption = Annotated[list[str] | None, Option("--readers", "--reader", meta
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
     """Load a bank or a whole model, and move it to a device.
 
-    Raises ConfigError if the device cannot be used, or a base is given for a whole model; ModelNotFoundError if the
-    model, or the bank's base model, cannot be found; StoreError if nothing is saved there, or its files are damaged.
+    Raises ConfigError if the device cannot be used, and the errors of `open_saved`.
 
     Args:
         saved: Folder or hub id of the bank or model.

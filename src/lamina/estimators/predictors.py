@@ -127,7 +127,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         Raises:
             DataError: If X or y has the wrong form, y has only one class, or `class_weight` has an unknown class. It is
                 also a ValueError.
-            ConfigError: If a parameter is not valid.
+            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
@@ -170,7 +170,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has the wrong form.
-            LaminaError: If the backend does not exist or cannot be used.
+            LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         logits = self._logits(X, "predict")
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
@@ -250,6 +250,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         Raises:
             DataError: If X or y has the wrong form. It is also a ValueError.
             ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
+            UnknownNameError: If an option does not exist.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
@@ -273,7 +274,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has the wrong form.
-            LaminaError: If the backend does not exist or cannot be used.
+            LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         self._check_fitted()
         texts = self._texts(X, "predict", reset=False)
@@ -323,7 +324,7 @@ class LaminaTagger(LaminaEstimator):
         Raises:
             DataError: If X or y has the wrong form, y has only one tag, or only some of the tags mark spans. It is also
                 a ValueError.
-            ConfigError: If a parameter is not valid.
+            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
         """
         op = self._op()
@@ -358,7 +359,7 @@ class LaminaTagger(LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has no rows, or a row is not a list of strings. It is also a ValueError.
-            LaminaError: If the backend does not exist or cannot be used.
+            LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         self._check_fitted()
         words = self._words(X, "predict")
@@ -375,7 +376,7 @@ class LaminaTagger(LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X or y has the wrong form.
-            LaminaError: If the backend does not exist or cannot be used.
+            LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         guesses = self.predict(X)
         op = self._op("score")

@@ -104,7 +104,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
 
         Raises:
             DataError: If X or y has the wrong form, or y is None and a fusion must be trained. It is also a ValueError.
-            ConfigError: If a parameter is not valid.
+            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
             LayerIndexError: If the model does not have the layer.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the fusion does not fit it.
         """
@@ -166,7 +166,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         Raises:
             NotFittedError: If `fit` was not called.
             DataError: If X has the wrong form.
-            LaminaError: If the backend does not exist or cannot be used.
+            LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
         self._check_fitted()
         texts = self._texts(X, "transform", reset=False)

@@ -195,7 +195,7 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
     """Return the extra entries of a reader's scores: a table per class, `errors` wrong answers, and a comparison.
 
-    `results` are the reader's outputs, and `metrics` are compared. {} without any option.
+    `results` are the reader's outputs. The comparison is in `metrics`. {} without any option.
     """
     more: JSONObject = {}
     if per_class:

@@ -258,7 +258,7 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (row number, states `[tokens, layers, width]`, if pooled `[1, ...]`) for each of `rows`, by length.
+        """Yield (row number, states `[tokens, layers, width]`, if pooled `[1, ...]`) for each of `rows`, in any order.
 
         Raises DataError if a state is not finite, and ConfigError if the model does not have one state per token.
         """

@@ -70,7 +70,8 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
     Raises:
         MissingExtraError: If `inspect-ai` is not installed.
         UnknownNameError: If a monitor, reader or label does not exist.
-        ConfigError: If there is no monitor, a monitor does not fit its reader, or the bank has no tokenizer.
+        ConfigError: If there is no monitor, two have the same name, a monitor does not fit its reader, a reader needs
+            later tokens, or the bank has no tokenizer.
     """
     require_packages("inspect_scorer", "inspect", "inspect_ai")
     from anyio import to_thread

@@ -395,7 +395,7 @@ class Predictor:
         Args:
             prepared: The examples, from `prepare`.
             raw: Return logits in place of probabilities, if the kind of task has logits.
-            budget: Maximum number of tokens per pass. None: `batch_size` rows per pass.
+            budget: Maximum number of tokens per pass, beside its `batch_size` rows. None: no such limit.
 
         Raises:
             NotFiniteError: If a reader gives NaN or infinity for an example.

@@ -150,8 +150,8 @@ def monitor(  # noqa: PLR0913
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
-        model: The model whose replies are watched: a folder, a hub id or a loaded model. A model that reads in both
-            directions judges finished replies only.
+        model: The model whose replies are watched: a folder, a hub id or a loaded model, which is left frozen and on
+            `device`. A model that reads in both directions judges finished replies only.
         positive: The label of bad replies; required.
         rate: Rate of false alarms that is allowed, in the unit `per`.
         per: "reply": `rate` is the fraction of good replies that may be flagged, above 0 and below 1 (a conformal

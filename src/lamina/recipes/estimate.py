@@ -269,9 +269,10 @@ class Estimate:
         tasks: One row per task, with its rows, tokens and steps; tasks that share passes share steps.
         steps: Optimizer steps of all tasks, each shared one counted once.
         flops: Operations of the "base" model that readers share, of the "runs", and in "total".
-        memory_bytes: Weights, gradients and the optimizer's moments, in single precision.
-        kept_bytes: What readers store for the gradients of a batch of rows of `max_length`, or of average length.
-        kept_rows: Number of rows of that batch; 0 if whole models are trained, for which this is not estimated.
+        memory_bytes: Most weights, gradients and moments of the optimizer held at a time, in single precision.
+        kept_bytes: What readers store for the gradients of the costliest batch. Its rows have `max_length` tokens or,
+            if that is not set, the average number.
+        kept_rows: Number of rows of that batch; 0 if the recipe has methods, for which this is not estimated.
         parts: What each task and method costs, in operations and in hours of one GPU; see `gpu_hours`.
         batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
         cache_bytes: All hidden states that readers need, in half precision; 0 if the model is trained.

@@ -129,7 +129,7 @@ class ModelSize:
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Return the number of parameters that a pass uses to compute the layers in `deepest` and all below them.
+        """Return the number of parameters in the blocks that compute the layers in `deepest` and all below them.
 
         `deepest` is stack name -> highest layer that is read. All stacks before the last of these count whole.
         """

@@ -253,8 +253,9 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
     """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
 
-    Each cell has the setting with the best validation score; cells without a finished run are left out. The split is
-    that of the layout, else the one on which the recipe evaluates, else "validation".
+    A cell has the mean over all runs of its tasks, each task in the setting with the best validation score; cells
+    without a finished run are left out. The split is that of the layout, else the one on which the recipe evaluates,
+    else "validation".
     """
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
@@ -293,9 +294,9 @@ def _fill_figure(
 ) -> Curves:
     """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs.
 
-    Each point has the setting with the best validation score. Runs that an axis leaves out are skipped; a run without
-    the setting on the x axis gets a point without x. The split is that of the layout, else the one on which the recipe
-    evaluates, else "validation".
+    A point has the mean over all runs of its tasks, each task in the setting with the best validation score. Runs that
+    an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split is that of
+    the layout, else the one on which the recipe evaluates, else "validation". Epochs always have validation scores.
     """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"

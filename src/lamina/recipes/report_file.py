@@ -35,7 +35,7 @@ class Cell:
     Attributes:
         row: Its row; `column` is its column.
         metric: Name of the metric.
-        mean: Mean score of the setting's runs.
+        mean: Mean score of the setting's runs, of all tasks in the cell.
         spread: Sample standard deviation.
         interval: Half the width of the 95 % t interval; None for a single run.
         runs: Number of runs.

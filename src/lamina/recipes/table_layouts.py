@@ -160,7 +160,7 @@ def _published(name: str, recipe: Path, op: str, read: Callable[[Path], Fields])
 class TableRecipe(Strict):
     """The layout of a table, under `table` in a recipe.
 
-    If several settings belong to one cell, the cell shows the setting with the best validation score.
+    If several settings belong to one cell, the cell shows each task's setting with the best validation score.
 
     Attributes:
         title: None: "Best of every method".
@@ -186,8 +186,8 @@ class TableRecipe(Strict):
 class FigureRecipe(Strict):
     """The layout of a figure with curves, under `figure` in a recipe.
 
-    If several settings belong to one point, the point shows the setting with the best validation score. A method
-    without the setting on the x axis is drawn as a horizontal line.
+    If several settings belong to one point, the point shows each task's setting with the best validation score. A
+    method without the setting on the x axis is drawn as a horizontal line.
 
     Attributes:
         title: None: "Scores by" and the property on the x axis.

@@ -163,8 +163,8 @@ def install_completion(serving: CompletionServing, layout: Layout) -> None:
 def install_responses(serving: ResponsesServing, layout: Layout) -> None:
     """Change vLLM's endpoint for `/v1/responses` in place, so that a response says that a monitor ended its text.
 
-    Its status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers. Requests
-    for which the readers of `layout` cannot run get status 422.
+    Its status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers. Other
+    responses and streams stay as they are. Requests for which the readers of `layout` cannot run get status 422.
     """
     _check_requests(serving, "create_responses", layout)
     full = serving.responses_full_generator
