@@ -70,8 +70,5 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        """Return the text of token ids.
-
-        An empty list gives "" without a call, because some tokenizers cannot decode it.
-        """
+        """Return the text of token ids; "" for an empty list, which some tokenizers cannot decode."""
         return str(self._tokenizer.decode(ids)) if ids else ""

@@ -89,11 +89,7 @@ class _Listener:
     No lock is needed: each thread reads and writes only its own keys. For each stack there is a template: a `StackPass`
     with the readers of the stack, from which a new pass is started for each call of the model.
 
-    Args:
-        bank: The bank, whose model runs.
-        passes: One template per stack.
-        over: Which part of a generated text the readers of a decoder read.
-        new_observer: Makes the observer of each call of `generate`. None: readers have outputs instead.
+    The arguments are those of `listening`; `passes` are the templates. If `new_observer` is None, readers have outputs.
     """
 
     def __init__(
@@ -300,15 +296,10 @@ def can_generate(model: PreTrainedModel) -> bool:
 
 
 def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -> None:
-    """Check that readers can read the part `over` of a generated text.
-
-    Args:
-        model: The model that generates.
-        passes: One pass per stack, with the readers.
-        over: The part: "prompt", "output" or "both".
+    """Check that the readers in `passes` can read the part `over` of a generated text.
 
     Raises:
-        UnknownNameError: If `over` is none of the three.
+        UnknownNameError: If `over` is none of "prompt", "output" and "both".
         ConfigError: Unless `over` is "prompt": if the model does not generate text or decodes by a loop of its own, or
             a fusion needs the inputs of its blocks.
     """

@@ -49,14 +49,7 @@ def check_needs_states(op: str, reader: Reader) -> None:
 
 
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
-    """Raise ConfigError unless a reader needs only the recorded states, and computes from them what it does on a model.
-
-    Args:
-        op: The operation that error messages begin with.
-        name: Name of the reader.
-        reader: The reader.
-        facts: The facts about the recorded states: their stack, layers and pooling.
-    """
+    """Raise ConfigError unless reader `name` needs only the recorded states, and computes the same as on the model."""
     check_needs_states(op, reader.config)
     if reader.stack != facts.stack:
         raise ConfigError(
@@ -96,14 +89,8 @@ def check_recorded_base(
 ) -> None:
     """Check that states were recorded from the model of a bank.
 
-    If `facts` or a `RecordedModel` has no fingerprint, only depth and width are compared. If `facts` has none and the
-    model is a real one, a warning is logged.
-
-    Args:
-        op: The operation that error messages begin with.
-        by_name: The stacks of the model by name.
-        model: The model, or a `RecordedModel`, which has the same layers and no weights.
-        facts: The facts about the recorded states.
+    The model may be a `RecordedModel`. If that or `facts` has no fingerprint, only stack, depth and width are compared.
+    If `facts` has none and the model is a real one, a warning is logged.
 
     Raises:
         BaseMismatchError: If the stack, its depth, its width or its fingerprint differs.

@@ -245,7 +245,6 @@ def _is_batched(
     """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
     It is slower on a CPU without gradients (`grad`) if there are more than a few tokens, as there may be in an export.
-    `real` is the mask of the tokens.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -320,7 +319,6 @@ def _head_groups(
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
     Readers that share one tensor of features get a group of their own, so that `_stacked` need not copy the tensor.
-    `real` is True at tokens; `grad`: gradients are recorded.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)

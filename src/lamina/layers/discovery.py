@@ -167,10 +167,7 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
 
 
 def _signature(model: nn.Module) -> tuple[object, ...]:
-    """Return a value that changes whenever a model's stacks may change: modules, presence of weights, layer counts.
-
-    While it is the same, stacks that were found before are still valid.
-    """
+    """Return a value that changes whenever a model's stacks may change: modules, presence of weights, layer counts."""
     config: object = model.config
     modules = tuple(map(weakref.ref, model.modules()))
     return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _SETTINGS)

@@ -42,9 +42,7 @@ class _Edit(Protocol):
 class LayerGuard:
     """Remembers the layers and weights of a model; its methods tell within microseconds whether they have changed.
 
-    Args:
-        model: The model.
-        by_name: The model's stacks, from `stacks(model)`.
+    `by_name` are the stacks from `stacks(model)`.
 
     Attributes:
         attributes: `vars(module)` of all modules of the model.
@@ -203,10 +201,7 @@ class WeightGuard:
     also compares one number of each weight on the CPU, at one of four places in turn. `is_rewritten` compares all
     numbers. Offloaded weights are left out, because every pass moves them.
 
-    Args:
-        model: The model.
-        stack: The stack.
-        paths: Module -> its path in the model.
+    `paths` is module -> its path in the model.
 
     Attributes:
         fingerprint: Fingerprint of the stack, as last computed for these weights; None if it never was.
@@ -301,12 +296,7 @@ class WeightGuard:
         return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
 
     def accept(self, model: nn.Module, fingerprint: str) -> None:
-        """Record the weights of the model as they are now; earlier changes then no longer count.
-
-        Args:
-            model: The model.
-            fingerprint: Fingerprint of these weights.
-        """
+        """Record the weights of the model as they are now, and their fingerprint. Earlier changes no longer count."""
         if self._ids is None:  # this is a copy, which has not looked its weights up yet
             self.follow(model)
         self._reason = None

@@ -43,10 +43,6 @@ class ModuleGuard:
     Some models change themselves when they run. Two such changes are allowed. One is of attributes, modules and buffers
     that a pass of the model is known to change (`changed_by_passes`). The other is a new tensor for a buffer outside
     the state dict, such as a table of positions that grows.
-
-    Args:
-        model: The model.
-        stack: The stack.
     """
 
     # older pickles have neither

@@ -44,11 +44,6 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     the encoder does not count). The feed-forward network's value is the last added value in which no token depends on
     other tokens.
 
-    Args:
-        model: The model that the stack belongs to.
-        stack: The stack.
-        site: "output", "attention" or "ffn".
-
     Raises:
         UnsupportedModelError: If a value is not added as a module returned it, for example because it is scaled before;
             if the stack has no module per block, its states have another form (see `Form`), or its blocks have no

@@ -109,20 +109,9 @@ def save_bank(
 ) -> None:
     """Save a bank to a folder, with the model's weights only if `bank.saves_base`.
 
-    Args:
-        bank: The bank.
-        folder: Folder to write; created if it does not exist.
-        title: Title of the model card. None: the name of the folder.
-        changed_base: Save even if the model or the processor has changed since the bank was made or loaded; the readers
-            then belong to the changed one.
-        files: More files to write in the same step: name -> function that is called with the path to write.
-
-    Raises:
-        StoreError: If the folder cannot be written, files of these names in it are not from a bank, or an `info` holds
-            a value that JSON cannot.
-        NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the frozen model or the processor changed and `changed_base` is not set, if the model is saved
-            too and `lamina.save` refuses it, or if a stored monitor cannot be read.
+    `title` is the title of the model card; None: the name of the folder. `files` are more files to write in the same
+    step: name -> function that is called with the path to write. The other arguments and the errors are those of
+    `ReaderBank.save_pretrained`.
     """
     folder = Path(check_type("save", "folder", folder, "str | Path"))
     for name in bank:
@@ -365,16 +354,10 @@ def load_bank(
     readers: Collection[str] | str | None = None,
     writes: bool = False,
 ) -> ReaderBank:
-    """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents the errors.
+    """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents its arguments and errors.
 
-    Args:
-        folder: A local folder, or the id of a repository on the hub.
-        model: The base model. None: the model that the manifest names.
-        processor: Tokenizer or processor of the base model. None: the one saved with the bank, or else the base's.
-        revision: Branch, tag or commit on the hub. None: the main branch.
-        readers: Names of the readers to load. None: all.
-        writes: Load the base model with its language model head, if it was saved with one. Always done for a bank with
-            monitors, because they score text that the model generates.
+    With `writes`, the base model is loaded with its language model head, if it was saved with one. This is always done
+    for a bank with monitors, because they score text that the model generates.
     """
     place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")

@@ -32,11 +32,7 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 def local_folder(folder: str, revision: str | None, readers: Collection[str] | None, *, base: bool) -> Path:
     """Return the path of a bank's local folder; if no such folder exists, download the bank from the hub.
 
-    Args:
-        folder: A local folder, or the id of a repository on the hub.
-        revision: Branch, tag or commit on the hub. None: the main branch.
-        readers: Names of the readers to download. None: all readers.
-        base: Whether to download the base model too, if it is saved with the bank.
+    Only the readers named in `readers` are downloaded (None: all), and a base model in the repository only with `base`.
 
     Raises:
         StoreError: If `folder` is a file, neither folder nor repository exists, or the download fails.
@@ -85,14 +81,7 @@ def push_folder(
 
     If the repository has other files of readers, of a base model or of a processor, the same commit deletes them.
 
-    Args:
-        save: Called with the folder to write to.
-        repo: Id of the repository, which is created if it does not exist.
-        message: Message of the commit.
-        branch: Branch, which is created if it does not exist. None: the main branch.
-        create_pr: Open a pull request instead of committing to the branch.
-        private: Whether a new repository is private. None: the account's default.
-        token: Access token. None: the stored one.
+    `save` is called with the folder to write to. The other arguments are those of `ReaderBank.push_to_hub`.
 
     Raises:
         StoreError: If the hub refuses or cannot be reached, or `save` raises an error that is not a LaminaError.

@@ -104,11 +104,7 @@ class BankRunner(Runner):
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Check that every task has rows in the named splits and fits the head of its reader.
-
-        Args:
-            tasks: Reader name -> task.
-            parts: Splits that each task must have, such as "train".
+        """Check that every task has rows in the splits `parts` and fits the head of its reader.
 
         Raises:
             UnknownNameError: If the bank has no reader of a task's name, or a task does not have a split.
@@ -144,9 +140,6 @@ class BankRunner(Runner):
 
         For a frozen model, it is a fingerprint of the stacks that readers read; with `train_base`, of all weights that
         do not start at random.
-
-        Args:
-            trained: The parameters that the run trains, which its checkpoints hold anyway.
         """
         if self.bank.train_base:
             return starting_weights(self.base, trained)
@@ -310,11 +303,8 @@ class BankRunner(Runner):
     ) -> list[Learner]:
         """Return one learner for each task's reader and, with `train_base`, the base model as the last learner.
 
-        Args:
-            tasks: Reader name -> task.
-            plan: The steps of the run. A reader has its own number of steps; the base model takes part in every step.
-            rates: Reader name -> highest learning rate. The base has `options.base_learning_rate`.
-            options: Options of the run.
+        The base takes part in every step, with the learning rate `options.base_learning_rate`. The arguments are those
+        of `Runner.learners`.
 
         Raises:
             ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter.

@@ -103,20 +103,15 @@ class ModelRunner(Runner):
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the model's weights. Weights that start at random, such as a new head, are left out.
 
-        Args:
-            trained: The parameters that the run trains. Its checkpoints hold them anyway.
+        The argument is that of `Runner.starting_weights`.
         """
         return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """Check that the model can be trained on the task, and give a new head's classes the names of its labels.
 
-        An image processor is set to the image size of the task, and stays on the model object for later predictions.
-
-        Args:
-            groups: The encoded examples; two rows of the first group are run through the model as a test.
-            options: Options of the run, with the learning rates of layers.
-            passes: Not used.
+        Two rows of the first group are run through the model as a test. An image processor is set to the image size of
+        the task, and stays on the model object for later predictions.
 
         Raises:
             ConfigError: If a bank reads the model, everything is frozen, a trained parameter is in float16, the options
@@ -206,13 +201,7 @@ class ModelRunner(Runner):
     ) -> list[Learner]:
         """Return a list with the model as its only learner, named after its task.
 
-        Its parameters are grouped by learning rate and weight decay; the errors are those of `parameter_groups`.
-
-        Args:
-            tasks: Task name -> task, with one item.
-            plan: The steps of the run, which give the number of steps of the model.
-            rates: Task name -> highest learning rate.
-            options: Options of the run.
+        Its parameters are grouped by learning rate and weight decay. Raises the errors of `parameter_groups`.
         """
         ((name, task),) = tasks.items()
         groups = parameter_groups(self.model, options, rates[name], self.op)
@@ -244,12 +233,7 @@ class ModelRunner(Runner):
     ) -> dict[str, object]:
         """Return learner name -> the model's outputs for a batch, in the form that its kind of task expects.
 
-        Args:
-            batch: Inputs of the model.
-            labels: If given, return the outputs from which the loss is computed. None: return the outputs for a
-                prediction.
-            names: A list with the name of the only learner.
-            states: Not used; a whole model has no cached states.
+        If `labels` is None, these are the outputs for a prediction, else those from which the loss is computed.
 
         Raises:
             ConfigError: If the model cannot read images of this size.
