@@ -1,14 +1,16 @@
 """Score against cost: the score of each way of adding a task to MiniLM, and its cost in parameters and time.
 
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
-        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--states out/states] [--picture frontier.svg] [--json]
+        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--epochs 3] [--states out/states] [--workers 8]
+        [--picture frontier.svg] [--json]
 
 The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
 classification (CoNLL-2003). Every method has a few variants (learning rates, layers). A tenth of the training rows is
 held out: with the first seed it chooses the variant, and with every seed the epoch. The score is measured on the
 published validation split. Each combination of task, method and seed is saved when it ends, and the same command
 continues an interrupted run. With `--states`, hidden states stay in a folder, so that further seeds and methods need no
-other pass of the model. There are three tables:
+other pass of the model. `--workers` runs that many combinations at once, each in a process of its own; for a GPU, which
+one of these small models leaves idle. There are three tables:
 
 1. The scores: mean over seeds, and half the width of the 95 % interval.
 2. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
@@ -37,9 +39,12 @@ import argparse
 import math
 import random
 import statistics
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +63,12 @@ from lamina.fusion.dwatt import DWAtt
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
-from lamina.studies.runner import Cell, run_cells
+from lamina.studies.runner import CELLS, Cell, run_cells
 from lamina.train.results import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from lamina.heads.base import HeadConfig
 
@@ -85,7 +91,7 @@ RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # learning rates of readers: the d
 OURS, OURS_TUNED = "default", "default, tuned rate"
 REGRESSIONS = ("embedding + regression", "all layers + regression")
 BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
-GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,), "LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
+GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,)}
 EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4, INSERTED: 4}  # number of epochs, of which the best is chosen
 READER_EPOCHS = 8
 
@@ -93,7 +99,8 @@ READER_EPOCHS = 8
 def main() -> None:
     """Run the combinations that have not ended yet, and print the tables."""
     arguments = _options()
-    first = _run(arguments, arguments.seeds[:1], {})
+    tried = _run(arguments, arguments.seeds[:1], {})
+    first = tried.loc[tried.groupby(["task", "method"], sort=False)["held out"].idxmax()]
     chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
     table = _run(arguments, arguments.seeds, chosen) if arguments.seeds[1:] else first
     rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
@@ -114,14 +121,20 @@ def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str
         chosen: (task, method) -> the variant that the first seed chose.
     """
 
-    def cell(task: str, method: str, seed: int) -> Cell:
-        only = None if seed == seeds[0] else chosen.get((arguments.tasks[0] if task == ALL else task, method))
+    def cells_of(task: str, method: str, seed: int) -> list[Cell]:
+        best = chosen.get((arguments.tasks[0] if task == ALL else task, method))
+        key = {"task": task, "method": method, "seed": seed, "epochs": _epochs(arguments, method)}
+        if method in RIVAL_RATES:  # a cell per learning rate, so that they can run at once
+            rates = [f"rate {rate:g}" for rate in RIVAL_RATES[method]] if best is None else [best]
+            return [
+                Cell({**key, "variant": rate}, partial(_cell, arguments, task, method, seed, rate)) for rate in rates
+            ]
         run = partial(_shared, arguments) if task == ALL else partial(_cell, arguments, task)
-        work = partial(run, method, seed, only)
-        of = {"of": " ".join(arguments.tasks)} if task == ALL else {}  # other tasks would make another shared model
-        rates = {"rates": " ".join(f"{rate:g}" for rate in GRIDS[method])} if method in GRIDS else {}
-        epochs = EPOCHS.get(method, READER_EPOCHS)
-        return Cell({"task": task, "method": method, "seed": seed, "epochs": epochs, **rates, **of}, work)
+        if task == ALL:
+            key["of"] = " ".join(arguments.tasks)  # other tasks would make another shared model
+        if method in GRIDS:
+            key["rates"] = " ".join(f"{rate:g}" for rate in GRIDS[method])
+        return [Cell(key, partial(run, method, seed, None if seed == seeds[0] else best))]
 
     pairs = [
         (task, method)
@@ -130,13 +143,35 @@ def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str
         if method not in BASES and not (task == "conll2003" and method in REGRESSIONS)
     ]
     pairs += [(ALL, method) for method in arguments.methods if method in BASES]
-    cells = [cell(*pair, seed) for seed in seeds for pair in pairs if seed == seeds[0] or pair[1] not in REGRESSIONS]
+    drawn = [(*pair, seed) for seed in seeds for pair in pairs if seed == seeds[0] or pair[1] not in REGRESSIONS]
+    cells = [cell for each in drawn for cell in cells_of(*each)]
     settings = {"tasks": TASKS, "torch": torch.__version__, "rows": arguments.rows, "scored": arguments.scored}
     settings |= {"first": arguments.seeds[0]}
-    table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True)
+    with _processes(arguments.workers) as pool:
+        if pool is not None:
+            finished = {path.stem for path in (arguments.output / CELLS).glob("*.json")}
+            cells = [
+                cell if cell.file in finished else replace(cell, work=pool.submit(cell.work).result) for cell in cells
+            ]
+        table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True)
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
     return table
+
+
+def _processes(workers: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
+    """Return a pool of processes, which have imported what this module imports; for a single worker, None."""
+    if workers == 1:
+        return nullcontext()
+    context = get_context("forkserver")  # a process that has a GPU open cannot be forked
+    context.set_forkserver_preload(["frontier"])
+    return ProcessPoolExecutor(workers, mp_context=context)
+
+
+def _epochs(arguments: argparse.Namespace, method: str) -> int:
+    """Return the number of epochs that a method trains for."""
+    epochs = EPOCHS.get(method, READER_EPOCHS)
+    return epochs if arguments.epochs is None else min(epochs, arguments.epochs)
 
 
 def _options() -> argparse.Namespace:
@@ -153,6 +188,8 @@ def _options() -> argparse.Namespace:
         "--rows", type=row_limit, help="maximum number of training rows, or 'all' (default: depends on the task)"
     )
     parser.add_argument("--scored", type=int, help="maximum number of rows to score on (default: all)")
+    parser.add_argument("--epochs", type=int, help="maximum number of epochs (default: depends on the method)")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes (default %(default)s)")
     parser.add_argument("--states", type=Path, help="folder that keeps hidden states (default: none are kept)")
     parser.add_argument("--repeats", type=int, default=9, help="measured runs of the timing; 0: no timing (default 9)")
     parser.add_argument("--picture", type=Path, help="file to draw score against cost to")
@@ -212,6 +249,8 @@ def _cell(arguments: argparse.Namespace, name: str, method: str, seed: int, only
     """
     task = limited(arguments.data, name, rows=arguments.rows, scored=arguments.scored)
     options: dict[str, Any] = {"seed": seed, "max_length": _length(name), "only": only}
+    if method not in REGRESSIONS:
+        options["epochs"] = _epochs(arguments, method)
     if method in READERS:
         options["states"] = arguments.states
     return [{"metric": task.metric, **METHODS[method](task, **options)}]
@@ -262,7 +301,7 @@ def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
 
 
 def _read(
-    name: str, task: Task, *, seed: int, max_length: int, only: str | None, states: Path | None
+    name: str, task: Task, *, seed: int, max_length: int, epochs: int, only: str | None, states: Path | None
 ) -> dict[str, Any]:
     """Train all variants of a method of readers in one pass, and return the row of the best one.
 
@@ -275,7 +314,7 @@ def _read(
         if only in (None, variant):
             bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
             rates[f"v{number}"], variants[f"v{number}"] = rate, variant
-    options: dict[str, Any] = {"epochs": READER_EPOCHS, "learning_rate": rates, "seed": seed}
+    options: dict[str, Any] = {"epochs": epochs, "learning_rate": rates, "seed": seed}
     options |= {"max_length": max_length, "test": True, "progress": False}
     options |= {"cache": "auto"} if states is None else {"cache": "on", "cache_dir": states}
     result = lamina.fit(bank, dict.fromkeys(bank, task), **options)
@@ -329,7 +368,7 @@ def _shared(arguments: argparse.Namespace, method: str, seed: int, only: str | N
         for name, task in tasks.items():
             reader = Reader.default(task)
             bank.add(name, Reader(reader.fusion, reader.head, seed=seed))
-        options: dict[str, Any] = {"epochs": EPOCHS[method], "batch_size": 16, "warmup_ratio": 0.1}
+        options: dict[str, Any] = {"epochs": _epochs(arguments, method), "batch_size": 16, "warmup_ratio": 0.1}
         options |= {
             "learning_rate": RATE,
             "base_learning_rate": rate,
@@ -360,8 +399,8 @@ METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_read, name) for name in READERS},
     "embedding + regression": embedded,
     "all layers + regression": partial(embedded, layers=slice(None)),
-    "LoRA": partial(lora, epochs=EPOCHS["LoRA"]),
-    TUNED: partial(fine_tuned, epochs=EPOCHS[TUNED]),
+    "LoRA": lora,
+    TUNED: fine_tuned,
 }
 NAMES = [*METHODS, *BASES]
 

@@ -12,8 +12,10 @@ import torch
 
 import lamina
 from lamina.data.batches import length_batches
+from lamina.layers.devices import usable_device
 from lamina.studies.benchmarking.regressions import fewer_columns
 from lamina.tasks.base import EncodeOptions, GenerationOptions
+from lamina.train.base import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,60 +24,54 @@ if TYPE_CHECKING:
 
     from lamina import Task
 
-RATES = {"lora": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
+RATES = {"LoRA": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+DEVICE = usable_device("auto")
 MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its adapter, in one pass
 
 
-def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
-    """Fine-tune the whole model at each learning rate, or at the one that `only` names; return the best result."""
-    rows = []
-    for rate in _rates("fine-tuning", only):
-        torch.manual_seed(seed)
-        model, tokenizer = _with_head(task)
-        options: dict[str, Any] = {"epochs": epochs, "batch_size": 16, "learning_rate": rate, "seed": seed}
-        options |= {"max_length": max_length, "warmup_ratio": 0.1, "test": True, "progress": False}
-        result = lamina.finetune(model, task, processor=tokenizer, **options)
-        [best], [test] = result.best.values(), result.test.values()
-        size = sum(parameter.numel() for parameter in model.parameters())
-        rows.append({"variant": f"rate {rate:g}", "score": test[task.metric], "held out": best[task.metric]})
-        rows[-1] |= {"trained": size, "stored": size, "seconds": result.seconds}
-    return _best(rows)
+def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> dict[str, Any]:
+    """Fine-tune the whole model at the learning rate that `only` names, such as "rate 0.0001"; return the result."""
+    torch.manual_seed(seed)
+    model, tokenizer = _with_head(task)
+    options: dict[str, Any] = {"epochs": epochs, "batch_size": 16, "learning_rate": _rate(only), "seed": seed}
+    options |= {"max_length": max_length, "warmup_ratio": 0.1, "test": True, "progress": False}
+    result = lamina.finetune(model, task, processor=tokenizer, **options)
+    [best], [test] = result.best.values(), result.test.values()
+    size = sum(parameter.numel() for parameter in model.parameters())
+    row = {"variant": only, "score": test[task.metric], "held out": best[task.metric]}
+    return {**row, "trained": size, "stored": size, "seconds": result.seconds}
 
 
-def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
-    """Train LoRA adapters of rank 8 on queries and values, and the head, at each rate; return the best result."""
-    rows = []
-    for rate in _rates("lora", only):
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        model, tokenizer = _with_head(task)
-        adapted = _adapted(model)
-        trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
-        parts = {part: _Part(task, part, tokenizer, max_length) for part in ("train", "validation", "test")}
-        steps = epochs * len(parts["train"].batches(seed))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, steps=steps: 1 - step / steps)
-        best, state = -2.0, {}
-        for epoch in range(epochs):
-            adapted.train()
-            for batch, labels in parts["train"].rows(seed + 1000 * epoch):
-                loss = adapted(**batch, labels=labels).loss
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(trained, 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-            if (score := parts["validation"].score(adapted)) > best:
-                best, state = score, [parameter.detach().clone() for parameter in trained]
-        with torch.no_grad():
-            for parameter, kept in zip(trained, state, strict=True):
-                parameter.copy_(kept)
-        size = sum(parameter.numel() for parameter in trained)
-        rows.append({"variant": f"rate {rate:g}", "held out": best, "trained": size, "stored": size})
-        rows[-1]["score"] = parts["test"].score(adapted)
-        rows[-1]["seconds"] = time.perf_counter() - start
-    return _best(rows)
+def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> dict[str, Any]:
+    """Train LoRA adapters of rank 8 on queries and values, and the head, at the rate that `only` names."""
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    model, tokenizer = _with_head(task)
+    adapted = _adapted(model).to(DEVICE)
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=_rate(only), weight_decay=0.0)
+    parts = {part: _Part(task, part, tokenizer, max_length) for part in ("train", "validation", "test")}
+    steps = epochs * len(parts["train"].batches(seed))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    best, state = -2.0, []
+    for epoch in range(epochs):
+        adapted.train()
+        for batch, labels in parts["train"].rows(seed + 1000 * epoch):
+            loss = adapted(**batch, labels=labels).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        if (score := parts["validation"].score(adapted)) > best:
+            best, state = score, [parameter.detach().clone() for parameter in trained]
+    with torch.no_grad():
+        for parameter, kept in zip(trained, state, strict=True):
+            parameter.copy_(kept)
+    size = sum(parameter.numel() for parameter in trained)
+    row = {"variant": only, "score": parts["test"].score(adapted), "held out": best, "trained": size, "stored": size}
+    return {**row, "seconds": time.perf_counter() - start}
 
 
 def embedded(
@@ -163,14 +159,15 @@ class _Part:
     def rows(self, seed: int) -> Any:
         for rows in self.batches(seed):
             labels = self._kind.model_labels(self._targets.tensor(rows), self._task)  # pyright: ignore
-            yield self._inputs.batch(rows), labels
+            yield to_device(self._inputs.batch(rows), DEVICE), labels.to(DEVICE)
 
     @torch.no_grad()
     def score(self, model: Any) -> float:
         model.eval()
         results = self._kind.results(self._task, self._split, self._inputs)
         for rows in self.batches(size=64):
-            results.add(rows, self._kind.outputs(model, self._inputs.batch(rows), self._processor, GenerationOptions()))
+            batch = to_device(self._inputs.batch(rows), DEVICE)
+            results.add(rows, self._kind.outputs(model, batch, self._processor, GenerationOptions()))
         return results.scores([self._task.metric])[self._task.metric]
 
 
@@ -196,14 +193,15 @@ def _means(texts: tuple[str, ...], max_length: int) -> tuple[np.ndarray, float]:
     """Return each layer's states, averaged over the tokens, `[texts, layers, width]`, and the seconds that it took."""
     start = time.perf_counter()
     model, tokenizer = lamina.load("minilm")
+    torch.nn.Module.to(model, DEVICE)
     shape = len(texts), model.config.num_hidden_layers + 1, model.config.hidden_size
     means: Any = np.empty(shape, dtype=np.float32)
     for rows in length_batches([len(text) for text in texts], 64):
         chosen = [texts[row] for row in rows]
-        batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt").to(DEVICE)
         states = torch.stack(model(**batch, output_hidden_states=True).hidden_states, dim=1)
         mask = batch["attention_mask"][:, None, :, None]
-        means[rows] = ((states * mask).sum(2) / mask.sum(2)).numpy()
+        means[rows] = ((states * mask).sum(2) / mask.sum(2)).cpu().numpy()
     return means, time.perf_counter() - start
 
 
@@ -216,8 +214,9 @@ def _metric(task: Task, truth: np.ndarray, guesses: Any) -> float:
     return float((matthews_corrcoef if task.metric == "mcc" else accuracy_score)(truth, guesses))
 
 
-def _rates(method: str, only: str | None) -> list[float]:
-    return [rate for rate in RATES[method] if only in (None, f"rate {rate:g}")]
+def _rate(variant: str) -> float:
+    """Return the learning rate of a variant such as "rate 0.001"."""
+    return float(variant.removeprefix("rate "))
 
 
 def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
