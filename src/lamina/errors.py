@@ -34,8 +34,7 @@ class LaminaError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Return what `pickle` needs to rebuild the error in another process.
 
-        The default would call the class with `args`, which fails for classes with keyword-only parameters. Here the
-        attributes are restored without such a call.
+        The default would call the class with `args`, which fails for classes with keyword-only parameters.
         """
         return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 

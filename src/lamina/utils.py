@@ -196,7 +196,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 class RepeatedKeyError(ValueError):
     """Raised when an object of a JSON text has a key twice. Python's own parsers would use the last value.
 
-    `keys` are all keys of the object. The message is such as "the key 'label' comes twice".
+    `keys` are all keys of the object.
     """
 
     def __init__(self, keys: Iterable[Hashable]) -> None:

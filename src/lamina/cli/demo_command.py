@@ -49,7 +49,6 @@ def demo(  # noqa: PLR0913
 
 
 def _show(result: Demo) -> None:
-    """Print the demo's scores, the answers on five sentences, the times and commands to try next."""
     full = bool(result.layers)
     columns = ["task", "metric", "last layer + linear", *(["best single layer"] if full else []), "default reader"]
     rows = [

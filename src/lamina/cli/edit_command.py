@@ -449,11 +449,7 @@ def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> fl
 
 
 def _show(facts: EditFacts) -> None:
-    """Print what an edit did: the model's size before and after, the edits, and where the model was saved.
-
-    If they are known, also the blocks of each stack before and after, what measured cuts cost, and how the outputs
-    differ.
-    """
+    """Print what edits did to a model, and where it was saved."""
     from lamina.editing.block_picture import drawn
 
     before, after = facts["before"], facts["after"]

@@ -185,7 +185,6 @@ def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
-    """Print a table of the monitors of the bank in `folder`, with their rates on unseen texts."""
     from lamina.store.hub import MONITOR_COLUMNS, monitor_cells
 
     rows = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
@@ -240,7 +239,6 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
 
 
 def _stack_facts(stack: LayerStack) -> StackFacts:
-    """Return the size of a stack, and where each of its layers is read."""
     outside = _parameters_outside_blocks(stack)
     blocks = [(type(block).__name__, sum(p.numel() for p in block.parameters())) for block in stack.blocks]
     sources: list[tuple[str | None, int | None]] = [(None, outside), *(blocks or [("?", None)] * stack.depth)]

@@ -150,7 +150,6 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
 
 
 def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
-    """Print a table with one row per text and one column per reader; `answers` comes from `lamina.predict`."""
     names = list(answers[0]) if answers else []
     rows = [
         (_short(text), *(summary(answer[name]) for name in names)) for text, answer in zip(texts, answers, strict=True)

@@ -98,7 +98,6 @@ def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Repo
 
 
 def _show(table: PivotTable) -> None:
-    """Print a table of a training run, its remarks, and the settings that a search chose."""
     from lamina.report.run_report import PAPER, chosen, grid, heads, remarks
 
     columns = ["", *(PAPER if paper else name for name, paper in heads(table))]

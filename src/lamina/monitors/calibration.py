@@ -51,8 +51,7 @@ class Calibration:
         split: Name of the split of the texts; "" if it is not known.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
         guaranteed: Whether the threshold was chosen so that the rate of false alarms on other texts of the same kind is
-            at most `target` with probability `confidence`. False: only the rate on these texts is, if there is a
-            target.
+            at most `target` with probability `confidence`. False: a target only holds on these texts.
         alarms_per_thousand: Number of false alarms per thousand tokens of negative texts, read up to the alarm; None if
             the tokens were not counted.
         alarms_interval: Confidence interval of `alarms_per_thousand` (Garwood's, exact for a Poisson count); None if

@@ -364,7 +364,7 @@ def tasks_of_file(
 
     Raises:
         ConfigError: If the bank has no readers, or a reader does not remember its columns and none were given.
-        UnknownNameError: If a reader does not exist.
+        UnknownNameError: If a reader, or a class in `positive`, does not exist.
         DataError: If a file cannot be read, or has no such column; the message names the reader.
     """
     heads: dict[str, TaskLike | HeadConfig]

@@ -58,7 +58,6 @@ class MonitorRecipe(Strict):
 
     @model_validator(mode="after")
     def _is_fraction(self) -> Self:
-        """Raise ValidationError if a rate per reply is 1 or more."""
         with error_at("rate"):
             if self.per == "reply" and self.rate >= 1:
                 raise ConfigError(f"the rate is {self.rate:g}; a rate per reply is below 1")

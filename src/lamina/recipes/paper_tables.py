@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class MeanScore(TypedDict):
-    """The mean of several runs' scores. `_mean_score` returns it.
+    """The mean of several runs' scores.
 
     Attributes:
         mean: The mean.

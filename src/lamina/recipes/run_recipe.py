@@ -353,7 +353,6 @@ class _Session:
         )
 
     def _table(self, rows: list[TableRow], specs: dict[str, RunSpec]) -> list[SummaryRow]:
-        """Return a row of results per task, method and setting, from one row per run; see `summaries`."""
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:

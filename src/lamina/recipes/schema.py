@@ -174,7 +174,6 @@ class SubsampleRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_size(self) -> SubsampleRecipe:
-        """Raise ValidationError unless exactly one size is set, and its value is allowed."""
         with error_at(blame=sorted(self.model_fields_set)):
             self.size()
         return self
@@ -276,10 +275,7 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_texts(self) -> TaskRecipe:
-        """Raise ValidationError if "pair_separator" or "label_all_tokens" is set for a task that has no use for it.
-
-        "pair_separator" is for pairs of texts, and "label_all_tokens" for tagging words.
-        """
+        """Raise ValidationError for "pair_separator" without pairs, or "label_all_tokens" without tagged words."""
         preset = self._preset
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")

@@ -75,7 +75,6 @@ class SeparateRuns:
 
     @cached_property
     def _shelf(self) -> Shelf:
-        """The results files, one for each finished run."""
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
@@ -168,7 +167,6 @@ class SeparateRuns:
         return {name: number for number, name in enumerate(self.specs)}
 
     def _temporary_model(self, name: str) -> Path:
-        """Return the folder that holds the model of the run `name` until it is moved to "models" or removed."""
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:

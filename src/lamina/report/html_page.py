@@ -153,7 +153,7 @@ def _section(folder: Path, label: str) -> Section:
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page. `_charts` makes it.
+    """A chart on the page.
 
     Attributes:
         section: The section (one study or training run) that it belongs to.
@@ -224,7 +224,6 @@ def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
 
 
 def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart]) -> str:
-    """Return the page as HTML, with all data, styles and scripts inside."""
     import vl_convert
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup

@@ -228,7 +228,7 @@ def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[Outp
 
 
 def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return one task's tensor; `predictions` are its predictions about the texts. See `kserve_outputs`."""
+    """Return one task's tensor, made from its predictions about the texts. See `kserve_outputs`."""
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
         numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]

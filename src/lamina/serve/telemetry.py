@@ -72,7 +72,7 @@ class RequestSpans:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application inside a span."""
+        """Pass a request on to the application."""
         from opentelemetry import propagate, trace
 
         if scope["type"] != "http":
@@ -227,7 +227,7 @@ class RequestMetrics:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, and record the status of its response and the time until its end."""
+        """Pass a request on to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
