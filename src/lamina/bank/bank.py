@@ -428,7 +428,7 @@ class ReaderBank(ReaderCollection):
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
-        """Return the model card that is saved with the bank. It loads the bank from `title`, a folder or hub id.
+        """Return the model card that is saved with the bank; its example loads the folder or hub id `title`.
 
         Raises ConfigError if a stored monitor cannot be read.
         """

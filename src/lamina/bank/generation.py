@@ -117,7 +117,7 @@ class GenerateCall:
     def prompts(self) -> Int[Tensor, "rows tokens"]:
         """Token ids `[rows, tokens]` as the decoder reads them, with padding, one row per beam or sample.
 
-        They are the start tokens of an encoder-decoder's decoder. `[rows, 0]` if the prompts are embeddings.
+        In an encoder-decoder, they are the decoder's start tokens. `[rows, 0]` if the prompts are embeddings.
         """
         return self._input_ids
 

@@ -26,7 +26,8 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, ob
         batch: One text as inputs of the model, on the bank's device.
 
     Returns:
-        Reader name -> contributions `[layers, tokens]`; None for a reader whose fusion does not allow this measurement.
+        Reader name -> contributions `[layers, tokens]`, for the layers of the reader; None if its fusion does not allow
+        this measurement.
 
     Raises:
         ConfigError: If the frozen model has changed.

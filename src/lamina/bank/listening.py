@@ -67,7 +67,7 @@ def listening(
 
 @contextmanager
 def _registered(listener: _Listener) -> Iterator[None]:
-    """Register a listener inside the `with` block; raise ConfigError if an open listener uses one of its readers."""
+    """Register a listener inside the `with` block; ConfigError if an open listener already uses one of the readers."""
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:

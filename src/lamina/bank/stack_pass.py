@@ -218,8 +218,8 @@ class StackPass:
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """Run the heads, and return reader name -> output, without losses.
 
-        A head over a vocabulary computes only the positions that have a label in `labels` (reader name -> labels).
-        Raises ConfigError if a layer is missing.
+        With `labels` (reader name -> labels), a head over a vocabulary computes only the labelled positions. Raises
+        ConfigError if a layer is missing.
         """
         by_stream, real = self._stream_features(), require_fed(self._real)
         names, features = by_stream[0]

@@ -101,7 +101,10 @@ def _of_adapter(layer: PeftLayer, name: str, adapter: str) -> object:
 
 
 def adapter_settings(layer: PeftLayer) -> dict[str, object]:
-    """Return which adapters of a PEFT layer are active, and their settings: "scaling of the adapter 'a'" -> 2.0."""
+    """Return a PEFT layer's "active_adapters" and their plain settings ("scaling of the adapter 'a'" -> 2.0).
+
+    {} if none is active.
+    """
     if not (active := active_adapters(layer)):
         return {}
     names = [(name, adapter) for adapter in active for name in layer.other_param_names]
@@ -111,7 +114,7 @@ def adapter_settings(layer: PeftLayer) -> dict[str, object]:
 
 
 def settings_in_place(layer: PeftLayer) -> dict[str, object]:
-    """Return copies of a PEFT layer's attributes of which `adapter_settings` is made, by name."""
+    """Return name -> shallow copy of each attribute of a PEFT layer from which `adapter_settings` is made."""
     names = ("_active_adapter", "_disable_adapters", "merged_adapters", *layer.other_param_names)
     return {name: copy(vars(layer)[name]) for name in names if name in vars(layer)}
 

@@ -292,7 +292,7 @@ class _Places(NamedTuple):
         state: The state of layer 0.
         blocks: The blocks, bottom first.
         by_layer: For each layer the events at which its state was seen, best first.
-        forms: For each layer the form in which the model returns its state.
+        forms: For each layer the form in which the model returns its state; see `forms_of`.
     """
 
     state: Tensor

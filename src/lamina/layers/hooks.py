@@ -33,7 +33,7 @@ _open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  
 
 @final
 class ContextHooks(ExitStack):
-    """A context manager for hooks that act only on forward passes of the context (`contextvars`) that entered it.
+    """A context manager for hooks that act only on forward passes of the context (`contextvars`) that made it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
     starts them.
@@ -85,7 +85,7 @@ class _ContextHook:
     hook: Callable[..., object] | None = None
 
     def __call__(self, *args: object) -> None:
-        """Call the hook if the called module is its owner, in the context that entered `hooks`; else do nothing."""
+        """Call the hook if the called module is its owner, in the context that made `hooks`; else do nothing."""
         hooks, hook = self.hooks, self.hook
         if hooks is None or hook is None or args[0] is not self.owner:
             return

@@ -121,8 +121,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
     """Yield `module` and the modules inside it that have weights of their own or adapters.
 
-    Modules first called after time `end` are left out, with all modules inside them; modules that were never called are
-    not. `started` is module -> time of its first call.
+    A module first called after time `end` is left out, with all modules inside it. A module that was never called is
+    included. `started` is module -> time of its first call.
     """
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
@@ -132,7 +132,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return, in order, the calls after time `since` that have a state as their `side`: "input" or "output".
+    """Return, in order, the calls begun after time `since` that received a state (`side` "input") or returned it.
 
     `seen` has the events at which the state was seen.
     """

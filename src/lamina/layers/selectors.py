@@ -76,7 +76,7 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
 def _index(layer: int, layers: int, op: str) -> int:
     """Return a layer's number from 0; a negative one counts from the top.
 
-    Raises LayerIndexError, about the operation `op`, if there are not so many layers (`layers` is their number).
+    Raises LayerIndexError, about the operation `op`, if there is no such layer; `layers` is the number of layers.
     """
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)

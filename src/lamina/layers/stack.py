@@ -144,7 +144,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack whose tower reads one of the arguments `inputs`; the first one that is read decides.
+    """Return the name of the stack whose tower reads one of the arguments `inputs`, the first that any tower reads.
 
     None if the model has no towers, or no tower reads any of `inputs`.
     """

@@ -251,7 +251,7 @@ def _listed(folder: Path) -> list[str]:
 def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
     """Return the manifest's entry about the bank's model: where it comes from, and what its states depend on.
 
-    With `present`, these are the settings that the model has now, else those that it had when the bank was made.
+    With `present`, the settings are those that the model has now, else those that it had when the bank was made.
     """
     model = bank.model
     if isinstance(model, RecordedModel):

@@ -237,7 +237,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     Raises:
         ModelNotFoundError: If the model does not exist.
         StoreError: If the edits do not fit the config, or the config or the record of edits is damaged.
-        UnknownNameError: If the head does not exist.
+        UnknownNameError: If the head does not exist, or the record of edits has an unknown key.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name = str(name)

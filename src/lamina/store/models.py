@@ -397,8 +397,8 @@ def source_of(name: str, revision: str | None) -> str:
     """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
-    while it was replacing the folder's files, the replacement is undone first. Raises ConfigError if there is a
-    `revision` for a folder, and StoreError if another process is replacing its files, or MiniLM's package is damaged.
+    while it was replacing the folder's files, the replacement is undone first. Raises the error of `check_revision` for
+    a folder, and StoreError if another process is replacing its files, or MiniLM's package is damaged.
     """
     full = _full(name)
     if is_folder := is_dir(full):

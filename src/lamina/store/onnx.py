@@ -107,7 +107,7 @@ class OnnxFacts(SavedFacts):
         outputs: Output name -> facts.
         max_difference: Largest difference to PyTorch that was measured.
         files: All files of the export, without `onnx.json`.
-        sha256: SHA-256 of the graph's files, in hexadecimal; None in exports of earlier versions.
+        sha256: Hash of the graph's files, see `hash_of_graph`; None in exports of earlier versions.
         int8: Task -> metric, and its value in PyTorch and in the quantised graph; None if the graph is not quantised.
     """
 
@@ -222,7 +222,7 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
 
 
 def hash_of_graph(folder: Path) -> str:
-    """Return the SHA-256 of an export's graph file, together with its weights file if it has one."""
+    """Return the SHA-256 of the SHA-256 digests of an export's graph file and of its weights file, if it has one."""
     digest = hashlib.sha256()
     for path in (folder / GRAPH, folder / WEIGHTS):
         if path.is_file():

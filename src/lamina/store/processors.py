@@ -101,8 +101,8 @@ def load_saved_processor(
 ) -> Processor | None:
     """Return the processor for a saved bank that had one: `given`, or else the saved one, or else `other` (or None).
 
-    The saved tokenizer gets the truncation side and the maximum length that it had when the bank was saved. Under other
-    library versions than those that saved the bank, only facts that mean the same in all versions are compared.
+    The saved tokenizer gets the settings `_SET`, such as its maximum length, that it had when the bank was saved. Under
+    other library versions than those that saved the bank, only facts that mean the same in all versions are compared.
 
     Raises:
         BaseMismatchError: If the processor does not make the same inputs as the one that the bank was saved with.
@@ -136,8 +136,8 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         processor: The processor that was passed.
 
     Raises:
-        ConfigError: If its inputs differ, and `op` is "fit".
-        BaseMismatchError: If it makes inputs that differ from those that the readers were trained on.
+        ConfigError: If the inputs differ and `op` is "fit".
+        BaseMismatchError: If the inputs differ and `op` is any other.
     """
     bank_facts, facts = _by_part(known), _by_part(processor)
     differs = _differences(bank_facts, facts)
@@ -152,9 +152,9 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 
 
 def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) -> None:
-    """Record in readers that they belong to a processor as it is now, for `check_inputs`.
+    """Set the `inputs` of readers to the facts about a processor as it is now, for `check_inputs`.
 
-    Nothing is known without a processor (None), or with a tokenizer that has steps in Python, which cannot be digested.
+    They are None without a processor, or with a tokenizer that has steps in Python, which cannot be digested.
     """
     facts = None
     if processor is not None:

@@ -69,7 +69,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
     Raises:
         StoreError: If the record is damaged.
         UnknownNameError: If the record has an unknown key.
-        ConfigError: If there is a `revision` for a folder.
+        ConfigError: If there is a `revision` other than "main" for a folder.
     """
     source = source_of(name, revision)
     path = Path(source) / RECORD if is_dir(source) else _download_record(source, revision)

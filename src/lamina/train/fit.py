@@ -117,7 +117,8 @@ def fit(  # noqa: PLR0913
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
             of the run. None: nothing is written.
         epochs: Number of passes over the training rows; a mapping has a number for each reader.
-        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
+        batch_size: Rows per pass, over all processes. A row is a window of tokens, a block of text, an image or an
+            audio clip.
         learning_rate: Highest learning rate; a mapping has a rate for each reader. None: 1e-3 for readers, 2e-5 for a
             whole model.
         base_learning_rate: Highest learning rate of the base model when `train_base=True`; its schedule covers all

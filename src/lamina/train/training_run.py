@@ -467,7 +467,7 @@ def _files(result: FitResult) -> Files:
 def _write(target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, files: Files) -> None:
     """Save the bank, or the model with its processor, and further files to a folder, all or nothing.
 
-    Errors are those of `lamina.save`.
+    Errors are those of `save_bank` or `lamina.save`.
     """
     if isinstance(target, ReaderBank):
         save_bank(target, folder, files=files)
