@@ -72,8 +72,8 @@ def padding_of(processor: Processor) -> dict[str, int]:
     """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
 
     Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
-    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token
-    has the position that it has in a batch by itself.
+    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left, so that no token's position
+    depends on its batch.
     """
     tokenizer = tokenizer_of(processor)
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

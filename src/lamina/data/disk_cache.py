@@ -46,7 +46,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 def cache_folder(asked: str | Path | None = None) -> Path:
     """Return the cache folder: `asked`, else $LAMINA_CACHE, else the folder "lamina" in the user's cache folder.
 
-    The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The returned folder need not exist.
+    The user's cache folder is $XDG_CACHE_HOME or ~/.cache. The result need not exist.
     """
     default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
     return Path(default if asked is None else asked).expanduser()

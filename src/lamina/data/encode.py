@@ -182,7 +182,7 @@ class Windows:
 
     @property
     def digest(self) -> str:
-        """A hash of the tokens and rows."""
+        """A hash of the tokens and of their division into rows."""
         return self.encoded.digest
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
@@ -264,8 +264,8 @@ def encode(
 
     If the tokenizer makes no token of a text (GPT-2's makes none of ""), the text becomes a single start token (or end
     or padding token, if there is none), which the model attends to. Raises ConfigError if `max_length` leaves no room
-    for text, or if `windows` is set and the tokenizer is not a fast one, or `stride` is negative or not smaller than
-    the text's part of a window; DataError if windows of more than 64 MiB cannot be written to a temporary file.
+    for text; with `windows`, also if the tokenizer is slow, or `stride` is negative or not smaller than the text's part
+    of a window. Raises DataError if windows of more than 64 MiB cannot be written to a temporary file.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -280,8 +280,8 @@ def encode(
             part of a window is not longer.
         offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks
             need them; they take much memory.
-        add_prefix_space: Whether to put a space before the first word of each text, for tokenizers that otherwise read
-            this word differently (byte-level BPE, as RoBERTa's). Offsets refer to the text without the space.
+        add_prefix_space: Whether to put a space before each text, if the tokenizer is byte-level BPE (as RoBERTa's) and
+            puts none itself. Offsets refer to the text without the space.
 
     Returns:
         The windows, in memory or in a temporary file if they are large. The tokenizer's settings are as before.
@@ -331,8 +331,8 @@ def encode(
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
     """Return the further options, besides the length, with which a tokenizer cuts texts into overlapping windows.
 
-    `room` is the number of tokens of a window besides special tokens; in a pair, the second text gets at least half of
-    them. `encode` describes the other arguments, and the ConfigError for a wrong `stride`.
+    `room` is the number of tokens of a window besides special tokens; the second text of a pair gets at least half.
+    `encode` describes the other arguments, and the ConfigError for a wrong `stride`.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -356,9 +356,9 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 
 
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer reads the first word of a text differently from the same word after a space.
+    """Return whether a tokenizer is a fast byte-level BPE that does not put a space before the first word itself.
 
-    Byte-level BPE does, unless the tokenizer adds a space to the first word itself.
+    It reads the first word differently from the same word after a space. Other tokenizers that do are not recognised.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
@@ -388,7 +388,7 @@ def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Seque
 
 
 def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_prefix_space: bool = False) -> Encoded:
-    """Tokenise texts, join them and cut the result into blocks of `max_length` tokens, as language modelling does.
+    """Tokenise texts, join them and cut the result into blocks of `max_length` tokens.
 
     Texts keep their special tokens; a block may begin and end inside a text. Only the last block may be shorter. Raises
     DataError if blocks of more than 64 MiB cannot be written to a temporary file.

@@ -30,7 +30,7 @@ _ROWS = 2**14  # rows whose sizes are computed at a time
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, Record | DataError]]:
     """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
 
-    Raises DataError if the file is not a Parquet file, a column is missing or there twice, or the cells take more than
+    Raises DataError if the file is not a Parquet file, a column is missing or occurs twice, or the cells take more than
     1 GiB and more than 100 times the size of the file.
 
     Args:

@@ -320,8 +320,9 @@ def read_chunks(
 ) -> Iterator[Table]:
     """Yield the rows of a file in chunks, as tables; memory does not grow with the file.
 
-    Raises ConfigError if `rows` is below 1, and DataError if the file is missing, has no row, an unknown extension or
-    an invalid header, or lacks a column; or if a row cannot be read and `on_bad_row` is None.
+    Raises ConfigError if `rows` is below 1, and DataError if the file is missing or has an unknown extension. While
+    chunks are read, DataError is raised if there is no row, an invalid header or no such column; or if a row cannot be
+    read and `on_bad_row` is None.
 
     Args:
         path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
@@ -351,7 +352,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     lines = array("q")
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the file in parts, as Arrow tables of texts, and collect the rows' numbers in `lines`."""
+        """Yield the file as Arrow tables, and collect the rows' numbers in `lines`."""
         for part in _tables(path, file_format, records, CHUNK):
             lines.extend(part.rows)
             yield pa.table(dict(part.columns))
@@ -452,7 +453,7 @@ def _format_of(path: Path, other: str | None) -> str:
 def _select_columns(
     path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """Yield the rows of a file with some of its columns (None: all); a row with an empty cell in them is a DataError.
+    """Yield the rows of a file with some of its columns (None: all); a row without a value in one is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
     if the file has no row or lacks a column.

@@ -75,8 +75,7 @@ class RecordedStates:
 
     Args:
         folder: The folder.
-        manifest: The folder's manifest, the contents of `states.json`. The files are checked against it, with the
-            errors of `open`.
+        manifest: The contents of `states.json`. The files are checked against it, with the errors of `open`.
 
     Attributes:
         lengths: Number of tokens of each row; 1 if states are pooled and the manifest does not have these numbers.

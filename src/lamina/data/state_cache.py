@@ -118,13 +118,13 @@ class CacheSettings:
     """The settings of the cache for a run.
 
     Attributes:
-        mode: "off": do not use the cache. "on": use it on disk, or raise an error. "auto": use it if that saves time,
-            in memory if the states take at most a quarter of the free memory, else on disk if they fit there.
+        mode: "off": do not use the cache. "on": use it on disk, or raise an error. "auto": in memory if the states, as
+            float32, take at most a quarter of the free memory; else on disk, if they fit there and that saves time.
         dtype: Type of the numbers in the files. In memory they are float32.
         folder: The cache folder; None: `cache_folder()`.
         precision: Type in which the model computes, as in `FitOptions`.
         batch_size: Rows per pass of the model while the cache is filled.
-        passes: Number of times that the rows will be read. "auto" fills the cache only for two or more.
+        passes: Number of times that the rows will be read. "auto" uses the cache only for two or more.
         progress: Show a progress bar while the cache is filled.
     """
 
@@ -164,7 +164,8 @@ def open_states(
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
-        ConfigError: If the frozen model has changed since the bank was made.
+        ConfigError: If the model must run, and has changed since the bank was made.
+        UnknownNameError: If there is no reader of a name.
     """
     if settings.mode == "off":
         return None
@@ -243,7 +244,7 @@ def _hash(facts: object) -> str:
 class Layout:
     """Where the states of each row and layer lie, in arrays in memory or in the files of a cache entry.
 
-    Rows follow each other in the order of `order`, without padding.
+    Rows are in the order of `order`, without padding.
 
     Attributes:
         lengths: Number of tokens of each row.

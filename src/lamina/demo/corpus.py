@@ -73,8 +73,8 @@ class Pair:
 def read_pairs(path: Path) -> tuple[Pair, ...]:
     """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
 
-    The first line, a header, is skipped. Raises DataError if the file cannot be read or has no pairs, or a line lacks
-    one of the five columns or has an unknown sentiment or type of entity.
+    The first line, a header, is skipped. Raises DataError if the file cannot be read or has no pairs, or a line does
+    not have five columns, or has an unknown sentiment or type of entity.
     """
     try:
         lines = no_pipe(path).read_text(encoding="utf-8").splitlines()
@@ -182,7 +182,7 @@ def corpus(seed: int = 0, rows: int = 3000, *, sentences: Path | str | None = No
 
     Raises:
         ConfigError: If `rows` is less than 48.
-        DataError: If the file of pairs cannot be read, or a line does not have five columns.
+        DataError: As in `read_pairs`.
     """
     if rows < MIN_ROWS:
         raise ConfigError(f"demo corpus: rows is {rows}; each split needs a few rows. Give at least {MIN_ROWS}.")

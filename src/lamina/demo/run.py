@@ -159,8 +159,8 @@ def run_demo(
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
     The bank is saved with the default readers only, and a picture beside it. Raises ConfigError if `rows` is too small;
-    DataError if `sentences` cannot be read; MissingExtraError if the packages of `lamina[demo]` are not installed;
-    StoreError if the folder cannot be written; LaminaError if saved and loaded bank compute different logits.
+    DataError if `sentences` is not a file of pairs; MissingExtraError if the packages of `lamina[demo]` are not
+    installed; StoreError if the folder cannot be written; LaminaError if saved and loaded bank give different logits.
 
     Args:
         folder: Output folder.

@@ -200,9 +200,8 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 def _load(names: JSON, what: Loads, data: str | Path | None) -> object:
     """Return the model or bank that a recipe names by hub id or folder; for a checkpoint, return the id or path.
 
-    `what` says which of the three `names` stands for. For a list or mapping of names, the same of what they name is
-    returned. The folder `data` is searched first. None: only the current folder is. Raises LaminaError if loading
-    fails.
+    `what` says which of the three `names` stands for. A list or mapping of names gives a list or mapping of these. The
+    folder `data` is searched first. None: only the current folder is. Raises LaminaError if loading fails.
     """
     if isinstance(names, Mapping):
         return {own_name: _load(source, what, data) for own_name, source in names.items()}

@@ -171,10 +171,10 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return the model's stack with the name `stack` (None: the only one, or the encoder), if its blocks can be edited.
+    """Return the stack with the name `stack` (None: the only one, or the encoder) of a copy of the model.
 
-    The model may be given by name or folder, and is not changed. Raises LaminaError, whose message begins with `op`, if
-    the stack does not exist, or it has no module per block.
+    The model may be given by name or folder. Raises LaminaError, whose message begins with `op`, if the stack does not
+    exist, or its blocks cannot be edited because it has no module per block.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 

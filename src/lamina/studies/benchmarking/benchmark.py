@@ -129,7 +129,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         ModelNotFoundError: If `model` is a name and there is no such model.
         ConfigError: If nothing is to be run, an option is out of range, the model has no tokenizer, or every cell
             failed; if `resume` is set without `output`, or the cells in `output` were run with other settings.
-        DataError: If the data cannot be found.
+        DataError: If the data cannot be found, or its list of sets cannot be read.
         CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
         StoreError: If `output` cannot be written, or a finished cell in it is damaged.
         MissingExtraError: If a method needs a package that is not installed.
@@ -174,7 +174,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
-    """Raise ConfigError if one of these arguments of `benchmark` is wrong, or MissingExtraError without xgboost."""
+    """Raise ConfigError for a wrong argument of `benchmark`, MissingExtraError if "xgboost" is chosen but missing."""
     _check_each_once("methods", methods)
     _check_each_once("seeds", seeds)
     check_range(_OP, "scored", scored, 2)
@@ -270,9 +270,9 @@ class _Summary:
 def _over_sets(part: Frame) -> _Summary:
     """Return the comparison of methods at one point (see `_points`), over the sets for which all have a score.
 
-    `part` holds the table rows of that point. "default", or the best method if that did not run, is compared with each
-    other method. With one method there are only "mean" and "rank" rows. With fewer than six sets, a sentence says that
-    they allow no conclusion about others.
+    `part` holds the table rows of that point. "default", or the best method if "default" did not run, is compared with
+    each other method. With one method there are only "mean" and "rank" rows. With fewer than six sets, a sentence says
+    that they allow no conclusion about others.
     """
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]

@@ -90,8 +90,8 @@ class CellSettings:
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
         max_length: Maximum tokens per text.
         draw: Seed of the choice of rows.
-        readers: Further methods: name -> reader. They are left out when a saved cell's settings are compared with
-            these.
+        readers: Further methods: name -> function from a task and a seed to the reader's config. They and `training`
+            are left out when a saved cell's settings are compared with these.
         training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
     """
 
@@ -202,7 +202,8 @@ def cell_rows(
     """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
     The model reads each text once. All seeds of one method are trained at the same time. Raises DataError if the data
-    set is missing, damaged or too small, and UnknownNameError if a method does not exist.
+    set is missing, damaged or too small, UnknownNameError if a method does not exist, CacheError if the states do not
+    fit on the disk, and MissingExtraError if xgboost is chosen but not installed.
 
     Args:
         model: The model, which is not changed.
@@ -236,7 +237,7 @@ class States:
     """The hidden states of a portion's rows, and the methods that read them. The model runs when an instance is made.
 
     Args:
-        model: The frozen model.
+        model: The model, which stays frozen and in eval mode.
         processor: Its tokenizer.
         drawn: The rows to train on and to score.
         settings: Settings of the benchmark.

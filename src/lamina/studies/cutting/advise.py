@@ -76,7 +76,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _AdviceInputs:
-    """State that all cells of the study share: the model, its processor, the stack's name and the training options."""
+    """The inputs that all cells of the study share: the model, its processor, the stack's name and training options."""
 
     model: Source
     processor: Processor | None
@@ -227,8 +227,7 @@ def _score_layers(start: _AdviceInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` holds out, and one row of the
-    phase "whole": the score of the reader of all layers on the validation rows. `start` has the model and the training
-    options.
+    phase "whole": the score of the reader of all layers on the validation rows.
     """
     model, processor = fresh_model(start.model, start.processor)
     held_out = task.held_out(seed).without_test()
@@ -256,7 +255,6 @@ def _score_cut_model(
 
     Returns one table row, with the score on the validation rows. The cut model and its bank are saved in `folders`,
     unless that is None. `seed` decides the reader's initial weights, the held-out rows and the order of the rows.
-    `start` has the model and the training options.
     """
     model, processor = fresh_model(start.model, start.processor)
     truncate_(model, proposal.keep, proposal.stack)
@@ -275,7 +273,7 @@ def _measure_costs(start: _AdviceInputs, task: Task, proposal: Proposal, texts: 
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
     perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32
-    validation rows. `start` has the model and the training options.
+    validation rows.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)

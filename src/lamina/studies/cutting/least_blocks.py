@@ -256,11 +256,10 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 
 
 def _scores(subject: _Subject, desc: str) -> list[float]:
-    """Return several scores of the model, of its own head or of linear readers.
+    """Return several scores of the model: of its own head, on each part of the validation split; or of linear readers.
 
-    If its own head is scored, there is a score for each part of the validation split; otherwise one for each seed of a
-    reader, which is trained for it. `desc` is the text of the progress bar. `subject` is what `drop_least_` cuts and
-    measures.
+    Three linear readers are then trained first, one per seed, and scored on the whole split. `desc` is the text of the
+    progress bar.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:

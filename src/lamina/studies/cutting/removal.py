@@ -140,9 +140,10 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         "score". If text was generated there is also a column "text": the first prompt and its continuation.
 
     Raises:
-        ConfigError: If there is neither a task nor a text, a length in `runs` is not between 1 and the depth minus 1,
-            `new_tokens` is negative, the stack has no module per block, or no cell measured anything; if `resume` is
-            set without `output`, or the cells in `output` were run with other settings.
+        ConfigError: If there is neither a task nor a text, `runs` (or, with tasks, `seeds`) is empty, a length in
+            `runs` is not between 1 and the depth minus 1, `new_tokens` is negative, the stack has no module per block,
+            or no cell measured anything; if `resume` is set without `output`, or the cells in `output` were run with
+            other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -280,8 +281,7 @@ def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
-    same passes. Returns one table row per seed and range, and one per seed for the whole model. `training` holds the
-    training options. `start` has the model and the ranges.
+    same passes. Returns one table row per seed and range, and one per seed for the whole model.
     """
     cell = _CellModel(start)
     bank = ReaderBank(cell.model, cell.processor)
@@ -302,7 +302,7 @@ def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training
 def _task_proxies(start: _RemovalInputs, task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
-    They are measured on up to 512 validation rows. `start` has the model and the ranges.
+    They are measured on up to 512 validation rows; nu, if rows have one class each, on all training rows.
     """
     cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
@@ -315,7 +315,6 @@ def _measure_perplexity(start: _RemovalInputs, texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
-    `start` has the model and the ranges.
     """
     cell = _CellModel(start)
     if cell.model.get_output_embeddings() is None:
@@ -338,8 +337,7 @@ def _measure_generation(
     Proxies are measured on `texts`, or on the prompts if there are no texts. Returns table rows of measure
     "same_tokens", whose column "text" has the first prompt and its continuation, and rows of the proxies; [] if the
     model does not generate text, is not causal, or there is no prompt. Raises DataError if no prompt has a token, and
-    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows. `start` has the model
-    and the ranges.
+    ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows.
     """
     cell = _CellModel(start)
     model = cell.model

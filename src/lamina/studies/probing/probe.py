@@ -428,9 +428,8 @@ class ProbeComparison:
 def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:
     """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
 
-    `rows` are the task's table rows, of which only those of measure "score" are used, and `split` is the scored split.
-    Baselines are the rows without a seed. Raises UnknownNameError if the task's metric cannot be computed from sums
-    over rows.
+    `rows` are the task's table rows, and `split` is the scored split. Only rows of measure "score" are used; those
+    without a seed are baselines. Raises UnknownNameError if the task's metric cannot be computed from sums over rows.
     """
     truths: list[Label] = list(task.split(split).labels)
     scored = [row for row in rows if row["measure"] == "score"]

@@ -400,9 +400,10 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with a validation split of a single row, taken from `split`.
+    """Return the tasks with their "train" split, and one row of the first task's `split` as all validation splits.
 
-    Training requires a validation split, but no epoch of a probe is selected by its score.
+    Training requires a validation split, but no epoch of a probe is selected by its score. Only a task's own metric is
+    left, and only the first sub-token of a word is learnt.
     """
     first = next(iter(tasks.values())).split(split)
     row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
