@@ -264,7 +264,7 @@ class LaminaEstimator(BaseEstimator):
         """Return reader name -> the reader's outputs for a split. Messages begin with the calling `method`.
 
         A warning is logged if texts are too long to be read whole. Raises UnknownNameError if `backend` does not exist,
-        and LaminaError if it cannot be used.
+        and LaminaError if it cannot be used, or an output is NaN or infinite.
         """
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size

@@ -186,7 +186,7 @@ def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
-    """Divide rows at random, by `seed`, into halves with equally many positives; return the row numbers of both.
+    """Divide the positives, and the negatives, into random halves by `seed`; return the row numbers of both halves.
 
     `labels` has a label for each row. A row with None is in neither half.
     """

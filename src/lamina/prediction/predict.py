@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
-        MissingExtraError: If `backend` is "onnx" or "int8" and its packages are not installed.
+        MissingExtraError: If packages for `backend` "onnx" or "int8", or for an audio file, are not installed.
     """
     options = PassOptions.checked(
         "predict",
@@ -398,6 +398,7 @@ class Predictor:
             budget: Maximum number of tokens per pass, beside its `batch_size` rows. None: no such limit.
 
         Raises:
+            ConfigError: If the engine must answer but cannot, or a frozen model has changed since its bank was made.
             NotFiniteError: If a reader gives NaN or infinity for an example.
         """
         collected: dict[str, Results] = {}

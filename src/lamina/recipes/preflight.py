@@ -72,7 +72,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
     `specs` is run name -> run, and `tasks` is task name -> copies of the task, one per repeat of its subsample. The
     model's head gets the labels of the first copy. Nothing is checked if the recipe's model was edited before it was
-    saved. Raises LaminaError if an edit cannot be applied.
+    saved. Raises LaminaError if the model's config cannot be loaded, or an edit cannot be applied.
     """
     edited = [spec for spec in specs.values() if spec.edits]
     if not edited or read_record(recipe.model, recipe.revision)[1]:

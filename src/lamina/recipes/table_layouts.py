@@ -274,7 +274,7 @@ def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> boo
 def read_only(texts: Sequence[str]) -> Only:
     """Return key -> patterns from the option --only of the command line, such as "method=baseline,unit*".
 
-    If a key occurs several times, its patterns are joined. A name with a comma is put in double quotes. Raises
+    If a key occurs several times, its patterns are joined. A name with a comma must be in double quotes. Raises
     ConfigError if a text has another form.
     """
     only: Only = {}

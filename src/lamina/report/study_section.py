@@ -36,7 +36,7 @@ class Span(TypedDict):
 
     Attributes:
         label: Its label; absent where spans have none.
-        error: "wrong" if it is missing.
+        error: The kind of error. If this key is absent, it is "wrong".
     """
 
     start: int

@@ -488,8 +488,8 @@ class Scheduler:
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
         """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        They are running from then on, so that they can no longer be cancelled. `tokenised` has the texts of the jobs. A
-        job that is too long and may not be cut fails. If all fail, there is no wait.
+        These can no longer be cancelled. `tokenised` has the texts of the jobs. A job that is too long and may not be
+        cut fails. If all fail, there is no wait. Raises ClosedError as `_begin` does.
         """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))

@@ -358,13 +358,12 @@ class PredictWorker(Worker[Prepared, Prediction]):
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
         """Predict in passes within `budget`; return a list of predictions, one per text.
 
-        A generator: it yields between two passes. Raises NotFiniteError if a prediction is NaN or infinite.
+        A generator: it yields between two passes. Raises the errors of `Predictor.answer_by_pass`.
         """
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @cached_property
     def _lengths(self) -> Lengths:
-        """How many tokens of a text each reader reads; computed once, since this looks through the whole model."""
         return lengths_of(self.bank, self._predictor, self.tasks)
 
     @property

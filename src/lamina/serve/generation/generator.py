@@ -241,11 +241,11 @@ class Generation:
         self.start, self.join = self._thread.start, self._thread.join
 
     def leave(self) -> None:
-        """End the text after its current step, with ClosedError. Called when the client has left."""
+        """End the text after its current step, with ClosedError."""
         self._has_left.set()
 
     def _is_over(self) -> bool:
-        """Return whether the text must end now: its client has left, or its time is up. Called between two steps.
+        """Return whether the text must end now: its client has left, or its time is up.
 
         A thread that waits to change the model may do so during this call, which then waits for it.
         """
@@ -253,7 +253,7 @@ class Generation:
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        """Generate the text, call `on_done`, and pass its end or error to `put`. This is the thread's target."""
+        """Generate the text, call `on_done`, and pass its end or error to `put`."""
         end = self._generate_or_fail()
         self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)
