@@ -222,7 +222,7 @@ class LeastOptions(NamedTuple):
         return {"--task": self.task is not None, "--data": self.data is not None}
 
     def choice_options(self) -> dict[str, bool]:
-        """Return "--by" and "--heal", each with whether it was set."""
+        """Return "--by" and "--heal", each with whether it has another value than its default."""
         return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
     def seed_option(self) -> dict[str, bool]:

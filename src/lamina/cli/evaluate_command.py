@@ -145,7 +145,8 @@ def evaluate(  # noqa: PLR0913
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
     """Return the values of a repeated option: reader -> value; or one value for all readers; or None if there is none.
 
-    Raises ConfigError, which names the `option`, if only some values name a reader, or a reader is named twice.
+    Raises ConfigError, which names the `option`, unless there is one plain value, or each has the form READER=VALUE and
+    no reader comes twice.
     """
     if not values:
         return None

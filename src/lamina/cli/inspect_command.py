@@ -192,7 +192,6 @@ def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
 
 
 def _show(name: str, facts: StackFacts) -> None:
-    """Print a stack of blocks as a table with one row per layer, and the stack's fingerprint if that is known."""
     blocks = f"{facts['depth']} x {facts['block']}" if facts["block"] else pluralize(facts["depth"], "block")
     title = f"\n{name}: {pluralize(facts['layers'], 'layer')} of width {facts['width']}, {blocks}"
     rows = [

@@ -158,7 +158,7 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
 def _show(run: RecipeResult, folder: Path) -> None:
     """Print a table with a row per task, reader (or method) and setting, and remarks below it.
 
-    A sweep prints its best 20 rows; `table.md` in `folder`, the output folder, has all rows.
+    A sweep prints its best 20 rows; `table.md` in the output `folder` has all rows.
     """
     from lamina.recipes.paper_tables import notes, printed
 

@@ -355,6 +355,7 @@ class LaminaEstimator(BaseEstimator):
                 the model that the estimator was fitted with has no name.
             BaseMismatchError: If the model is not the one that the estimator was fitted with.
             ModelNotFoundError: If the model cannot be found.
+            UnknownNameError: If a fusion or head that was saved does not exist.
             ConfigError: If there is no tokenizer with the model.
         """
 
@@ -422,7 +423,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     """Return the estimator that `write_estimator` saved in a folder, without its bank, and the name of its model.
 
     The name is None if the model has none. Raises StoreError if `estimator.json` is missing or damaged, has another
-    format, or is from a different class than `kind`, the estimator's class.
+    format, or is from a different class than `kind`, the estimator's class. Other errors are those of `_from_json`.
     """
     path = folder / FILE
     if not path.is_file():

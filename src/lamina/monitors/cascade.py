@@ -129,7 +129,7 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """A cascade in progress over a batch of texts. `start_monitors` makes it."""
+    """A cascade in progress over a batch of texts."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade

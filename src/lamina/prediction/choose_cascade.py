@@ -228,8 +228,9 @@ def _candidates(
 ) -> list[Cascade]:
     """Return cascades, the safest first; each further one lets the first monitor miss more positives, and is cheaper.
 
-    They end in `second`. `scored` are the first monitor's scores of all rows, `labels` the rows' labels. The rows in
-    `rows` decide the thresholds. Raises ConfigError if no positive row has a token with a score.
+    Their second monitor is `second` without a threshold. `scored` are the first monitor's scores of all rows, `labels`
+    the rows' labels. The rows in `rows` decide the first monitor's thresholds. Raises ConfigError if no positive row
+    has a token with a score.
     """
     own, positive = _part(scored, labels, rows)
     highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])

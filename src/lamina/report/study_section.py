@@ -367,8 +367,8 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
     """Return the points of a scatter plot, one per row, and remarks that count the points.
 
     From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure has no column of
-    labels, the label of a point lists all columns that are not drawn. `columns` maps roles in the chart ("x", "colour"
-    and so on) to columns of `rows`.
+    labels, the label of a point lists the columns that are not drawn and differ between rows. `columns` maps roles in
+    the chart ("x", "colour" and so on) to columns of `rows`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})

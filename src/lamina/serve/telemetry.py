@@ -117,10 +117,7 @@ def note_readers(names: Iterable[str]) -> None:
 
 
 def note_failure() -> None:
-    """Mark the current request's span as failed; do nothing without OpenTelemetry.
-
-    The status of a stream is sent before its first token, so it does not tell that the stream broke off.
-    """
+    """Mark the current request's span as failed; do nothing without OpenTelemetry."""
     if is_available():
         from opentelemetry import trace
 
