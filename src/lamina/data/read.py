@@ -500,8 +500,8 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
 
     Args:
         path: Name of the file for messages.
-        read: Function that opens the file at its beginning. It is called again if it is not clear whether a line is a
-            comment or a word.
+        read: Function that yields the file's lines from the first. It is called again if it is not clear whether a line
+            is a comment or a word.
     """
     words: list[list[str]] = []  # cells of each word of the current sentence
     first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet

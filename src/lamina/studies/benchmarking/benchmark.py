@@ -231,10 +231,7 @@ def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study: the cells' table `rows`, and the comparison of methods over all data sets.
-
-    `settings` are those of the study.
-    """
+    """Return the study: the cells' table `rows`, and the comparison of methods over all data sets."""
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []

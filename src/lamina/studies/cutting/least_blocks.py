@@ -64,9 +64,8 @@ class LeastBlocks:
         task: Name of the task.
         metric: The task's metric.
         by: The method of choosing blocks, as passed to `drop_least_`.
-        dropped: Numbers of the dropped blocks, before the edit.
-        costs: Number of a block -> its influence, or how far the score falls without it, for the blocks that were
-            measured.
+        dropped: Numbers, from 1, that the dropped blocks had before the edit.
+        costs: Number of each block -> its influence, or how far the score falls without it alone.
         scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).

@@ -118,7 +118,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
-    for tasks with one class per row, is the fall of the variability within classes.
+    for tasks with one class per row, is the fall of the variability within the classes of the training rows.
 
     Args:
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
@@ -264,8 +264,8 @@ class _CellModel:
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
         """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks.
 
-        Raises the errors of `variability`, such as DataError if all rows have one class. `max_length` is the maximum
-        tokens per text; None: what the model allows.
+        nu is measured on the training rows. Raises the errors of `variability`, such as DataError if all rows have one
+        class. `max_length` is the maximum tokens per text; None: what the model allows.
         """
         table = variability(
             self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
@@ -302,7 +302,7 @@ def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training
 def _task_proxies(start: _RemovalInputs, task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
-    They are measured on up to 512 validation rows; nu, if rows have one class each, on all training rows.
+    They are measured on up to 512 validation rows; "nu", if each row has one class, on all training rows.
     """
     cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
@@ -486,11 +486,7 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     """Return a sentence that names the range of blocks whose removal costs least: the smallest mean drop over seeds.
 
-    Args:
-        task: Name of the task, for the sentence.
-        measure: What was scored: a metric, "perplexity" or "same_tokens". For perplexity, the drop is the rise of its
-            logarithm.
-        drops: The drops of the score, for each seed and range, as `_drops` returns them.
+    `measure` is what was scored (a metric, "perplexity" or "same_tokens"), and `drops` come from `_drops`.
     """
     means = _means(drops)
     least = min(means, key=lambda block_range: means[block_range])

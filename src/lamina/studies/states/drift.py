@@ -324,9 +324,9 @@ def weights_by_role(
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield (role, weights) for each role, such as "query", in block `layer` (from 1) of a stack.
 
-    The weights are name -> linear weight; roles without any are left out. Families that are not in the table of roles
-    have the single role "linear". Raises UnsupportedModelError, whose message begins with `op`, if a module that the
-    table names is missing.
+    The weights are name -> linear weight, not a copy; roles without any are left out. Families that are not in the
+    table of roles have the single role "linear". Raises UnsupportedModelError, whose message begins with `op`, if a
+    module that the table names is missing.
     """
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}

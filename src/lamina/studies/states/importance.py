@@ -205,7 +205,7 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         readers: Names of the readers. None: all whose fusion is listed above.
 
     Returns:
-        A study with the columns "reader", "position" (in the model's input), "token", "layer", "measure"
+        A study with the columns "reader", "position" (in the model's input, from 0), "token", "layer", "measure"
         ("contribution") and "score": the contribution divided by the token's sum over layers, so that a token's scores
         sum to 1. Readers with another fusion are listed in `settings["left_out"]`.
 

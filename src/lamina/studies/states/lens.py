@@ -421,8 +421,8 @@ def lens_tokens(
         top: Number of tokens to list, from 1 to the size of the vocabulary.
 
     Returns:
-        A study with the columns "layer", "position" (in the model's input), "token" (the token at that position),
-        "place" (1 is the most likely), "predicted" and "score" (its probability).
+        A study with the columns "layer", "position" (in the model's input, from 0), "token" (the token there), "place"
+        (1 is the most likely), "predicted" and "score" (its probability).
 
     Raises:
         ConfigError: If the model has no language model head, there is no tokenizer, or `top` is out of range.
