@@ -210,7 +210,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
-    """Wait until no other process writes an entry, and hold the entry's lock inside the `with` block.
+    """Wait until no other process writes the entry of `key`, and hold its lock inside the `with` block.
 
     Unfinished entries of processes that died are removed. Raises CacheError if this process holds the lock already.
 

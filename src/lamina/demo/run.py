@@ -61,7 +61,7 @@ class Prediction(TypedDict):
     Attributes:
         text: The sentence; `sentiment` and `acceptability` are the labels that the readers gave it.
         entities: Found names, such as "Lisbon (LOC)".
-        wrong: The right label in place of each wrong `sentiment` or `acceptability`; [] if both are right.
+        wrong: The right labels for a wrong `sentiment` or `acceptability`, in this order; [] if both are right.
     """
 
     text: str

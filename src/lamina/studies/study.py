@@ -188,13 +188,9 @@ class Study:
         return wide.reset_index().rename_axis(columns=None)
 
     def rows(self, figure: str) -> DataFrame:
-        """Return the rows of the table that a chart shows.
+        """Return the rows of the table that the chart `figure` shows.
 
-        Args:
-            figure: Name of the chart.
-
-        Raises:
-            UnknownNameError: If the chart does not exist, or it needs a column that the table does not have.
+        Raises UnknownNameError if the chart does not exist, or it needs a column that the table does not have.
         """
         check_known(f"study {self.name}", [figure], self.figures, "figure")
         chart = self.figures[figure]
@@ -231,9 +227,6 @@ class Study:
     @classmethod
     def load(cls, folder: str | Path) -> Study:
         """Return the study that `save` wrote to a folder.
-
-        Args:
-            folder: Folder that `save` wrote.
 
         Raises:
             StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it.

@@ -358,7 +358,7 @@ class AudioInputs:
         """Return how many of the model's frames cover each clip, without the clip's padding. No clip is decoded.
 
         Returns None if the numbers cannot be known: the model does not say how many samples make a frame, or the
-        extractor makes spectrograms of unequal sizes, without a mask or of columns of unknown length.
+        extractor makes spectrograms that differ in size, have no mask, or have columns of unknown length.
         """
         count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
         if count is None or not (self._reads_samples or self._counts_columns):
@@ -390,8 +390,8 @@ class AudioInputs:
     def _with_silence(self, samples: int) -> int:
         """Return the length in samples of a clip of `samples` samples after it is padded with silence.
 
-        It is at least a tenth of a second. If a batch needs clips of equal length, it is in whole seconds, or the
-        limit.
+        It is at least a tenth of a second. If a batch needs clips of equal length, it is rounded up to whole seconds,
+        but not above the limit.
         """
         if self.equal_lengths:
             return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)

@@ -366,7 +366,7 @@ class Kind(ABC, Generic[InputsT]):
         Args:
             source: Path of the file.
             spec: Which columns to read.
-            header: Column names of a file that has none. None: the file has them.
+            header: Column names, if the file has no header. None: it has one.
 
         Raises:
             DataError: If the file cannot be read.
@@ -461,12 +461,9 @@ class Kind(ABC, Generic[InputsT]):
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return the number of rows in a batch for scoring; by default `asked`.
+        """Return the number of rows in a batch for scoring: by default, and at most, the user's number `asked`.
 
-        Args:
-            asked: The number that the user asks for. The result is at most this.
-            inputs: The encoded examples.
-            outputs: Number of scores per position: of the reader's head; of a whole model, the vocabulary's size.
+        `outputs` is the number of scores per position: of a reader's head, or the size of a whole model's vocabulary.
         """
         return asked
 

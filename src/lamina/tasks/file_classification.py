@@ -197,9 +197,9 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield every file in the plain tar file `path`, as `_in_folder` does; each `file_class` reads its file in place.
+    """Yield every file in the plain tar file `path`: the parts of its name, and a `file_class` that reads it in place.
 
-    Raises DataError if the tar file is compressed, damaged or cut off.
+    Links and special files have None in its place. Raises DataError if the tar file is compressed, damaged or cut off.
     """
     try:
         with tarfile.open(path, mode="r:") as archive:
@@ -270,7 +270,7 @@ class FileKind(ClassKind[InputsT]):
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSON Lines
                 file with a column of paths, relative to the folder of that file.
             spec: Which columns to read.
-            header: Column names of a CSV or TSV file that has none. None: it has them.
+            header: Column names, if a CSV or TSV file has no header. None: it has one.
         """
         if not isinstance(source, str | Path):
             return super().read(source, spec, header)

@@ -45,8 +45,8 @@ def check_spec(spec: ColumnSpec) -> None:
     """Check that the kind of `spec` allows the user's choices in it, as far as this is known without the data.
 
     Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
-    labels or separator are empty, a label is named twice, text and classes are one column, or an option is set that the
-    kind does not have (`by_row`, `separator`, `text_pair`).
+    labels or separator are empty, a label is named twice, text and class labels are one column, or an option is set
+    that the kind does not have (`by_row`, `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:

@@ -42,7 +42,7 @@ class Preset:
         config: Configuration of the hub dataset. None: the default.
         revision: Revision of the hub dataset. None: the newest.
         hub_columns: Columns of the hub dataset. None: the same as `columns`.
-        header: Column names of files that have none. None: they have them.
+        header: Column names, if the files have no header. None: they have one.
         stand_ins: Names of files to use as the train split if no published train file is found.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
@@ -82,12 +82,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
-    """Return the name of a preset's task, and the preset.
+    """Return the name of a preset's task, and the preset. `name` is like "cola", "glue/cola" or "wikiann/de" (German).
 
     Raises UnknownNameError if there is no such preset, and ConfigError if the language is not a language code.
-
-    Args:
-        name: Name of the preset, as in "cola", "glue/cola" or (with a language) "wikiann/de".
     """
     short, slash, language = name.removeprefix("glue/").partition("/")
     preset = PRESETS.get(short)

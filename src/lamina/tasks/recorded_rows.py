@@ -41,7 +41,9 @@ ROW = "\0row"  # column with the number of each row; no file has it
 
 @final
 class RecordedTables(dict[str, Table]):
-    """The tables of a task over recorded states: split name -> table of labels, whose column `ROW` has row numbers.
+    """The tables of a task over recorded states: split name -> table of labels with a column `ROW`.
+
+    A cell of `ROW` is "t" and the row's number; if tokens have labels, it is a list with this text for each token.
 
     Attributes:
         states: Split name -> its recorded states.

@@ -28,7 +28,7 @@ _PLAIN_FEATURES = frozenset({"Value", "ClassLabel", "List", "LargeList", "Sequen
 
 
 def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[Hashable]]]:
-    """Find the columns of a table that hold labels; return column name -> one list of labels per row.
+    """Find the columns of a table that look like labels; return column name -> one list of labels per row.
 
     A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and its values repeat:
     at least two are distinct, at most 1,000, and at most half as many as the table has rows. An empty cell has an empty
@@ -86,7 +86,7 @@ def _labels_in(cell: object) -> list[Hashable] | None:
 
 
 def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
-    """Return each row's class ids over all label columns of a table; None if the table has no such column.
+    """Return each row's class ids over all `label_columns` of a table; None if the table has no such column.
 
     In a column with empty cells, "has a label" counts as one more class. The columns named in `texts` are left out.
     """

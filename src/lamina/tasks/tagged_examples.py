@@ -133,7 +133,7 @@ def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_
 
 
 def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: ColumnSpec, odd: str | None) -> None:
-    """Raise DataError for the first word of a table with the tag `odd`, if not None; `tags` are those of its rows."""
+    """Raise DataError for the first word with the tag `odd`, unless that is None; `tags` has the tags of each row."""
     words = table.column(spec.text) if odd is not None else ()
     for row, sentence, marks in zip(table.rows, words, tags, strict=False):
         if odd in marks:
@@ -148,8 +148,8 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
     """Return the class names of a task.
 
-    `names` are `spec.labels`, or the tags of the train split, which are sorted. If they mark spans in `scheme` (None:
-    they mark none), they become IOB2 tags; labels of `spec` that are all tags of IOB2, IOBES or BILOU stay as they are.
+    `names` are `spec.labels`, or the tags of the train split; only the latter are sorted. If `names` mark spans in
+    `scheme` (None: they mark none), they become IOB2 tags; but `spec.labels` stay if all are IOB2, IOBES or BILOU tags.
     """
     if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
         return spec.labels or lab.infer_labels(names)

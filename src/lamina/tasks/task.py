@@ -86,7 +86,7 @@ class Task:
 
         Raises:
             UnknownNameError: If no such kind is registered, or there is no such class.
-            ConfigError: If `positive` is set and there are not two classes.
+            ConfigError: If `positive` is set and there are not two classes, or it cannot name a class.
         """
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))
@@ -321,8 +321,8 @@ class Task:
                 belong together. Images and audio are read from a folder (or tar file) with a folder per class, or from
                 a table with a column of paths. None: there is no such split.
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
-                so that every class of every label column of the file keeps its share. All tasks over the file get the
-                same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
+                so that every class of every column that looks like labels keeps its share. All tasks over the file get
+                the same tenth, and every class keeps a training row. For running text in blocks it is the last tenth.
             test: File of the test split, for `evaluate` and for `fit` with `test=True`. None: there is no such split.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no "sentence"),
                 or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In plain text

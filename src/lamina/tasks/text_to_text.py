@@ -132,9 +132,9 @@ class TextToTextKind(Kind[PairInputs]):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the source texts of every split, with the texts to generate as labels; see `Kind.build`.
 
-        The default columns are "sentence" and "label", or "text" and "target" if there are no columns of these names.
-        Raises DataError if a column is missing, a source is blank, or a target is missing and such rows are not
-        dropped, or all are missing; ConfigError if the user passed labels.
+        The default columns are "sentence" and "label". If no table has one, "text" or "target" takes its place. Raises
+        DataError if a column is missing, a source is blank, or a target is missing and such rows are not dropped, or
+        all are missing; ConfigError if the user passed labels.
         """
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
@@ -145,8 +145,9 @@ class TextToTextKind(Kind[PairInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
         """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
 
-        Targets are read as `_TargetTokenizer` says; the tokenizer itself is not changed. Raises ConfigError if the
-        processor has no tokenizer, and DataError if a label is not a text.
+        A tokenizer with languages reads targets in its target language; if none is set, in its source language, with a
+        warning. The tokenizer itself is not changed. Raises ConfigError if the processor has no tokenizer, and
+        DataError if a label is not a text.
         """
         processor = check_tokenizer(processor)
         sources = encode(

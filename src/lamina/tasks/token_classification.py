@@ -110,7 +110,7 @@ class Pieces:
 
     @classmethod
     def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
-        """Build the object from `saved`, the result of `as_json`, and the class names; None gives one without tags."""
+        """Build the object from the class names and `saved`, the result of `as_json` (None: there are no tags)."""
         rows = cast("list[list[int]]", saved or [])
         return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
 

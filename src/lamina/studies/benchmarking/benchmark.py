@@ -189,7 +189,7 @@ def _check_each_once(what: str, chosen: Sequence[object]) -> None:
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
-    """Return the points of a setting, each of which makes one cell per data set; (None,) if the setting has no points.
+    """Return the points of a setting; each makes one cell per data set. (None,): the setting has no points.
 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
     `points` are the user's; None: the usual ones. Raises ConfigError if the setting has no points but `points` are

@@ -84,7 +84,7 @@ class CellSettings:
 
     Attributes:
         setting: "normal", "scarce", "imbalance" or "shift".
-        methods: Names of the methods: keys of `METHODS` or of `readers`.
+        methods: Names of the methods, from `METHODS` or the keys of `readers`.
         seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
         scored: Maximum number of scored rows; None: all.
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
@@ -135,7 +135,7 @@ class SetStates:
     time that the model took to read the present set.
 
     Args:
-        texts_of: Returns the texts of the set with the given name that any point trains on or scores.
+        texts_of: Called with a set's name; returns the texts of the set that any point trains on or scores.
     """
 
     def __init__(self, texts_of: Callable[[str], Sequence[str]]) -> None:

@@ -134,11 +134,11 @@ def drop_least_(  # noqa: PLR0913 options of the command
 ) -> LeastBlocks:
     """Drop the `count` blocks that matter least to a task, in place, and return a report of what the model lost.
 
-    Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if there
-    are fewer than 40 rows for either. Raises ConfigError if `count` is out of range, the model cannot be edited, or it
-    needs a head for the task and has none; UnknownNameError if `by` or the stack is unknown, or the task lacks a split;
-    UnsupportedModelError if the model's layers cannot be found. Other errors are those of `finetune`, with
-    `heal_epochs`.
+    Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if fewer
+    than 40 rows are scored, or blocks are chosen by "loss" or "readers" on fewer. Raises ConfigError if `count` is out
+    of range, the model cannot be edited, or it needs a head for the task and has none; UnknownNameError if `by` or the
+    stack is unknown, or the task lacks a split; UnsupportedModelError if the model's layers cannot be found. With
+    `heal_epochs`, the errors of `finetune` are raised too.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
@@ -283,8 +283,7 @@ def _own_score(subject: _Subject, task: Task) -> float:
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[Callable[[], float]]:
     """Train a linear reader of the last layer with `seed`; yield a function that scores it on the validation split.
 
-    At the end of the `with` block, the model's mode and `requires_grad` are restored. `subject` is the model to cut and
-    the task to score it on.
+    At the end of the `with` block, the model's mode and `requires_grad` are restored.
     """
     with preserve_training(subject.model):
         bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
@@ -353,7 +352,7 @@ def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int]
     """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
 
     For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar. Raises
-    UnsupportedModelError if a block cannot be skipped. `subject` is what `drop_least_` cuts and measures.
+    UnsupportedModelError if a block cannot be skipped.
     """
     sign = -1 if subject.task.metric in LOWER else 1
     whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]
@@ -427,7 +426,7 @@ class EditPlan(Strict):
         *,
         progress: bool = False,
     ) -> list[LeastBlocks]:
-        """Apply the edits to a model, in place; return one report of what the model lost per edit `drop_least`.
+        """Apply the edits to a model, in place; return one report per edit `drop_least`: what the model lost by it.
 
         `drop_least` alone uses the other arguments: the processor, the folder `data` of the task's data (None: as in
         `load_task`), and whether to show progress bars. Raises LaminaError if an edit cannot be applied. Earlier edits

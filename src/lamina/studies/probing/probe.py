@@ -245,7 +245,7 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
 def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
     """Return the class numbers of each row of the split `part`: one, several or none (multi-label), or one per word.
 
-    Words without a label have -100.
+    A row or word without a label has -100.
     """
     labels = task.split(part).labels
     if task.problem_type == "multi_label":

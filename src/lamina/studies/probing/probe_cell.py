@@ -288,9 +288,7 @@ class TrainedProbes:
     def run(
         self, tasks: Mapping[str, Task], part: str, new_results: Callable[[str, Group], Collected]
     ) -> dict[str, Collected]:
-        """Run probes over the split `part` of their tasks.
-
-        Return reader name -> its collected outputs ({} without tasks).
+        """Run probes over the split `part` of their tasks; return reader name -> its outputs ({} without tasks).
 
         `new_results` is called with a reader's name and its group (the readers that share encoded rows). It returns an
         empty collection, to which the outputs are added. Raises UnknownNameError if a task has no split `part`.
