@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import re
 import shutil
 import tempfile
 import uuid
@@ -33,11 +32,6 @@ T = TypeVar("T")
 CHUNK = 1000  # number of rows that are written or read at a time
 SPILL_BYTES = 64 << 20  # tables larger than this are written to a temporary file
 spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether large tables go to a file
-
-
-def encodable(text: str) -> str:
-    """Return the text with "�" in place of lone surrogates, because UTF-8 cannot encode them."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, encodable, join_tables
+from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.errors import ConfigError
 from lamina.layers.stack import towers_of
@@ -57,6 +57,11 @@ class TokenRange(NamedTuple):
     start: int
     stop: int
     number: int
+
+
+def encodable(text: str) -> str:
+    """Return the text with "�" in place of lone surrogates, because UTF-8 cannot encode them."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def window_table(columns: WindowColumns) -> pa.Table:

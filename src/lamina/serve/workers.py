@@ -20,9 +20,8 @@ from typing import (
 
 import torch
 
-from lamina.data.arrow import encodable
 from lamina.data.batches import check_tokenizer, length_batches, padding_of, tokenizer_of
-from lamina.data.encode import encode, length_limit
+from lamina.data.encode import encodable, encode, length_limit
 from lamina.errors import ConfigError, LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from lamina.data.arrow import Column, columns_of, dataset_of, derived, encodable
+from lamina.data.arrow import Column, columns_of, dataset_of, derived
 from lamina.data.class_names import decoder, names_of
+from lamina.data.encode import encodable
 from lamina.data.parquet import parquet_rows
 from lamina.data.read import Table, read_table
 from lamina.data.windows import IGNORED

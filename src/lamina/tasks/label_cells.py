@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from decimal import Decimal
 from typing import TypeAlias
 
-from lamina.data.arrow import encodable
+from lamina.data.encode import encodable
 from lamina.utils import RepeatedKeyError, parse_json
 
 SEPARATORS = ",;|"  # signs that may stand between the class names in one text

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast, final
 import numpy as np
 import pyarrow as pa
 
-from lamina.data.arrow import Cell, Column, chunks, dataset_of, derived, encodable
-from lamina.data.encode import pairs_of
+from lamina.data.arrow import Cell, Column, chunks, dataset_of, derived
+from lamina.data.encode import encodable, pairs_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.stratify import Strata, choose, spare_last

@@ -20,7 +20,7 @@ from tests.support.pictures import picture
 from tests.support.portions import one_in
 
 from lamina.data import arrow
-from lamina.data.arrow import Column, Ragged, chunks, dataset_of, encodable
+from lamina.data.arrow import Column, Ragged, chunks, dataset_of
 from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
@@ -162,10 +162,6 @@ def test_a_digest_tells_where_rows_end():
 
     assert digest([1, 2], [3]) != digest([1], [2, 3])
     assert digest([1, 2], [3]) == digest([1, 2], [3])
-
-
-def test_half_characters_are_replaced():
-    assert encodable("a \ud83d b \U0001f600") == "a \ufffd b \U0001f600"
 
 
 def test_a_column_is_a_sequence():

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from lamina.data.batches import padding_of
-from lamina.data.encode import blocks, encode, length_limit
+from lamina.data.encode import blocks, encodable, encode, length_limit
 from lamina.errors import ConfigError
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -287,3 +287,7 @@ def test_many_texts_are_tokenised_in_parts(minilm, monkeypatch: pytest.MonkeyPat
 
 def test_no_text_is_no_block(minilm):
     assert len(blocks((), minilm, max_length=8)) == 0
+
+
+def test_half_characters_are_replaced():
+    assert encodable("a \ud83d b \U0001f600") == "a \ufffd b \U0001f600"

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from lamina.bank.listening import can_generate
-from lamina.data.arrow import encodable
 from lamina.data.batches import tokenizer_of
-from lamina.data.encode import length_limit
+from lamina.data.encode import encodable, length_limit
 from lamina.errors import ConfigError
 from lamina.serve.workers import TooLongError, count_tokens
 from lamina.tasks.chat_templates import Chat, Message, chat_problem, render
