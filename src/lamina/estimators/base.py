@@ -241,7 +241,7 @@ class LaminaEstimator(BaseEstimator):
         Without `epochs`, their number depends on the number of rows. Raises ConfigError if `options` is not a mapping,
         or has an option that is a parameter of the estimator; and the errors of `lamina.fit`.
         """
-        own: JSONObject = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
+        own: JSONObject = {name: getattr(self, name) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
         if own["epochs"] is None:
             size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
@@ -266,7 +266,7 @@ class LaminaEstimator(BaseEstimator):
         A warning is logged if texts are too long to be read whole. Raises UnknownNameError if `backend` does not exist,
         and LaminaError if it cannot be used, or an output is NaN or infinite.
         """
-        given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
+        given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
         predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=self.backend)
         predictor.choose_engine()
@@ -371,11 +371,6 @@ class LaminaEstimator(BaseEstimator):
             return estimator
 
         return read_steady(Path(folder), MANIFEST, read)
-
-
-def _plain(value: object) -> object:
-    """Return a NumPy scalar as a Python value, since searches pass NumPy scalars; return other values unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _name(reader: Reader) -> str:

@@ -28,7 +28,7 @@ from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
-from lamina.utils import JSONObject, check_types
+from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,6 @@ Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON 
 _TRAINED = ("max_length", "stride", "add_prefix_space", "pair")  # facts of a reader's training that a plan depends on
 
 
-@check_types("predict")
 def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel | str | Path,
     examples: Iterable[object],
@@ -250,15 +249,15 @@ class Predictor:
         if isinstance(target, ReaderBank):
             if kind is not None:
                 raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
-            self._readers = target.select(readers, "bank")
-            self._runner = BankRunner(target, "predict", processor, names=self._readers)
+            self._readers = target.select(readers, "predict")
+            self._runner = BankRunner(target, "predict", processor, readers=self._readers)
         else:
             model = checked_model(target, "predict", "a bank or a transformers model")
             if readers is not None:
-                raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
+                raise ConfigError(f"predict: readers are {readers!r} for a whole model, which has none.")
             self._whole = task_of(model, kind)
             self._runner = ModelRunner(model, self._whole, "predict", processor, options)
-        self._tasks, _, self._paired = self._plan()
+        self._tasks, self._readings, self._paired = self._plan()
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
         self.names = tuple(self._tasks)
@@ -366,7 +365,7 @@ class Predictor:
         """
         count = min(map(len, splits.values()))
         groups: list[Group] = []
-        for reading in self._plan().readings if count else ():
+        for reading in self._readings if count else ():
             is_pair = splits[reading.kind.name].pairs
             apart = reading.apart_pairs if is_pair else reading.apart
             if (

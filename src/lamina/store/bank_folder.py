@@ -120,7 +120,7 @@ def save_bank(
     marks = {name: mark for name, stack in base.stacks.items() if (mark := stack.fingerprint)}
     if not changed_base:
         _check_unchanged(bank, marks)
-        check_inputs("save", bank)
+        check_inputs("save", bank.processor, bank.select(None, "save"))
     bank.accept_base(marks)
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"

@@ -205,7 +205,7 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
     """
     readers, known, bases = bank.select(names, _OP), bank.fingerprints_of_base(), dict[str, str]()
     bank.check_base(_OP, stacks := {reader.stack for reader in readers.values()})
-    check_inputs(_OP, bank, readers)
+    check_inputs(_OP, bank.processor, readers)
     for stack in stacks:
         settings = bank.settings_of_base()[stack]
         weights = known.get(stack) if not bank.train_base else None

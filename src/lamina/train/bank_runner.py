@@ -27,11 +27,11 @@ from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
 from lamina.utils import world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from lamina.bank import ReaderBank
+    from lamina.bank import ReaderBank, ReaderModule
     from lamina.bank.reader import BankOutput
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
@@ -60,8 +60,8 @@ class BankRunner(Runner):
         op: The public operation, such as "fit" or "predict", for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
-        names: The readers that answer; None: all. For "fit" they are not checked, since they learn from the processor
-            as it is now.
+        readers: Name -> reader that answers; None: all. For "fit" they are not checked, since they learn from the
+            processor as it is now.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
@@ -83,7 +83,7 @@ class BankRunner(Runner):
         processor: Processor | None = None,
         *,
         reads_inputs: bool = True,
-        names: Iterable[str] | None = None,
+        readers: Mapping[str, ReaderModule] | None = None,
     ) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
         self.modules = (bank, bank.model) if bank.train_base else (bank,)
@@ -99,7 +99,7 @@ class BankRunner(Runner):
         if bank.processor is not None and bank.processor is not self.processor:
             check_same_inputs(op, bank.processor, self.processor)
         if op != "fit":
-            check_inputs(op, bank, names)
+            check_inputs(op, bank.processor, bank.select(None, op) if readers is None else readers)
         if op == "fit" and bank.processor is None:
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 

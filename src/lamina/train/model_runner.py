@@ -279,7 +279,7 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
     if kind is None:
         known = ", ".join(KINDS.names())
         raise ConfigError(f"predict: {type(model).__name__} has no head for any kind of task; known: {known}.")
-    task_kind = kind_of(kind)
+    task_kind = kind_of(str(kind))
     types, labels = task_kind.problem_types, ()
     if task_kind.has_classes:
         labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -66,12 +66,13 @@ class PassOptions(BaseModel):
 
     @classmethod
     def checked(cls, op: str, /, **options: object) -> Self:
-        """Build the options from keywords; `op` is the operation, for messages.
+        """Build the options from keywords, in which numbers may be those of NumPy or torch. `op` begins messages.
 
         Raises:
             UnknownNameError: If an option, or the choice for an option, does not exist.
             ConfigError: If a value has the wrong type or is out of range.
         """
+        options = _plain(options)
         try:
             return cls.model_validate(options)
         except ValidationError as error:
@@ -285,6 +286,13 @@ def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dic
         if name not in value:
             raise ConfigError(f"fit: {option} has no value for reader '{name}'; it needs one for each.")
     return dict(value)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a NumPy or torch number as a Python number; in a mapping, all of them. Other values stay as they are."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _rule(problem: ErrorDetails) -> str:

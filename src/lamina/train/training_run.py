@@ -276,7 +276,8 @@ def open_runner(
         options.check_use(op, kinds, bank=bank is not None, train_base=bank is not None and bank.train_base)
     recorded = [all(map(recorded_of, task.splits.values())) for task in tasks.values()]
     if bank is not None:
-        return BankRunner(bank, op, processor, reads_inputs=not all(recorded), names=tasks.keys() & {*bank})
+        readers = {name: bank[name] for name in tasks if name in bank}
+        return BankRunner(bank, op, processor, reads_inputs=not all(recorded), readers=readers)
     if any(recorded):
         raise ConfigError(f"{op}: states were recorded for a task of a whole model; readers of a bank learn from them.")
     if len(tasks) != 1:

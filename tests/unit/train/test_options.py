@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lamina import evaluate, finetune, fit, predict, predict_file
 from lamina.errors import ConfigError, UnknownNameError
@@ -179,6 +181,13 @@ def test_a_value_that_does_not_fit(option: str, value: Any, rule: str):
 )
 def test_the_last_value_that_fits(option: str, value: Any):
     assert getattr(FitOptions.of({option: value}), option) == value
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.array, torch.tensor])
+def test_a_number_may_be_one_of_numpy_or_torch(kind: Any):
+    options = FitOptions.of({"batch_size": kind(4), "epochs": {"a": kind(2)}, "learning_rate": np.float32(0.5)})
+    assert (options.batch_size, options.epochs, options.learning_rate) == (4, {"a": 2}, 0.5)
+    assert [*map(type, (options.batch_size, options.learning_rate))] == [int, float]
 
 
 def test_one_value_for_all_or_one_for_each():
