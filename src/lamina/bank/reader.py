@@ -127,8 +127,9 @@ class Reader:
 
         Raises:
             ConfigError: If the model is not linear or not fitted; if its features or classes do not fit `layers` or
-                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is unknown, or is None and the
-                model is a regressor or predicts several labels.
+                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is None and the model is a
+                regressor or predicts several labels.
+            UnknownNameError: If `pooling` is unknown.
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))

@@ -404,7 +404,8 @@ class ReaderCollection(nn.Module):
         Raises:
             UnknownNameError: If a name in `readers` or `labels` is not in the bank.
             ConfigError: If there is no reader to run, labels do not fit, the batch is empty or lacks an input, the mask
-                does not say which tokens are padding, or the frozen model has changed since the bank was made.
+                does not say which tokens are padding, a reader of pairs has no fast tokenizer, or the frozen model has
+                changed since the bank was made.
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes, names = self._start(readers, labels)

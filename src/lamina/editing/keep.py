@@ -37,9 +37,9 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         The edit; its `layers` are the removed blocks.
 
     Raises:
-        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, no setting
-            of the config holds the depth, no list holds the blocks, the model has several towers and none is named, or
-            the model cannot be edited. The model is then unchanged.
+        ConfigError: If `keep` is not an int in range, the shape of another part of the model depends on the depth, no
+            setting of the config holds the depth, no list holds the blocks, the model has several towers and none is
+            named, or the model cannot be edited. The model is then unchanged.
         UnknownNameError: If the stack does not exist.
         UnsupportedModelError: If the model's layers cannot be found.
     """

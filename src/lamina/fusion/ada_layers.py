@@ -326,8 +326,7 @@ class AdaLayers(ProjectedConfig):
         output_activation: Whether to apply GELU to the sum. The reference code does; the thesis does not mention it.
 
     Raises:
-        ConfigError: If a value is out of its range; for `cutoff` against the number of layers, only when the module is
-            built.
+        ConfigError: If a value is not valid; for `cutoff` against the number of layers, only when the module is built.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.

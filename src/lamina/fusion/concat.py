@@ -31,7 +31,7 @@ class Concat(FusionConfig):
             million at width 1024 and 24 layers, where the paper prints 25.18 million.
 
     Raises:
-        ConfigError: If `dim` is out of range.
+        ConfigError: If a value is not valid.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. The paper does not

@@ -27,7 +27,7 @@ class DepthLSTM(FusionConfig):
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Raises:
-        ConfigError: If `dim` is out of range.
+        ConfigError: If a value is not valid.
 
     Source:
         Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; the cell in the paper has peepholes and is

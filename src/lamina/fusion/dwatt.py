@@ -34,7 +34,7 @@ class DWAtt(FusionConfig):
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Raises:
-        ConfigError: If a size is out of range.
+        ConfigError: If a value is not valid.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases that give

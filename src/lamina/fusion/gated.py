@@ -28,7 +28,7 @@ class Gated(FusionConfig):
         layers: Selector of the layers that are read.
 
     Raises:
-        ConfigError: If `hidden` is out of range.
+        ConfigError: If a value is not valid.
 
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024

@@ -46,7 +46,7 @@ class Head2Toe(FusionConfig):
             scaled together. With `per_token` only 1.
 
     Raises:
-        ConfigError: If a number is out of its range, or `chunks` is above 1 with `per_token`.
+        ConfigError: If a value is not valid, or `chunks` is above 1 with `per_token`.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, after Evci et al. 2022,

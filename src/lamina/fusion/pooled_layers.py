@@ -241,9 +241,9 @@ class PooledLayers(PoolingConfig):
             separator that the bank's tokenizer puts between two texts shows where the second begins.
 
     Raises:
-        ConfigError: If a number is out of range; when the reader is attached, if `heads` does not divide the width, or
-            the head labels tokens; with "second", in a pass, if there are no token ids, or the bank has no fast
-            tokenizer that puts a token between two texts.
+        ConfigError: If a value is not valid; when the reader is attached, if `heads` does not divide the width, or the
+            head labels tokens; with "second", in a pass, if there are no token ids, or the bank has no fast tokenizer
+            that puts a token between two texts.
         UnknownNameError: If `over` is unknown.
 
     Source:

@@ -40,7 +40,7 @@ class Routing(FusionConfig):
         per_token: Whether to route over the layers of each token separately, for token tasks.
 
     Raises:
-        ConfigError: If a number is below 2, or too large.
+        ConfigError: If a value is not valid.
 
     Source:
         Heinsen 2022, arXiv:2211.11754. The votes are never all in memory. As in the author's code, how much an input of

@@ -26,7 +26,7 @@ class ScalarMix(FusionConfig):
         layer_dropout: Probability with which a layer is left out of a training step, unless all would be; below 1.
 
     Raises:
-        ConfigError: If `layer_dropout` is not in [0, 1).
+        ConfigError: If a value is not valid.
 
     Source:
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.

@@ -32,7 +32,7 @@ class SingleLayer(ProjectedConfig):
         frozen: Whether the projection stays at its random initialisation, and only the head is trained.
 
     Raises:
-        ConfigError: If `dim` or `dropout` is out of range.
+        ConfigError: If a value is not valid.
         LayerIndexError: When the reader is attached, if the model does not have the layer.
     """
 
