@@ -334,7 +334,7 @@ class MissingExtraError(LaminaError, ImportError):
 def require_packages(op: str, extra: str, *modules: str) -> None:
     """Check that optional packages are installed, without importing them.
 
-    Called before work begins, so that nobody trains for an hour and then learns that a score cannot be computed.
+    Called before work begins, so that it does not fail after an hour of training.
 
     Args:
         op: The operation that needs the packages, for the message.

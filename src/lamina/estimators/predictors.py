@@ -127,8 +127,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         Raises:
             DataError: If X or y has the wrong form, y has only one class, or `class_weight` has an unknown class. It is
                 also a ValueError.
-            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
-            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
+            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option, or if y lacks `positive`.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
+                loss is NaN or infinite.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -251,7 +252,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             DataError: If X or y has the wrong form. It is also a ValueError.
             ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
             UnknownNameError: If an option does not exist.
-            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
+                loss is NaN or infinite.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -325,7 +327,8 @@ class LaminaTagger(LaminaEstimator):
             DataError: If X or y has the wrong form, y has only one tag, or only some of the tags mark spans. It is also
                 a ValueError.
             ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
-            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the reader does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
+                loss is NaN or infinite.
         """
         op = self._op()
         words = self._words(X, "fit")

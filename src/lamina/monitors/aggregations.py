@@ -53,7 +53,7 @@ class MeanScore(Aggregation):
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the mean: the sum of the scores divided by their count."""
+        """Return the mean."""
         return state[0] / state[1]
 
 

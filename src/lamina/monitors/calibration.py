@@ -302,7 +302,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 def _rounding(score: float) -> float:
     """Return the largest difference that batch size or attention kernel may make to `score`; 0 for -inf (no score).
 
-    Scores up to 1 differ by at most 1e-5, and by less near 0 and 1, where a probability changes less than its logit.
+    Scores from 0 to 1 differ by at most 1.1e-5, and by less near 0 and 1, where a probability changes less than its
+    logit.
     """
     near = min(1e-5, 4e-5 * min(abs(score), abs(1 - score)))
     return 0.0 if score == -math.inf else near + 1e-6 * max(1.0, abs(score))

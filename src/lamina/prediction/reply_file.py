@@ -45,8 +45,8 @@ class ReplyColumns:
         prompt: Column of prompts. A reply follows its prompt with nothing added between them.
         reply: Column of replies.
         label: Column of the label of the reply.
-        spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None: no
-            spans are read, and positive replies are bad as a whole.
+        spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None:
+            all positive replies are.
     """
 
     messages: str | None = None

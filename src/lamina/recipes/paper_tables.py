@@ -198,7 +198,7 @@ def markdown(table: Sequence[SummaryRow]) -> str:
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
     """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
 
-    `known` are the task's metrics. They depend on the task's data, so call this after the data is read.
+    `known` are the task's metrics. They depend on the task's data; call this after it is read.
     """
     shown = [metric for table in recipe.table for metric in table.metrics]
     shown += [figure.metric for figure in recipe.figure if figure.metric]

@@ -196,7 +196,7 @@ class Strict(BaseModel):
 
 
 def fail(error: LaminaError, *place: str | int) -> NoReturn:
-    """Raise an error of Lamina inside a pydantic validator, as a ValidationError, which pydantic expects there.
+    """Raise an error of Lamina inside a pydantic validator, as a ValidationError.
 
     `raise_first` unwraps it. `place` has the keys and list indices that lead from the checked value to the wrong part.
     """

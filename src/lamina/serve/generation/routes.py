@@ -246,7 +246,7 @@ class ChatShape:
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
         """Return one chunk of a streamed chat completion, with `delta` as what it adds to the message.
 
-        `reason` is the reason why the text ended; None in all chunks but the last. `extra` holds further keys.
+        `reason` says why the text ended; None in all chunks but the last. `extra` holds further keys.
         """
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
