@@ -146,9 +146,9 @@ class GenerateCall:
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
         """Return a mask on the CPU, True where the stopping criteria end a sequence; the first True of a row counts.
 
-        The columns are the `count` new tokens from number `first` on, or fewer if fewer were written. If `generate`
-        does not pad ended sequences, all sequences continue until the last one ends, and the mask is False. Not for
-        beam search or assisted decoding.
+        The columns are the `count` new tokens from number `first` (from 0), or fewer if fewer were written. If
+        `generate` does not pad ended sequences, all sequences continue until the last one ends, and the mask is False.
+        Not for beam search or assisted decoding.
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:

@@ -152,7 +152,7 @@ class OnnxEngine:
         """Return whether the bank is on the CPU and the graph has these readers with the weights that they have now.
 
         The bank need not be the object that `open` received, but it must have the same model and reader modules. Raises
-        ConfigError if the weights of a frozen model have changed since the bank was made.
+        ConfigError if the frozen model has changed since the bank was made.
         """
         names = list(names)
         return bank.device.type == "cpu" and self.names.issuperset(names) and self._weights.are_same(bank, names)
@@ -175,7 +175,7 @@ class _Weights:
     def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
         """Return whether the weights of the model and of the readers `names` equal the recorded ones.
 
-        Raises ConfigError if the frozen model's weights have changed since the bank was made.
+        Raises ConfigError if the frozen model has changed since the bank was made.
         """
         bank.check_base("bank", {bank[name].stack for name in names})
         if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:

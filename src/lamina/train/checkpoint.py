@@ -1,7 +1,7 @@
 """Checkpoints of a training run: one folder per saved step, with a safetensors file and a JSON file.
 
 A checkpoint is written under a temporary name and then renamed, so a folder "checkpoint-<step>" is always complete.
-`seal` writes saved state together with the run's identity: its settings, weights and data. Only a run with the same
+`seal` joins saved state with the run's identity: its settings, weights and data. Only a run with the same
 identity resumes from the state.
 """
 
