@@ -121,6 +121,14 @@ def test_a_whole_response_equals_the_stream(client: TestClient):
     assert set(written(client, parameters={**DRAWN, "details": False})) == {"generated_text"}
 
 
+def test_an_event_is_one_line_for_every_client(client: TestClient):
+    """Some clients end a line at each of these characters."""
+    options = {"max_new_tokens": 1, "return_full_text": True}
+    told = {"inputs": "the film\u2028is\x85good", "parameters": options, "stream": True}
+    (line,) = client.post("/generate", json=told).text.rstrip("\n").splitlines()
+    assert json.loads(line.removeprefix("data: "))["generated_text"].startswith(told["inputs"])
+
+
 def test_sampled_text_equals_that_of_the_model_alone(client: TestClient, bank: ReaderBank):
     options = {name: value for name, value in DRAWN.items() if name != "seed"}
     ids, prompt = alone(bank, seed=7, do_sample=True, **options)

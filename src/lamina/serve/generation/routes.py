@@ -166,7 +166,8 @@ class Events(StreamingResponse):
 
 
 def _encoded(event: Event) -> bytes:
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    # only ASCII: some clients (httpx) also end a line at U+0085 and U+2028
+    text = event if isinstance(event, str) else json.dumps(event)
     return f"data: {text}\n\n".encode()
 
 
