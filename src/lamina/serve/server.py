@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _FOR_ANSWERING = 0.9  # share of uvicorn's shutdown time for running requests; the rest is for sending errors
 
 
+# The wish for another protocol, which Java's HTTP client sends with every request (h2c). It is renamed, because
+# httptools 0.9 would drop the body of such a request.
+_UPGRADE = re.compile(rb"(^|\n)upgrade(?= *:)", re.IGNORECASE)
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 68\r\n\r\n"
     b'{"error":"the headers did not come in time.","error_type":"Timeout"}'
@@ -77,6 +81,8 @@ class TimedProtocol(_Protocol):
         if not self._is_under_way():
             self._has_begun = True
             self._start_timer()
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(rb"\1x-upgrade", head) + end + rest
         super().data_received(data)
         if self._is_under_way():
             self._has_begun = False

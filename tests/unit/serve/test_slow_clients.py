@@ -76,6 +76,16 @@ def test_the_headers_of_a_second_request_have_the_same_time(port: int):
     assert (found.count(b"HTTP/1.1 200"), found.count(b"HTTP/1.1 408")) == (1, 1)
 
 
+def test_a_client_that_would_rather_speak_http_2_is_answered(port: int):
+    """Java's client asks for HTTP/2 in each request."""
+    body = b'{"inputs": "the film", "tasks": "mood"}'
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        asks = ["Host: x", "Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAA"]
+        headers = [*asks, "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        connection.sendall("\r\n".join(["POST /predict HTTP/1.1", *headers, "", ""]).encode() + body)
+        assert received(connection).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.long
 def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
     body = b'{"inputs": "the film", "tasks": "mood"}'
