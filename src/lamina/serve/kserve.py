@@ -114,6 +114,8 @@ def _with_data(body: bytes, size: str, max_depth: int) -> object:
         found = parse_body(body[:end], max_depth)
         for tensor in found["inputs"]:
             count = (tensor.get("parameters") or {}).get("binary_data_size")
+            if count is not None and tensor.get("data"):
+                raise HTTPException(422, "a tensor has both data and binary_data_size; one of them is needed")
             if count is not None:
                 is_text = tensor["datatype"] == "BYTES"  # other datatypes are refused later, by name
                 tensor["data"] = _strings(body[end : end + count], count) if is_text else []
@@ -201,7 +203,8 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     For either shape, the data may be flat or nested by row. Raises ConfigError if the data are not strings, there is no
     row, the shape is not one of these, or the data do not fit it.
     """
-    cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
+    rows = [part if isinstance(part, list) else [part] for part in tensor.data]
+    cells = [cell for row in rows for cell in row]
     size = 1
     for length in tensor.shape:
         size *= length
@@ -210,8 +213,10 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     if len(texts) < len(cells):
         number, other = next((row, cell) for row, cell in enumerate(cells) if not isinstance(cell, str))
         raise ConfigError(f"serve: cell {number} of the data is not a text ({type(other).__name__}); texts are needed.")
-    if size != len(cells) or columns not in (1, 2) or not cells:
-        came = f"the shape is {tensor.shape} for {len(cells)} cells"
+    is_nested = len(tensor.shape) == 2 and any(isinstance(part, list) for part in tensor.data)
+    is_torn = is_nested and any(len(row) != columns for row in rows)
+    if size != len(cells) or columns not in (1, 2) or not cells or is_torn:
+        came = f"the shape is {tensor.shape} for {len(cells)} cells" + " in other rows" * is_torn
         rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
         raise ConfigError(f"serve: {came}; {rule}.")
     if columns == 1:

@@ -136,8 +136,9 @@ class RequestGuard:
                 return Refusal(403, error, "Forbidden")
         if key is None:
             return None
-        sent = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(sent, b"Bearer " + key.encode()):  # takes the same time wherever the first difference is
+        scheme, _, sent = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        # takes the same time wherever the first difference is
+        if hmac.compare_digest(sent, key.encode()) and scheme.lower() == b"bearer":
             return None
         return Refusal(401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized")
 

@@ -378,6 +378,10 @@ def test_kserve_accepts_pairs(client: TestClient):
     assert sorted(found["data"]) == pytest.approx(sorted(one["score"] for one in pair))
 
 
+def infer(shape: list[int], data: list[Any]) -> dict[str, Any]:
+    return {"inputs": [{"name": "t", "shape": shape, "datatype": "BYTES", "data": data}]}
+
+
 PROBLEMS = {
     "another task": ("/predict", {"inputs": "a", "tasks": ["nope"]}, 422, "unknown task 'nope'; known: mood, who"),
     "no task": ("/predict", {"inputs": "a", "tasks": []}, 422, "tasks is empty"),
@@ -396,18 +400,15 @@ PROBLEMS = {
     "deep": ("/predict", {"inputs": [[[[[[[["a"]]]]]]]]}, 422, "the body is nested too deeply; at most 8 levels"),
     "no layer": ("/embed", {"inputs": "a", "layer": 9}, 422, "layer 9 does not exist; the model has 4 layers"),
     "no model": ("/v2/models/x/infer", {"inputs": []}, 422, "inputs"),
-    "other model": (
-        "/v2/models/x/infer",
-        {"inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
-        404,
-        "there is no model 'x'; known models: bank, mood, who",
-    ),
-    "shape": (
+    "other model": ("/v2/models/x/infer", infer([1], ["a"]), 404, "no model 'x'; known models: bank, mood, who"),
+    "shape": ("/v2/models/bank/infer", infer([3], ["a"]), 422, "the shape is [3] for 1 cells;"),
+    "torn pairs": (
         "/v2/models/bank/infer",
-        {"inputs": [{"name": "t", "shape": [3], "datatype": "BYTES", "data": ["a"]}]},
+        infer([2, 2], [["a", "b", "c"], ["d"]]),
         422,
-        "the shape is [3] for 1 cells",
+        "the shape is [2, 2] for 4 cells in other rows;",
     ),
+    "torn texts": ("/v2/models/bank/infer", infer([2, 1], [["a", "b"]]), 422, "[2, 1] for 2 cells in other rows;"),
 }
 
 
@@ -444,8 +445,9 @@ def test_requests_need_the_key():
             response = client.post("/predict", json={"inputs": "a"}, headers=headers)
             assert response.status_code == 401
             assert response.json()["error_type"] == "Unauthorized"
-        key = {"authorization": "Bearer sesame"}
-        assert client.post("/predict", json={"inputs": "a"}, headers=key).status_code == 200
+        for scheme in ("bearer", "Bearer"):  # the name of a scheme has no case
+            key = {"authorization": f"{scheme} sesame"}
+            assert client.post("/predict", json={"inputs": "a"}, headers=key).status_code == 200
         assert client.get("/info").status_code == 401
         assert client.get("/health").status_code == 200
         assert "sesame" not in client.get("/info", headers=key).text

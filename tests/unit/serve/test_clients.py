@@ -182,6 +182,7 @@ BROKEN = {
     "a negative size": packed({"shape": [1], "parameters": {"binary_data_size": -1}}, b""),
     "half of the JSON": packed({"shape": [1], "data": ["a"]}, b"", 10),
     "a shape of another size": packed({"shape": [2], "parameters": {"binary_data_size": 5}}, b"\1\0\0\0a"),
+    "data twice": packed({"shape": [1], "data": ["b"], "parameters": {"binary_data_size": 5}}, b"\1\0\0\0a"),
     "no data": packed({"shape": [1]}, b""),
 }
 
