@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lamina.utils import JSONObject
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
-
-Texts: TypeAlias = list[str] | list[tuple[str, str]]
 
 SHOWN = 60  # characters of a text that the table shows
 _TEXTS = "Texts to predict from. Default: the --file, or without it the lines of standard input."
@@ -74,6 +72,9 @@ def predict(  # noqa: PLR0913
         texts = texts or from_stdin()  # before the bank is opened, so that missing texts are an error at once
     from lamina import prediction
     from lamina.prediction.bulk import learnt_columns
+    from lamina.prediction.predict import Predictor
+    from lamina.tasks.lazy_file import beside, name_of
+    from lamina.train.options import PassOptions
 
     names = options.names_of("--readers", readers)
     target = options.open_on(bank_or_model, base=model, device=device)
@@ -96,14 +97,17 @@ def predict(  # noqa: PLR0913
         line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
-    examples: Texts = texts or []
+    examples: Sequence[object] = texts or []
+    settings = PassOptions.checked("predict", batch_size=batch_size or 32)
+    predictor = Predictor(target, settings, readers=names, backend=backend.value)
+    folder = file.resolve().parent if file is not None and predictor.reads_files else None
     if file is not None:
-        examples = from_file(file, text=text, pair=pair, learnt=learnt_columns(target, names))
-    size = batch_size or 32
-    progress = sys.stderr.isatty() and len(examples) > size
-    answers = prediction.predict(
-        target, examples, readers=names, batch_size=size, backend=backend.value, progress=progress
-    )
+        learnt = learnt_columns(target, names)
+        examples = from_file(file, text=text, pair=pair, learnt=learnt, files=predictor.reads_files)
+    progress = sys.stderr.isatty() and len(examples) > settings.batch_size
+    predictor.options = settings.model_copy(update={"progress": progress})
+    answers = predictor([beside(folder, example) for example in examples])
+    examples = [name_of(example) for example in examples]
     if as_json:
         for example, answer in zip(examples, answers, strict=True):
             print_json({"text": example, "readers": answer}, indent=None)
@@ -132,8 +136,10 @@ def from_stdin() -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def from_file(path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = ()) -> Texts:
-    """Return the texts of a file, or pairs of texts.
+def from_file(
+    path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = (), files: bool = False
+) -> list[object]:
+    """Return the examples of a file: texts, pairs of texts, or with `files` images or audio clips.
 
     Raises DataError if the file cannot be read, or lacks a column, or a row has no text.
 
@@ -142,14 +148,15 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
         text: Column of the texts. None: the only column, the only one of `learnt`, or one with a usual name.
         pair: Column of the second texts. None: no pairs.
         learnt: Columns that the readers learnt from.
+        files: Whether the readers read images or audio clips.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 
     columns = [text or usual_column(path, learnt), *([pair] if pair else [])]
-    return cast("Texts", [example for _, examples, _ in read_examples(path, columns) for example in examples])
+    return [example for _, examples, _ in read_examples(path, columns, files=files) for example in examples]
 
 
-def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
+def _show(texts: Sequence[object], answers: Sequence[Mapping[str, Answer]]) -> None:
     names = list(answers[0]) if answers else []
     rows = [
         (_short(text), *(summary(answer[name]) for name in names)) for text, answer in zip(texts, answers, strict=True)
@@ -157,8 +164,8 @@ def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
     print_table("", ("text", *names), rows)
 
 
-def _short(text: str | tuple[str, str]) -> str:
-    line = " ".join((text if isinstance(text, str) else " | ".join(text)).split())
+def _short(text: object) -> str:
+    line = " ".join(str(" | ".join(text) if isinstance(text, tuple) else text or "").split())
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -30,6 +30,7 @@ from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, S
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
+from lamina.tasks.lazy_file import beside, name_of
 from lamina.train.options import PassOptions
 from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_text
 
@@ -110,8 +111,8 @@ def predict_file(  # noqa: PLR0913
             A JSONL row has "row" (line in the source), "text" (a list for a pair) and "readers" (name -> prediction, as
             `predict` returns it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
             "cola.probabilities.yes", with lists as JSON.
-        text: Column of the text, or of the path of the image or audio clip, relative to the source's folder. None: the
-            only column, the one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
+        text: Column of the text, image or audio clip; paths start at the source's folder. None: the only column, the
+            one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
         text_pair: Column of the second text. None: the examples are not pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
@@ -194,7 +195,8 @@ def predict_file(  # noqa: PLR0913
     predictor.choose_engine()  # an error, or an export, comes before the first row
     predictor.engine = None  # Ray's workers have sessions of their own
     with Partial.open(output, same, resume=resume) as partial:
-        job = _Job(source, columns, partial, skip_bad=skip_bad)
+        read = functools.partial(read_examples, source, columns, files=predictor.reads_files)
+        job = _Job(read, partial, skip_bad=skip_bad)
         here = answering.in_turn if ray is None else functools.partial(in_order, answering, ray, workers, "predict")
         job.run(here, chunk_rows, progress=progress)
         partial.finish(output)
@@ -238,6 +240,7 @@ def read_examples(
     source: Path,
     columns: Sequence[str],
     *,
+    files: bool = False,
     rows: int = 1000,
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
@@ -247,22 +250,23 @@ def read_examples(
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
+        files: Whether the column has images or audio clips: paths, bytes, or objects as `datasets` writes them.
         rows: Rows per chunk.
-        start: Number of parsed rows to skip at the start. A row with a cell that is no text counts as parsed; a row
-            that cannot be read does not.
+        start: Number of parsed rows to skip at the start, with those that have a cell of another type.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
+    forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
         examples: list[object] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
-            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, str)]
+            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, forms)]
             if not wrong:
                 lines.append(line)
                 examples.append(cells[0] if len(cells) == 1 else tuple(cells))
                 continue
             column, cell = wrong[0]
-            came = f"{type(cell).__name__} in column '{column}'; a text is needed"
+            came = f"{type(cell).__name__} in column '{column}'; {wanted} is needed"
             problem = DataError(f"read: {source} row {line} has {came}.", path=str(source), row=line, column=column)
             if bad is None:
                 yield lines, examples, len(lines)
@@ -449,8 +453,8 @@ class Answering:
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
-        self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
         self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
+        self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
 
     def begin(self) -> None:
         """Move the model to this process's GPU, if there is one. Ray workers call this before their first chunk."""
@@ -474,11 +478,11 @@ class Answering:
                 yield self(*ready)
 
     def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
-        """Return the examples encoded for the model, or the error. Paths are relative to the source's folder."""
+        """Return the examples encoded for the model, or the error."""
         try:
             with _tokenizing:
                 if self._predictor.reads_files:
-                    examples = [str(self._folder / str(example)) for example in examples]
+                    examples = [beside(self._folder, example) for example in examples]
                 return self._predictor.prepare(examples)
         except LaminaError as error:
             return error
@@ -543,14 +547,14 @@ class Answering:
             problems.append(problem)
             return
         for line, example, answer in zip(lines, examples, answers, strict=True):
-            yield {"row": line, "text": example, "readers": answer}
+            yield {"row": line, "text": name_of(example), "readers": answer}
 
 
 class _Job:
     """The work of `predict_file`: read a file's rows, have chunks of them predicted, and write these to a `Partial`."""
 
-    def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
-        self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
+    def __init__(self, read: functools.partial[Iterator[Any]], partial: Partial, *, skip_bad: bool) -> None:
+        self._read, self._partial, self._skip_bad = read, partial, skip_bad
 
     def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
         """Predict and write all rows that are not written yet.
@@ -581,9 +585,7 @@ class _Job:
                 problems.append(problem)
 
         bad = note if self._skip_bad else None
-        for lines, examples, read in read_examples(
-            self._source, self._columns, rows=rows, start=self._partial.read, bad=bad
-        ):
+        for lines, examples, read in self._read(rows=rows, start=self._partial.read, bad=bad):
             yield Chunk(lines, examples, read, tuple(problems))
             problems.clear()
         if problems:

@@ -16,7 +16,7 @@ from lamina.bank import ReaderBank
 from lamina.data.encode import has_second_start
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
-from lamina.layers.fingerprints import fingerprint_of_modules
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
 from lamina.prediction.backends import checked_backend, engine_of
@@ -263,16 +263,19 @@ class Predictor:
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Return a digest of the weights of the model and all readers. Any change of a weight changes it.
+        """Return a digest of the weights of the readers, and of the model as far as they read it.
 
-        Raises ConfigError if the frozen model of a bank has changed since the bank was made.
+        Weights of a base model that no reader reads may start at random, such as a pooler. Raises ConfigError if the
+        frozen model of a bank has changed since the bank was made.
         """
+        readers = self._readers.values()
+        marks = [fingerprint_of_modules(module.modules()) for module in readers or self._runner.modules]
+        marks += [fingerprint_of_tensors(reader.head.borrowed_tensors().items()) for reader in readers]
         if isinstance(self._runner, BankRunner):
-            self._runner.bank.seal_base("predict")
-        digest = hashlib.blake2b(digest_size=16)
-        for module in dict.fromkeys((*self._runner.modules, self._runner.base)):
-            digest.update(fingerprint_of_modules(module.modules()).encode())
-        return digest.hexdigest()
+            bank = self._runner.bank
+            bank.seal_base("predict")
+            marks += [fingerprint_of(bank.stacks[name]) for name in sorted({reader.stack for reader in readers})]
+        return hashlib.blake2b(" ".join(marks).encode(), digest_size=16).hexdigest()
 
     def processor_digest(self) -> str:
         """Return a digest of the processor. It differs for processors that make different inputs."""

@@ -27,7 +27,7 @@ from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, InputsT, LabelledTask, Source
 from lamina.tasks.class_results import ClassResults
 from lamina.tasks.kind import ClassKind
-from lamina.tasks.lazy_file import LazyFile
+from lamina.tasks.lazy_file import LazyFile, beside
 from lamina.tasks.split import Split
 from lamina.tasks.targets import RowTargets, label_array
 
@@ -109,9 +109,8 @@ def object_files(
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
-        entry = folder / cell if folder is not None and isinstance(cell, str) else cell
         try:
-            files.append(file_class.of(f"row {row} of column '{column}'", entry))
+            files.append(file_class.of(f"row {row} of column '{column}'", beside(folder, cell)))
         except TypeError as error:
             raise file_class.bad(name, f"cannot be read (row {row} {error}).") from error
     return file_column(files, file_class)

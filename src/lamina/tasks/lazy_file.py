@@ -129,3 +129,14 @@ class LazyFile(ABC):
             reason = getattr(error, "strerror", None) or error
             problem = f"cannot be read ({reason}); {self.many} are read again in every epoch."
             raise self.bad(self.name, problem) from None
+
+
+def beside(folder: Path | None, entry: object) -> object:
+    """Return a file in a table's cell, with its path from the table's `folder` on if it is a string."""
+    return str(folder / entry) if folder is not None and isinstance(entry, str) else entry
+
+
+def name_of(entry: object) -> object:
+    """Return what outputs call an example: a file's path, None for bytes without one, anything else as it is."""
+    entry = entry.get("path") if isinstance(entry, Mapping) else entry
+    return None if isinstance(entry, bytes) else entry

@@ -5,10 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
+from tests.support.file_banks import PNG, seeing
 from tests.support.stored import TEXTS, save_base
 
 from lamina import prediction
+from lamina.cli import shared_options
 from lamina.cli.predict_command import _short, summary
 from lamina.store import load
 
@@ -192,3 +196,15 @@ def test_long_texts_and_pairs_are_shown_short():
 def test_options_of_an_output_need_one(lamina, option: tuple[str, ...]):
     ran = lamina("predict", "bank", "a text", *option)
     assert (ran.code, ran.err) == (2, f"error: predict: {option[0]} was given, but no --output.\n")
+
+
+def test_images_of_a_file_are_beside_it(lamina, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bank = seeing()
+    monkeypatch.setattr(shared_options, "open_on", lambda *_, **__: bank)
+    (tmp_path / "x.csv").write_text("image\na.png\n")
+    (tmp_path / "a.png").write_bytes(PNG)
+    from_table = lamina("predict", "a bank", "--file", tmp_path / "x.csv", "--json")
+    parquet.write_table(pyarrow.table({"image": [{"bytes": PNG, "path": "a.png"}]}), tmp_path / "x.parquet")
+    assert json.loads(from_table.out)["text"] == "a.png"
+    assert lamina("predict", "a bank", "--file", tmp_path / "x.parquet", "--json").out == from_table.out
+    assert "a.png" in lamina("predict", "a bank", "--file", tmp_path / "x.parquet").out

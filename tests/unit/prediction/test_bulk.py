@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 from tests.support.deaths import forked
 from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
@@ -414,3 +416,52 @@ def test_paths_of_images_start_at_the_table(tmp_path: Path, monkeypatch: pytest.
 def test_workers_without_ray_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"predict: workers is 2, but ray was not given"):
         predict_file(bank(), tmp_path / "a.txt", tmp_path / "b.jsonl", workers=2)
+
+
+def cells_of(paths: list[Path]) -> dict[str, list[Any]]:
+    whole = [path.read_bytes() for path in paths]
+    return {
+        "bytes": whole,
+        "as datasets write them": [{"bytes": data, "path": None} for data in whole],
+        "paths of datasets": [{"bytes": None, "path": str(path)} for path in paths],
+        "relative paths": [path.name for path in paths],
+    }
+
+
+@pytest.mark.parametrize("form", ["bytes", "as datasets write them", "paths of datasets", "relative paths"])
+def test_images_in_parquet(form: str, tmp_path: Path):
+    paths = [Path(path) for path in pictures(tmp_path)]
+    cells, source = cells_of(paths)[form], tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.table({"image": cells}), source)
+    model, given = vit(), {"processor": image_processor()}
+    run(model, source, tmp_path / "out.jsonl", **given)
+    found = rows(tmp_path / "out.jsonl")
+    assert [row["readers"] for row in found] == predict(model, paths, **given)
+    named = {"paths of datasets": str(paths[0]), "relative paths": "0.png"}
+    assert found[0]["text"] == named.get(form)
+
+
+def test_a_text_is_no_file(tmp_path: Path):
+    parquet.write_table(pyarrow.table({"text": [b"a text"]}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match=r"row 1 has bytes in column 'text'; a text is needed"):
+        run(bank(), tmp_path / "in.parquet", tmp_path / "out.jsonl")
+
+
+def test_weights_that_no_reader_reads_may_start_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
+
+    def with_head(seed: int, moved: bool = False) -> ReaderBank:
+        model = bert()
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(model.classifier.weight)
+        if moved:
+            model.bert.encoder.layer[0].output.dense.bias.data += 1
+        return tiny_bank({"mood": reader(yes_no())}, model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk.Partial, "finish", None)
+        with pytest.raises(TypeError):
+            run(with_head(0), source, output)
+    with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
+        run(with_head(1, moved=True), source, output)
+    assert run(with_head(1), source, output).rows == 23
