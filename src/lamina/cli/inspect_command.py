@@ -272,9 +272,9 @@ _TITLE = "Mean inserted weights on the diagonal and off it; for the change, mean
 def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as_json: bool) -> None:
     """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    `head` is the attention head to draw, from 0, and `choice` says which inserted layer. Raises ConfigError if a model
-    has no inserted layers or no such head, or the file has another suffix; UnknownNameError if no inserted layer fits
-    `choice`; ModelNotFoundError if a model cannot be found.
+    `head` is the attention head to draw, from 0, and `choice` says which inserted layer. Raises UnknownNameError if no
+    inserted layer fits `choice`, ModelNotFoundError if a model cannot be found, and the errors of `inserted_weights`
+    and `weight_maps`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class

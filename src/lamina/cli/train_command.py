@@ -158,7 +158,7 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
 def _show(run: RecipeResult, folder: Path) -> None:
     """Print a table with a row per task, reader (or method) and setting, and remarks below it.
 
-    A sweep prints its best 20 rows; `table.md` in the output `folder` has all rows.
+    A sweep prints the first 20 rows; `table.md` in the output `folder` has all rows.
     """
     from lamina.recipes.paper_tables import notes, printed
 
@@ -269,7 +269,8 @@ def _hours(hours: float) -> str:
 def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:
     """Return the printed row for all settings of one task and method.
 
-    A cell holds the value that all settings share, or else the lowest and the highest value.
+    Runs and operations are added up. Other numbers are the value that all settings share, or the lowest and the highest
+    value.
     """
     from lamina.recipes.estimate import readable
 

@@ -106,7 +106,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             DataError: If X or y has the wrong form, or y is None and a fusion must be trained. It is also a ValueError.
             ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
             LayerIndexError: If the model does not have the layer.
-            LaminaError: If the model cannot be found (ModelNotFoundError) or read, or the fusion does not fit it.
+            LaminaError: If the model cannot be found (ModelNotFoundError) or read, the fusion does not fit it, or a
+                loss is NaN or infinite.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
