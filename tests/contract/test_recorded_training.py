@@ -169,16 +169,20 @@ def test_the_length_and_the_texts_of_the_recording_hold(tmp_path: Path):
     bank = ReaderBank.from_states(folder)
     bank.add("x", Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, pooling="mean")))
 
-    def trained(**facts: Any) -> tuple[Any, Any]:
+    def trained(*, space: bool = False, **facts: Any) -> tuple[Any, ...]:
         content = json.loads((folder / "states.json").read_text(encoding="utf-8"))
         (folder / "states.json").write_text(json.dumps({**content, **facts}), encoding="utf-8")
-        train(bank, {"x": live}, states=folder, max_length=16)
-        return bank["x"].info["max_length"], bank["x"].info["pair"]
+        train(bank, {"x": live}, states=folder, max_length=16, add_prefix_space=space)
+        return tuple(bank["x"].info[fact] for fact in ("max_length", "pair", "add_prefix_space"))
 
-    assert trained() == (16, False)  # another program recorded the states, and did not say how
-    assert trained(max_length=16, pairs=False) == (16, False)
+    assert trained() == (16, False, False)  # another program recorded the states, and did not say how
+    assert trained(space=True) == (16, False, True)
+    assert trained(max_length=16, pairs=False) == (16, False, False)
     with pytest.raises(ConfigError, match=r"max_length is 16, and the states in .* were recorded with 32; they cannot"):
         trained(max_length=32)
+    assert trained(max_length=16, add_prefix_space=True) == (16, False, True)
+    with pytest.raises(ConfigError, match=r"add_prefix_space is True, and .* were recorded with False; they cannot"):
+        trained(space=True, add_prefix_space=False)
     with pytest.raises(ConfigError, match=r"'train' has single texts, and .* the states of pairs\. Record the texts"):
         trained(max_length=16, pairs=True)
     train(bank, {"x": Task.from_states("sequence_classification", train=folder)}, states=None)

@@ -68,6 +68,8 @@ def describe_states(  # noqa: PLR0913
     fingerprint: str | None = None,
     max_length: int | None = None,
     table: str | None = None,
+    pairs: bool | None = None,
+    add_prefix_space: bool | None = None,
 ) -> StatesManifest:
     """Describe hidden states that another program left in a folder: check the files, and write `states.json`.
 
@@ -96,6 +98,8 @@ def describe_states(  # noqa: PLR0913
             no other model.
         max_length: Maximum number of tokens of a row when the states were computed.
         table: A file in the folder with the labels of the rows, which is not read here.
+        pairs: Whether each row is a pair of texts. None: unknown; then readers take single texts.
+        add_prefix_space: Whether each text got a space before its first word. None: `fit` says it.
 
     Returns:
         The manifest that was written.
@@ -141,6 +145,8 @@ def describe_states(  # noqa: PLR0913
         fingerprint=fingerprint,
         max_length=max_length,
         table=table,
+        pairs=pairs,
+        add_prefix_space=add_prefix_space,
     )
     if problem := manifest.problem():
         raise StoreError(f"states: the description of {folder} {problem}. Correct the arguments.")

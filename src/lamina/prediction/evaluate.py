@@ -169,11 +169,13 @@ def evaluate(  # noqa: PLR0913
     else:
         tasks = with_positive("evaluate", tasks_by_name("evaluate", tasks), positive)
     require_metrics("evaluate", (metric for task in tasks.values() for metric in task.metrics))
+    for task in tasks.values() if tfidf else ():
+        _check_tfidf(task)
     more = partial(_more, per_class=per_class, errors=errors, compared=compare)
     runs = [tasks] if isinstance(target, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: Scores = {}
-    for run in runs:
-        runner, groups = _prepared(target, run, split, processor, options, errors)
+    prepared = [_prepared(target, run, split, processor, options, errors) for run in runs]
+    for run, (runner, groups) in zip(runs, prepared, strict=True):
         if isinstance(runner, BankRunner):
             runner.engine = engine_of(runner.bank, backend, list(run))
         scores |= runner.score(groups, options, more=more, progress=progress)
@@ -228,7 +230,7 @@ def _prepared(
     runner.warn_about_pairs({name: part.pairs for name, part in parts.items() if part.written})
     groups = scoring_groups(runner, tasks, split, options)
     if isinstance(runner, BankRunner):
-        runner.prepare_recorded(groups, options.max_length)
+        runner.prepare_recorded(groups, options)
     for group in groups:
         if isinstance(runner, ModelRunner):
             runner.fit_head(group, keep=False)
@@ -267,34 +269,39 @@ def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
 _NEVER = -1e9  # logit of a class without a training row
 
 
-def tfidf_scores(task: Task, split: str) -> dict[str, float]:
-    """Return metric -> score of logistic regression (for numbers: ridge regression) on TF-IDF of words and word pairs.
-
-    Args:
-        task: A task over texts or pairs of texts. The baseline is trained on its "train" split.
-        split: The split that is scored. Rows without a label are skipped in both splits.
+def _check_tfidf(task: Task) -> None:
+    """Check that `tfidf_scores` can score a task.
 
     Raises:
         ConfigError: If the task has no class or number per text, or no train split with words and two classes.
-        UnknownNameError: If the task has no split of the name `split`.
         MissingExtraError: If scikit-learn is not installed.
     """
     require_packages("evaluate", "sklearn", "sklearn")
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-
     kind = task.kind
     if kind.per_token or kind.processor != "tokenizer" or not kind.has_classes:
         raise ConfigError(f"evaluate: tfidf is set for a task of kind {kind}; it is for one answer per text.")
     if "train" not in task.splits:
         hint = "Give tasks with one, or in place of tfidf=True a file to learn from"
         raise ConfigError(f"evaluate: tfidf is set, and task {task.name} has no train part. {hint}.")
-    (texts, labels), (held, truths) = (_labelled(task.split(part)) for part in ("train", split))
+    texts, labels = _labelled(task.split("train"))
     if (task.problem_type == "classification" and len(set(labels)) < 2) or not any(map(str.strip, texts)):
         got = f"the train part of task {task.name} has one class or no words"
         raise ConfigError(f"evaluate: tfidf is set, and {got}; it learns from words of at least two classes. Add rows.")
+
+
+def tfidf_scores(task: Task, split: str) -> dict[str, float]:
+    """Return metric -> score of logistic regression (for numbers: ridge regression) on TF-IDF of words and word pairs.
+
+    Args:
+        task: A task over texts or pairs of texts. The baseline is trained on its "train" split.
+        split: The split that is scored. Rows without a label are skipped in both splits.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
+
+    (texts, labels), (held, truths) = (_labelled(task.split(part)) for part in ("train", split))
     logistic = LogisticRegression(max_iter=1000)
     several = task.problem_type == "multi_label"
     model = {"regression": Ridge(), "multi_label": OneVsRestClassifier(logistic)}.get(task.problem_type, logistic)

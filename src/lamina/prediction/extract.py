@@ -314,6 +314,7 @@ class _Plan:
             max_length=self.max_length,
             table=TABLE if table.columns else None,
             pairs=self.pairs,
+            add_prefix_space=False,
         )
         with atomic_write(folder / STATES) as path:
             write_json(path, manifest.model_dump())

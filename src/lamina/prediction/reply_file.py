@@ -6,7 +6,7 @@ import json
 import random
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -19,7 +19,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
 from lamina.tasks.metrics import named_class
-from lamina.tasks.span_forms import SpanError, UnplacedSpanError, places, read_spans
+from lamina.tasks.span_forms import UnplacedSpanError, places, read_spans
 from lamina.tasks.words import Span, word_spans
 from lamina.utils import parse_json
 
@@ -90,19 +90,14 @@ def read_replies(
         ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
         UnknownNameError: If no row has the positive label.
     """
-    return replies_of(read_labels(path, columns, positive), columns, processor)
+    return replies_of(read_labels(path, columns, positive), processor)
 
 
-def replies_of(labelled: Labelled, columns: ReplyColumns, processor: Processor) -> tuple[list[LabelledReply], str]:
-    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`.
-
-    Chats are read if their column is named, or if neither `prompt` nor `reply` is named and a column has a usual name
-    of chats.
-    """
-    table, labels, positive = labelled
-    by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
-    texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
-    column = columns.spans or ""
+def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledReply], str]:
+    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`."""
+    table, labels, positive, names = labelled
+    texts = _chats(table, names["messages"], processor) if "messages" in names else _pairs(table, names)
+    column = names.get("spans", "")
     spans = table.cells(column) if column else [None] * len(table)
     replies: list[LabelledReply] = []
     for row, (before, reply), label, cell in zip(table.rows, texts, labels, spans, strict=True):
@@ -120,24 +115,27 @@ class Labelled(NamedTuple):
     Attributes:
         labels: The label of each row.
         positive: The label that marks bad replies.
+        names: What a column holds -> its name; see `_roles`.
     """
 
     table: Table
     labels: list[str]
     positive: str
+    names: dict[str, str]
 
 
 def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
     """Read a file of replies and its labels, before a model is loaded. See `read_replies` for arguments and errors."""
     table = read_table(path)
-    labels = _labels(table, _column(table, "label", columns.label))
+    names = _roles(table, columns)
+    labels = _labels(table, names["label"])
     known = sorted(set(labels))
     if positive is None:
         raise ConfigError(f"monitor: no positive label is named; {path} has {_listed(known)}. Use --positive LABEL.")
     positive = named_class("monitor", positive, known)
     if len(known) == 1:
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
-    return Labelled(table, labels, positive)
+    return Labelled(table, labels, positive, names)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -190,19 +188,31 @@ def _labels(table: Table, column: str) -> list[str]:
     return labels
 
 
-def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from two columns; DataError if a column or text is missing or blank."""
-    names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
-    used = [*names.values(), _column(table, "label", columns.label), *([columns.spans] if columns.spans else [])]
-    if len(set(used)) < len(used):
-        roles = f"prompt, reply, label and spans are {_listed(used)}; each needs its own"
-        raise DataError(f"monitor: {table.path}: the columns of {roles}.", path=table.path)
-    for what, name in names.items():
+def _roles(table: Table, columns: ReplyColumns) -> dict[str, str]:
+    """Return what a column holds -> its name: "messages", or "prompt" and "reply"; "label"; and "spans" if named.
+
+    Chats are read if their column is named, or if neither `prompt` nor `reply` is named and a column has a usual name
+    of chats. Raises DataError if a column is missing or not clear, or has two roles.
+    """
+    has_chats = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
+    roles = [*(["messages"] if has_chats else ["prompt", "reply"]), "label", *(["spans"] if columns.spans else [])]
+    names = {role: _column(table, role, getattr(columns, role)) for role in roles}
+    if len(set(names.values())) < len(names):
+        used = _listed(list(names.values()))
+        problem = f"the columns of {', '.join(names)} are {used}; each needs its own"
+        raise DataError(f"monitor: {table.path}: {problem}.", path=table.path)
+    return names
+
+
+def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return (prompt, reply) for each row, from the columns of "prompt" and "reply"; DataError if a text is blank."""
+    for what in ("prompt", "reply"):
+        name = names[what]
         for row, cell in zip(table.rows, table.cells(name), strict=True):
             if not isinstance(cell, str) or not word_spans(cell):
                 got = "blank" if isinstance(cell, str) or cell is None else f"{type(cell).__name__}, no text"
                 raise _bad(table, row, name, f"the {what} is {got}; each row has a text. Correct the row or remove it.")
-    return list(zip(*(table.cells(name) for name in names.values()), strict=True))
+    return list(zip(table.cells(names["prompt"]), table.cells(names["reply"]), strict=True))
 
 
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
@@ -248,12 +258,10 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
     try:
         marks = [] if cell is None else read_spans(cell)
         parts = [place for mark in marks for place in places(mark, reply)]
-    except SpanError as error:
-        if not isinstance(error, UnplacedSpanError) or error.rule.startswith(";"):
-            raise _bad(table, row, column, f"{error}") from None
-        what = f"{error}".split(", which")[0].split(", whose")[0]
-        problem = f"{what} is not in the reply of {len(reply)} characters"
-        raise _bad(table, row, column, f"{problem}; a span lies in its reply. Correct the row or remove it.") from None
+    except UnplacedSpanError as error:
+        raise _bad(table, row, column, f"{error.reason} Correct the row or remove it.") from None
+    except LabelCellError as error:
+        raise _bad(table, row, column, f"{error}") from None
     bad = [at for at, (start, end) in enumerate(words) if any(start < stop and first < end for first, stop in parts)]
     bad = bad or list(range(len(words)))
     cuts = [0, *(at for at, (one, two) in enumerate(pairwise(bad), 1) if two > one + 1), len(bad)]

@@ -197,7 +197,7 @@ def monitor(  # noqa: PLR0913
     columns = ReplyColumns(messages, prompt, reply, label, spans)
     labelled = read_labels(train, columns, positive)  # before a large model is loaded
     base, processor = _model(model, processor)
-    replies, digest = replies_of(labelled, columns, processor)
+    replies, digest = replies_of(labelled, processor)
     parts = divide(replies, seed)
     _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)

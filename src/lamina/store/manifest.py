@@ -250,6 +250,7 @@ class StatesManifest(SavedFacts):
         max_length: Maximum tokens per row when the states were computed. None: unknown.
         table: File with the labels, one row for each row of states. None: there is none.
         pairs: Whether each row is a pair of texts. None: unknown.
+        add_prefix_space: Whether each text got a space before its first word, as by the option of `fit`. None: unknown.
     """
 
     format: int = 1
@@ -267,6 +268,7 @@ class StatesManifest(SavedFacts):
     max_length: int | None = Field(default=None, ge=1)
     table: str | None = None
     pairs: bool | None = None
+    add_prefix_space: bool | None = None
 
     @classmethod
     def of_folder(cls, folder: str | PathLike[str]) -> Self:

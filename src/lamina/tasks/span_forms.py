@@ -23,12 +23,12 @@ from lamina.utils import RepeatedKeyError, parse_json
 LabelledSpan: TypeAlias = tuple[Span, str]
 Units: TypeAlias = Sequence[int]  # what the edges of spans count -> the character there
 
-_STARTS = ("start", "start_offset", "begin", "start_char", "startOffset", "offset_start")
-_ENDS = ("end", "end_offset", "stop", "end_char", "endOffset", "offset_end")
-_LABELS = ("label", "labels", "entity_group", "entity", "type", "tag", "entity_type", "category")
-_TEXTS = ("text", "word", "surface", "mention", "quote", "phrase", "content")
-_NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end"}
-_CONTAINERS = ("entities", "spans", "annotations", "result")
+_STARTS = ("start", "start_offset", "begin", "start_char", "startOffset", "offset_start", "start_pos", "BeginOffset")
+_ENDS = ("end", "end_offset", "stop", "end_char", "endOffset", "offset_end", "end_pos", "EndOffset")
+_LABELS = ("label", "labels", "entity_group", "entity", "type", "tag", "entity_type", "category", "Type")
+_TEXTS = ("text", "word", "surface", "mention", "quote", "phrase", "content", "Text")
+_NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end", "Score"}
+_CONTAINERS = ("entities", "spans", "annotations", "result", "ents", "Entities")
 _TAG = regex.compile(r"[BI]-.+")
 _PLACE = regex.compile(r"[\s\[\](),.\d]*\d[\s\[\](),.\d]*")  # numbers, or lists of them
 _PLACE_KEY = regex.compile("off|pos|idx|from|len|char|span|loc|begin|start|end|stop|^to$")
@@ -41,7 +41,15 @@ class SpanError(LabelCellError):
 
 
 class UnplacedSpanError(SpanError):
-    """Raised when a span is not in its text, or cannot be turned into tags. Such a row may stay without labels."""
+    """Raised when a span is not in its text, or cannot be turned into tags. Such a row may stay without labels.
+
+    Attributes:
+        reason: What came and which spans are allowed, without what to do with the row.
+    """
+
+    def __init__(self, got: str, rule: str, hint: str = "") -> None:
+        self.reason = f"{got}{rule}"
+        super().__init__(got, f"{rule} {hint}missing_labels='ignore' leaves such rows without labels.")
 
 
 @final
@@ -83,13 +91,49 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
     if isinstance(cell, Mapping):
         # keys of Label Studio and Prodigy
         if cell.get("was_cancelled") is True or plain(cell.get("answer")) in ("reject", "ignore"):
-            raise UnplacedSpanError(shown(cell), f", which its annotator skipped or rejected; leave it out. {_IGNORE}.")
+            raise UnplacedSpanError(shown(cell), ", which its annotator skipped or rejected.", "Leave it out; ")
         cell = _list_of(cell)
     if not isinstance(cell, list | tuple):
         raise SpanError(
             shown(cell) if isinstance(cell, str) else type(cell).__name__, "; spans are a list, which may be empty."
         )
-    return [_mark(span, default) for span in cell]
+    return [_mark(mention, default) for span in cell for mention in _mentions(span)]
+
+
+def _mentions(span: object) -> list[object]:
+    """Return the mentions of an entity in Google's form, each with the entity's type; any other span alone."""
+    mentions = span.get("mentions") if isinstance(span, Mapping) else None
+    if not isinstance(mentions, list | tuple) or not all(isinstance(mention, Mapping) for mention in mentions):
+        return [span]
+    flat: list[object] = []
+    for mention in cast("Sequence[Mapping[str, object]]", mentions):
+        text = mention.get("text")
+        place = (
+            {"text": text.get("content"), "offset": text.get("beginOffset")} if isinstance(text, Mapping) else mention
+        )
+        flat.append({**place, "type": cast("Mapping[str, object]", span).get("type")})
+    return flat
+
+
+def _with_edges(span: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a span with "start" and "end" in place of an offset and a length, or of pairs of offsets.
+
+    Azure, Google and bigbio write these, always beside the text, to which the place is compared; without a text the
+    span is returned as it is. Raises SpanError if a span has several pieces.
+    """
+    if any(key in span for key in _STARTS):
+        return span
+    text, offset = plain(span.get("text")), plain(span.get("offset"))
+    if isinstance(pairs := plain(span.get("offsets")), list) and isinstance(text, list):
+        if len(pairs) != 1 or len(text) != 1 or not isinstance(pairs[0], list) or len(pairs[0]) != 2:
+            raise SpanError(f"{shown(span)} as a span", "; a span is one piece of its text. Leave it out or join it.")
+        return {**span, "text": text[0], "start": pairs[0][0], "end": pairs[0][1]}
+    if isinstance(text, str) and _is_offset(offset):
+        length = plain(span.get("length", len(text)))
+        if _is_offset(length):
+            start = int(cast("int", offset))
+            return {**span, "start": start, "end": start + int(cast("int", length))}
+    return span
 
 
 def _spelled(text: str) -> object:
@@ -115,7 +159,7 @@ def _list_of(cell: Mapping[str, object]) -> object:
     lists = {key: plain(value) for key, value in cell.items()}
     if cell and all(isinstance(value, list) for value in lists.values()):
         columns = cast("dict[str, list[object]]", lists)
-        if any(key in cell for key in _STARTS):
+        if any(key in cell for key in (*_STARTS, "offset", "offsets")):
             if len({len(column) for column in columns.values()}) > 1:
                 raise SpanError(shown(cell), "; lists of starts, ends and labels have one length. Correct the row.")
             return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -151,6 +195,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
         fields = cast("Mapping[str, object]", span["value"])
+    fields = _with_edges(fields)
     start, end, text = (next((key for key in keys if key in fields), None) for keys in (_STARTS, _ENDS, _TEXTS))
     labels = [fields[key] for key in _LABELS if key in fields]
     if not labels and (other := sorted(set(map(str, fields)) - {*_STARTS, *_ENDS, *_TEXTS} - _NEUTRAL)):
@@ -158,7 +203,8 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
         rule = f", a span with the keys {', '.join(other)}; its label is under one of: {known}"
         raise SpanError(shown(span), f"{rule}.")
     label = _label(span, labels, default) if labels else default
-    carried = None if text is None or fields[text] is None else str(fields[text])
+    content = None if text is None else plain(fields[text])
+    carried = None if content is None or isinstance(content, Mapping | list) else str(content)
     if start is None and end is None and carried is not None:
         others = [key for key in fields if key not in {*_LABELS, *_TEXTS} | _NEUTRAL]
         if numbers := [key for key in others if _may_be_place(str(key), str(plain(fields[key])))]:
@@ -190,12 +236,14 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
     name; UnplacedSpanError if there are several labels. The message names `default`, the label of spans without one.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
+    # flair writes its labels with their confidence
+    entries = [part["value"] if isinstance(part, Mapping) and "value" in part else part for part in entries]
     if not entries or any(map(is_missing, entries)):
         rule = f"; a span has one label. Leave out the key for '{default}'."
         raise SpanError(f"the span {shown(span)} without a label", rule)
     names = list(dict.fromkeys(map(class_name, entries)))
     if len(names) > 1:
-        raise UnplacedSpanError(f"the span {shown(span)} with the labels {', '.join(names)}", f"; {_ONE_LABEL}")
+        raise UnplacedSpanError(f"the span {shown(span)} with the labels {', '.join(names)}", *_ONE_LABEL)
     if names[0] == "O":
         rule = "; O is the tag of words outside all spans. Leave such spans out, or rename the label."
         raise SpanError(f"the span {shown(span)} with the label O", rule)
@@ -206,8 +254,7 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
     return names[0]
 
 
-_IGNORE = "missing_labels='ignore' leaves such rows without labels"
-_ONE_LABEL = f"a word has one label. Make a task per label; {_IGNORE}."
+_ONE_LABEL = ("; a word has one label.", "Make a task per label; ")
 
 
 def _is_offset(value: object) -> bool:
@@ -241,16 +288,16 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
         for form in (wanted, *(unicodedata.normalize(name, wanted) for name in ("NFC", "NFD"))) if wanted else ():
             if found := [match.span() for match in regex.finditer(regex.escape(form), text)]:
                 return found
-        raise UnplacedSpanError(f"the span {mark.cell}", f", which is not in its text; correct it. {_IGNORE}.")
+        raise UnplacedSpanError(f"the span {mark.cell}", ", which is not in its text.", "Correct it; ")
     start, end = mark.edges
     if units is not None:
         start, end = (units[edge] if 0 <= edge < len(units) else -1 for edge in (start, end))
     if not 0 <= start < end <= len(text):
         rule = f"which is not in its text of {len(text)} characters; 0 <= start < end must hold"
-        raise UnplacedSpanError(f"the span {mark.cell}", f", {rule}. {_IGNORE}.")
+        raise UnplacedSpanError(f"the span {mark.cell}", f", {rule}.")
     if mark.text is not None and not _agree(text[start:end], mark.text, loosely=mark.by_tokens):
         rule = f", whose text is not {shown(text[start:end])}, the characters {start} to {end}; both must agree."
-        raise UnplacedSpanError(f"the span {mark.cell}", f"{rule}{_explained(mark, text)} {_IGNORE}.")
+        raise UnplacedSpanError(f"the span {mark.cell}", f"{rule}{_explained(mark, text)}")
     return [(start, end)]
 
 
@@ -302,13 +349,13 @@ def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSp
         while last < len(words) and words[last][0] < end:
             if last in owners:
                 both = f"the spans {_quoted(text, owners[last])} and {_quoted(text, span)}"
-                raise UnplacedSpanError(both, f", which share the word '{text[slice(*words[last])]}'; {_ONE_LABEL}")
+                rule, hint = _ONE_LABEL
+                raise UnplacedSpanError(both, f", which share the word '{text[slice(*words[last])]}'{rule}", hint)
             owners[last] = span
             tags[last] = f"{'B' if last == at else 'I'}-{label}"
             last += 1
         if last == at:
-            rule = f", which has no letter or sign; correct it. {_IGNORE}."
-            raise UnplacedSpanError(f"the span {_quoted(text, span)}", rule)
+            raise UnplacedSpanError(f"the span {_quoted(text, span)}", ", which has no letter or sign.", "Correct it; ")
     return tags
 
 

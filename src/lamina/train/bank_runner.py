@@ -160,7 +160,7 @@ class BankRunner(Runner):
         """
         if self.bank.train_base:
             check_reloads(self.bank.model, self.op)
-        self.prepare_recorded(groups, options.max_length)
+        self.prepare_recorded(groups, options)
         for group in groups:
             (self._check_training if group.part == "train" else self._check_scoring)(group, options)
         if options.cache == "off":
@@ -180,25 +180,27 @@ class BankRunner(Runner):
                 self.bank, group.inputs, group.names, fingerprints=fingerprints, settings=settings
             )
 
-    def prepare_recorded(self, groups: Sequence[Group], max_length: int | None) -> None:
+    def prepare_recorded(self, groups: Sequence[Group], options: PassOptions) -> None:
         """Check that readers can use their groups' recorded states, and set which layers these states return.
 
         The groups are changed in place; those without recorded states stay as they are. The states will be returned on
-        the runner's device. `max_length` is the option of the run.
+        the runner's device. `options` are those of the run.
 
         Raises:
-            ConfigError: If a reader cannot be trained on these states; or `max_length` is set, all groups have recorded
-                states, and some were recorded with another length.
+            ConfigError: If a reader cannot be trained on these states; or all groups have recorded states, and some
+                were recorded with another `max_length` or `add_prefix_space` than the run sets.
             BaseMismatchError: If the states were recorded from a different model than the bank's.
         """
         all_recorded = all(isinstance(group.states, RowsOfStates) for group in groups)
         for group in groups:
             if isinstance(group.states, RowsOfStates):
                 facts, manifest = group.states.recorded.facts, group.states.recorded.manifest
-                if max_length and max_length != (manifest.max_length or max_length) and all_recorded:
-                    got = f"max_length is {max_length}, and the states in {group.states.recorded.folder}"
-                    rule = f"were recorded with {manifest.max_length}; they cannot be cut"
-                    raise ConfigError(f"{self.op}: {got} {rule}. Leave it out, or record them again.")
+                for option in ("max_length", "add_prefix_space") if all_recorded else ():
+                    asked, known = getattr(options, option), getattr(manifest, option)
+                    if asked and known is not None and asked != known:
+                        got = f"{option} is {asked}, and the states in {group.states.recorded.folder}"
+                        rule = f"were recorded with {known}; they cannot be changed"
+                        raise ConfigError(f"{self.op}: {got} {rule}. Leave it out, or record them again.")
                 check_recorded_base(self.op, self.bank.stacks, self.bank.model, facts)
                 for name in group.names:
                     check_reads_recorded(self.op, name, self.bank[name], facts)

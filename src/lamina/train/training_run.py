@@ -348,6 +348,7 @@ def _record_training(engine: Engine) -> None:
             learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
             split = task.split("train")
             recorded = recorded_of(split)
+            spaced = recorded and recorded.manifest.add_prefix_space
             learner.module.info = {
                 **learnt,
                 "task": task.name,
@@ -358,7 +359,7 @@ def _record_training(engine: Engine) -> None:
                 "pair": split.pairs or (recorded is not None and bool(recorded.manifest.pairs)),
                 "max_length": _max_length(engine, task),
                 "stride": engine.options.stride,
-                "add_prefix_space": engine.options.add_prefix_space,
+                "add_prefix_space": engine.options.add_prefix_space if spaced is None else spaced,
                 **({"columns": dict(task.columns)} if task.columns else {}),
                 **({"positive": task.positive} if task.positive else {}),
             }

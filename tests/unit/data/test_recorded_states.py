@@ -47,8 +47,9 @@ def test_files_of_vllm(tmp_path: Path, dtype: torch.dtype):
     states = rows(3, 1, 12, dtype=dtype)
     per_request(tmp_path / "a", states, LAYERS)
     check(tmp_path / "a", states)
-    described = describe_states(tmp_path / "a", form="vllm", layers=LAYERS, depth=3)
+    described = describe_states(tmp_path / "a", form="vllm", layers=LAYERS, depth=3, pairs=True, add_prefix_space=False)
     assert [array.file for array in described.arrays] == [f"hs_{number}.safetensors" for number in range(3)]
+    assert (described.pairs, described.add_prefix_space) == (True, False)
     check(tmp_path / "a", states)
 
 

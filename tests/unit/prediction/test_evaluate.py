@@ -7,6 +7,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tests.support.training import (
 
 from lamina import evaluate, fit, predict
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
@@ -49,6 +50,7 @@ from lamina.store import save_bank
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
+from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import group_tasks
 
 TOKEN = "AutoModelForTokenClassification"
@@ -327,18 +329,22 @@ def test_another_class_can_be_positive(bank: ReaderBank, tmp_path: Path):
     assert scores[0] != scores[1]
 
 
-def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: Path):
+def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, learnt = write(tmp_path / "test.csv", 60, seed=3), write(tmp_path / "more.csv", 60)
     scores = evaluate(bank, path, tfidf=learnt)
     assert scores["mood"]["tfidf"]["accuracy"] > 0.9
     assert scores["stars"]["tfidf"].keys() == {"pearson", "spearman"}
     task = Task.from_files(KIND, train=learnt, validation=path, text="message", label="feeling", positive="bad")
     assert evaluate(bank, {"mood": task}, tfidf=True)["mood"]["tfidf"] == scores["mood"]["tfidf"]
+    monkeypatch.setattr(BankRunner, "score", None)  # what is missing is said before the model reads a row
     with pytest.raises(ConfigError, match="tfidf is set, and task test has no train part"):
         evaluate(bank, path, tfidf=True)
     learnt.write_text("".join(learnt.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(ConfigError, match="the train part of task test has one class or no words; it learns from"):
         evaluate(bank, path, tfidf=learnt)
+    monkeypatch.setattr("lamina.errors.find_spec", lambda name: None if name == "sklearn" else find_spec(name))
+    with pytest.raises(MissingExtraError, match="sklearn"):
+        evaluate(bank, path, tfidf=tmp_path / "more.csv")
 
 
 def test_a_test_part_that_fit_does_not_score_is_named(bank: ReaderBank, caplog: pytest.LogCaptureFixture):

@@ -238,7 +238,25 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             [ROW, ROW | {"label": "bad", "at": [[3, 99]]}],
             {"spans": "at"},
             DataError,
-            "row 2, column 'at': .* is not in the reply of 8 characters",
+            r"row 2, column 'at': the span \[3, 99\], which is not in its text of 8 characters; .*Correct the",
+        ),
+        *(
+            ([ROW, ROW | {"label": "bad", "at": cell}], {"spans": "at"}, DataError, f"row 2, column 'at': {problem}")
+            for cell, problem in (
+                (
+                    {"result": [], "was_cancelled": True},
+                    r".*, which its annotator skipped or rejected\. Correct the row",
+                ),
+                (
+                    [{"start": 0, "end": 2, "text": "xy"}],
+                    r".*, whose text is not '\w+', the .* must agree\. Correct the row",
+                ),
+                ([[0, 1, {"name": "x"}]], r".*is an object with keys"),
+            )
+        ),
+        *(
+            ([{"messages": [], "label": label} for label in ("bad", "ok")], columns, DataError, "messages, label.*own")
+            for columns in ({"spans": "messages"}, {"label": "messages"}, {"messages": "label"})
         ),
         (
             [ROW, ROW | {"label": "bad", "at": "the film"}],

@@ -40,6 +40,7 @@ def spans(start: str, end: str, label: str, **more: list[str]) -> list[dict[str,
 
 
 WORDS = ["Lima", "Ana Ruiz"]
+PLACED = [("Lima", LIMA, "LOC"), ("Ana Ruiz", ANA, "PER")]
 KEYED = spans("start", "end", "labels", text=WORDS)
 FORMS = {
     "triples": [[*LIMA, "LOC"], [*ANA, "PER"]],
@@ -55,6 +56,46 @@ FORMS = {
     "columns": {"start": [LIMA[0], ANA[0]], "end": [LIMA[1], ANA[1]], "label": ["LOC", "PER"]},
     "texts by label": {"entities": {"LOC": ["Lima"], "PER": ["Ana Ruiz"]}},
     "texts with labels": [{"text": "Lima", "label": "LOC", "page": 3}, {"text": "Ana Ruiz", "label": "PER", "p": 0.9}],
+    "AWS": {"Entities": spans("BeginOffset", "EndOffset", "Type", Text=WORDS, Score=["0.9", "0.8"])},
+    "flair": [
+        {"text": word, "start_pos": start, "end_pos": end, "labels": [{"value": label, "confidence": 0.9}]}
+        for word, (start, end), label in PLACED
+    ],
+    "spaCy's to_json": {"text": TEXT, "ents": spans("start", "end", "label")},
+    "Prodigy": {"answer": "accept", "spans": spans("start", "end", "label", token_start=["3", "6"], text=WORDS)},
+    "Azure": {
+        "entities": [
+            {
+                "text": word,
+                "category": label,
+                "subcategory": "x",
+                "offset": start,
+                "length": end - start,
+                "confidenceScore": 1,
+            }
+            for word, (start, end), label in PLACED
+        ]
+    },
+    "Google": {
+        "entities": [
+            {
+                "name": word,
+                "type": label,
+                "mentions": [{"text": {"content": word, "beginOffset": start}, "type": "PROPER"}],
+            }
+            for word, (start, _), label in PLACED
+        ]
+    },
+    "bigbio": [
+        {"id": f"T{start}", "type": label, "text": [word], "offsets": [[start, end]], "normalized": []}
+        for word, (start, end), label in PLACED
+    ],
+    "columns of bigbio": {
+        "id": ["T1", "T2"],
+        "type": ["LOC", "PER"],
+        "text": [["Lima"], ["Ana Ruiz"]],
+        "offsets": [[[*LIMA]], [[*ANA]]],
+    },
     "JSON": json.dumps(spans("start", "end", "label")),
     "Python": str([(*LIMA, "LOC"), (*ANA, "PER")]),
     "twice": [[*LIMA, "LOC"], [*ANA, "PER"], [*LIMA, "LOC"]],
@@ -72,6 +113,17 @@ def test_forms_of_spans(form: str):
     ("span", "problem"),
     [
         ({"start": 0, "end": 3, "klass": "PER"}, "with the keys klass; its label is under one of: label, labels"),
+        (
+            {"text": "Ana", "offset": 0, "length": 3, "label": "PER"},
+            "whose text is not 'Zo\u00eb', the characters 0 to 3",
+        ),
+        ({"offset": 0, "length": 3, "label": "PER"}, "its first character under 'start'"),
+        (
+            {"text": ["Zo\u00eb", "Ana"], "offsets": [[0, 3], [22, 25]], "type": "PER"},
+            "a span is one piece of its text",
+        ),
+        ({"text": {"content": "Zo\u00eb", "beginOffset": 0}, "type": "PROPER"}, "its first character under 'start'"),
+        ({"start": 0, "end": 3, "labels": [{"value": "PER"}, {"value": "LOC"}]}, "with the labels PER, LOC"),
         ({"start": 0, "label": "PER"}, "its first character under 'start' and the one after its last under 'end'"),
         ({"start": "0", "end": "3", "label": "PER"}, "as whole numbers"),
         ({"start": False, "end": True, "label": "PER"}, "as whole numbers"),
@@ -81,7 +133,7 @@ def test_forms_of_spans(form: str):
         ({"start": 0, "end": 3, "labels": ["PER", "ORG"]}, "with the labels PER, ORG in .*; a word has one label"),
         ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
         (["PER", 0, 3], "a span is a text"),
-        ({"text": "Lima", "type": "LOC", "offset": 12, "length": 4}, "with numbers under offset, length; its place is"),
+        ({"text": "Lima", "type": "LOC", "at": 12, "length": 4}, "with numbers under length; its place is under start"),
         ({"text": "Lima", "type": "LOC", "span": [12, 16]}, "with numbers under span; its place is under start"),
         ([0, 99, "PER"], "which is not in its text of 38 characters"),
         ([3, 4, "PER"], "which has no letter or sign"),

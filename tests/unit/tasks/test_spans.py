@@ -66,7 +66,7 @@ def test_what_spans_are_called():
 @pytest.mark.parametrize(
     ("spans", "problem"),
     [
-        (["carla"], "row 1 has the span 'carla' in column 'spans', which is not in its text; .*'ignore'"),
+        (["carla"], "row 1 has the span 'carla' in column 'spans', which is not in its text\\. .*'ignore'"),
         ([(3, 99)], r"row 1 has the span \(3, 99\) in column 'spans', which is not in its text"),
         ([(5, 5)], r"row 1 has the span \(5, 5\)"),
         ("anna", "row 1 has 'anna' in column 'spans'; spans are a list, which may be empty"),
