@@ -99,8 +99,7 @@ def check_output(
 
     Args:
         op: The command, for the message.
-        folder: The output folder, which need not exist. Hidden files in it do not count, nor do subfolders with
-            studies, which commands about one recipe write there.
+        folder: The output folder, which need not exist. Hidden files and subfolders with studies do not count.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
         replaced: Names in the folder that the command may replace without being asked.
