@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,42 +115,28 @@ _OWN: dict[str, str] = {
 _SHARED = ("model", "processor")  # parameters that clones share instead of copying them
 
 
+@dataclass(eq=False, repr=False)
 class LaminaEstimator(BaseEstimator):
     """Base class of the four estimators: a reader on a frozen model. Each subclass documents its parameters.
 
-    `fit` sets `bank_`, the bank with the reader.
+    The fields are the parameters, which scikit-learn clones and searches. If an estimator was pickled by an earlier
+    version, parameters that it lacks have their defaults. `fit` sets `bank_`, the bank with the reader.
     """
 
     kind: ClassVar[str]  # name of the kind of task
-    bank_: ReaderBank
-    backend: Backend = "auto"  # estimators that earlier versions pickled have none of their own
+    bank_: ReaderBank = field(init=False)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        model: ModelLike = "minilm",
-        *,
-        reader: FusionConfig | Reader | None = None,
-        processor: Processor | None = None,
-        epochs: int | None = None,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        max_length: int | None = None,
-        validation_fraction: float | None = None,
-        random_state: RandomState = 0,
-        options: Mapping[str, object] | None = None,
-        backend: Backend = "auto",
-    ) -> None:
-        self.model = model
-        self.reader = reader
-        self.processor = processor
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.options = options
-        self.backend = backend
+    model: ModelLike = "minilm"
+    _: KW_ONLY
+    processor: Processor | None = None
+    epochs: int | None = None
+    batch_size: int = 32
+    learning_rate: float | None = None
+    max_length: int | None = None
+    validation_fraction: float | None = None
+    random_state: RandomState = 0
+    options: Mapping[str, object] | None = None
+    backend: Backend = "auto"
 
     # Training
 

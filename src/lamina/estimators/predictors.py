@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
 
 import numpy as np
@@ -35,13 +36,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lamina.bank import Reader
-    from lamina.estimators.base import ModelLike, RandomState
     from lamina.fusion.base import FusionConfig
-    from lamina.layers.types import Processor
-    from lamina.prediction.backends import Backend
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     """Classify texts, or pairs of texts, with a reader on a frozen model.
 
@@ -81,36 +80,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
 
     kind: ClassVar = SequenceClassification.kind
 
-    def __init__(  # noqa: PLR0913
-        self,
-        model: ModelLike = "minilm",
-        *,
-        reader: FusionConfig | Reader | None = None,
-        processor: Processor | None = None,
-        epochs: int | None = None,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-        positive: object = None,
-        max_length: int | None = None,
-        validation_fraction: float | None = None,
-        random_state: RandomState = 0,
-        options: Mapping[str, object] | None = None,
-        backend: Backend = "auto",
-    ) -> None:
-        self.model = model
-        self.reader = reader
-        self.processor = processor
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.class_weight = class_weight
-        self.positive = positive
-        self.max_length = max_length
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.options = options
-        self.backend = backend
+    reader: FusionConfig | Reader | None = None
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
+    positive: object = None
 
     def _head_of_a_fusion(self) -> dict[str, object]:
         return {"pooling": "mean"}
@@ -206,6 +178,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaminaRegressor(RegressorMixin, LaminaEstimator):
     """Predict a number for each text, or pair of texts, with a reader on a frozen model.
 
@@ -235,6 +208,8 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     """
 
     kind: ClassVar = SequenceClassification.kind
+
+    reader: FusionConfig | Reader | None = None
 
     def _head_of_a_fusion(self) -> dict[str, object]:
         return {"pooling": "mean"}
@@ -285,6 +260,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaminaTagger(LaminaEstimator):
     """Predict a tag for each word of sentences, with a reader on a frozen model.
 
@@ -313,6 +289,8 @@ class LaminaTagger(LaminaEstimator):
     """
 
     kind: ClassVar = TokenClassification.kind
+
+    reader: FusionConfig | Reader | None = None
 
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.

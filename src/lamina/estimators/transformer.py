@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, final
 
 import numpy as np
@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags, TransformerTags
 
     from lamina.bank import ReaderBank, ReaderModule
-    from lamina.estimators.base import ModelLike, RandomState
     from lamina.estimators.examples import TargetsLike, Texts
     from lamina.fusion.base import FusionConfig
     from lamina.layers.selectors import Selector
-    from lamina.layers.types import Processor
-    from lamina.prediction.backends import Backend
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaminaTransformer(TransformerMixin, LaminaEstimator):
     """Turn texts, or pairs of texts, into the features of one layer, of several layers, or of a fusion.
 
@@ -62,36 +60,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
 
     kind: ClassVar = SequenceClassification.kind
 
-    def __init__(  # noqa: PLR0913
-        self,
-        model: ModelLike = "minilm",
-        *,
-        layer: Selector = -1,
-        fusion: FusionConfig | None = None,
-        pooling: Literal["mean", "first"] = "mean",
-        processor: Processor | None = None,
-        epochs: int | None = None,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        max_length: int | None = None,
-        validation_fraction: float | None = None,
-        random_state: RandomState = 0,
-        options: Mapping[str, object] | None = None,
-        backend: Backend = "auto",
-    ) -> None:
-        self.model = model
-        self.layer = layer
-        self.fusion = fusion
-        self.pooling: Literal["mean", "first"] = pooling
-        self.processor = processor
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.options = options
-        self.backend = backend
+    layer: Selector = -1
+    fusion: FusionConfig | None = None
+    pooling: Literal["mean", "first"] = "mean"
 
     def fit(self, X: object, y: object = None) -> Self:
         """Choose the layers, or train the fusion, and set the fitted attributes; return the estimator.
