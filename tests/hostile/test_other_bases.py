@@ -13,10 +13,11 @@ import torch
 from tests.support.adapters import adapted, add_adapter, enable_adapters, set_adapter
 from tests.support.portions import one_in
 from tests.support.stored import TEXTS, logits, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.training import reader, yes_no
 from torch import nn
 
-from lamina import ReaderBank, edits, insert_, merge_, tap, truncate_
-from lamina.errors import BaseMismatchError, ConfigError, UnsupportedModelError
+from lamina import ReaderBank, edits, fit, insert_, merge_, reinit_, save, tap, truncate_
+from lamina.errors import BaseMismatchError, ConfigError, LaminaError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint
 from lamina.layers.layer_guard import is_read_by_bank
@@ -201,6 +202,23 @@ def test_packed_weights_count(pack: Callable[[Any], Any], tmp_path: Path):
     assert len(ReaderBank.from_pretrained(tmp_path, again, tiny_tokenizer())) == 2
     with pytest.raises(BaseMismatchError, match="fingerprint was"):
         ReaderBank.from_pretrained(tmp_path, third, tiny_tokenizer())
+
+
+def test_packed_weights_are_read_and_not_changed(tmp_path: Path):
+    model = subclassed(tiny_model())
+    for edit in (insert_, reinit_, lambda own, layers: truncate_(own, layers[0])):
+        with pytest.raises(LaminaError, match="quantis"):
+            edit(model, layers=[1])
+    with pytest.raises(ConfigError, match=r"save: the model was quantised after it was loaded"):
+        save(model, tmp_path / "model")
+    bank = ReaderBank(model, tiny_tokenizer(), train_base=True)
+    bank.add("mood", reader(yes_no()))
+    with pytest.raises(ConfigError, match=r"fit: the model was quantised after it was loaded"):
+        fit(bank, {"mood": yes_no()}, progress=False)
+    inserted = tiny_model()
+    insert_(inserted, layers=[1])
+    with pytest.raises(UnsupportedModelError, match=r"is a Linear whose weight is packed, not a plain linear map"):
+        merge_(subclassed(inserted))
 
 
 # Copies

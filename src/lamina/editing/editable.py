@@ -96,7 +96,7 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
         UnsupportedModelError: If the model's layers cannot be found.
     """
     check_editable(model, op)
-    if any(map(_has_packed, model.modules())):
+    if any(map(has_packed, model.modules())):
         raise ConfigError(f"{op}: {_QUANTISED}")
     return select_blocks(model, "all", stack, op)[0]
 
@@ -158,7 +158,7 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 
 
-def _has_packed(module: nn.Module) -> bool:
+def has_packed(module: nn.Module) -> bool:
     """Return whether a module itself has quantised parameters, or weights that are not tensors (quantised by torch)."""
     parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     tensors = {**parameters, **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
@@ -200,8 +200,9 @@ def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, con
     """
     check_plain(model, path, module, op)
     weight = convolution_weight(module) if convolution else linear_weight(module)
-    if weight is None:
+    if weight is None or has_packed(module):
         kind = "convolution" if convolution else "linear map"
-        reason = f"'{path}' is a {type(module).__name__}, not a plain {kind}"
+        packed = "" if weight is None else " whose weight is packed"
+        reason = f"'{path}' is a {type(module).__name__}{packed}, not a plain {kind}"
         raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
     return weight

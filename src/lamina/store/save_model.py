@@ -8,13 +8,17 @@ import shutil
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from torch import Tensor
+from torch.nn import Parameter
+
+from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers import stacks
 from lamina.layers.adapters import adapted_layers, check_no_adapters
-from lamina.layers.stack import by_path
+from lamina.layers.stack import by_path, own_state
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PACKED = "the model was quantised after it was loaded; packed weights can neither be trained nor be loaded again."
 _HINT = (
     "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.keep_, "
     "lamina.duplicate_ or lamina.insert_, other parts by their entries of the config."
@@ -43,8 +48,8 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     """Check that a model's config and recorded edits describe its weights: a saved model is built from these two.
 
     A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
-    compared. Quantised models are not checked, as their weights have other shapes. Classes that cannot be built from
-    their config are not checked either, with a warning.
+    compared. Models whose config says how they are quantised are not checked, as their weights have other shapes.
+    Classes that cannot be built from their config are not checked either, with a warning.
 
     Args:
         model: A transformers model.
@@ -52,10 +57,12 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
 
     Raises:
         ConfigError: If, in the model that would be loaded, a weight is missing, has another shape or has no place, or a
-            weight that blocks share now would not be shared.
+            weight that blocks share now would not be shared; or if the model was quantised after it was loaded.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return
+    if any(map(has_packed, model.modules())):
+        raise ConfigError(f"{op}: {_PACKED}")
     try:
         problem = _problem(model, _rebuilt(model), "")
     except LaminaError as error:
@@ -112,18 +119,21 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
     return problem
 
 
-def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name, weight) for weights whose name begins with `under`, without a compiled model's prefixes.
+def _named(model: nn.Module, under: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) for saved tensors whose name begins with `under`, without a compiled model's prefixes.
 
     A shared weight is yielded once per name.
     """
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
-            yield plain, weight
+    for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False)):
+        for name, tensor in own_state(module).items():
+            plain = f"{path}.{name}".lstrip(".").replace("_orig_mod.", "")  # the name in a model that is not compiled
+            if isinstance(tensor, Tensor) and plain.startswith(under):
+                yield plain, tensor
 
 
 def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in _named(model, under)}
+    """Return name -> shape of each saved tensor; () for buffers, some of which grow as the model runs."""
+    return {name: tuple(tensor.shape) if isinstance(tensor, Parameter) else () for name, tensor in _named(model, under)}
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
