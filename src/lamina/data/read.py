@@ -269,6 +269,11 @@ class Table:
                 raise missing_value(self.path, row, str(name))
         return cells
 
+    def key(self, name: str | int) -> str:
+        """Return the name of a column that is named as in `cells`: in a CoNLL file, -1 becomes the last number."""
+        is_from_end = self.numbered and re.fullmatch(r"-\d+", str(name))
+        return str(len(self.columns) + int(name)) if is_from_end else str(name)
+
     def cells(self, name: str | int) -> Sequence[Cell]:
         """Return the cells of a column; a cell is None if its row has no value.
 
@@ -279,9 +284,7 @@ class Table:
                 called "translation.en" but all cells of column "translation" are objects, the cells are the values that
                 these objects have under "en", or None.
         """
-        key = str(name)
-        if self.numbered and re.fullmatch(r"-\d+", key):
-            key = str(len(self.columns) + int(key))
+        key = self.key(name)
         outer, dot, inner = key.partition(".")
         cells = self.columns.get(key)
         if cells is None and dot and all(isinstance(cell, Mapping) for cell in self.columns.get(outer, [None])):

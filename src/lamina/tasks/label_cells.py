@@ -23,7 +23,12 @@ SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
-_COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(,\d{3})+\.\d+)")
+# Numbers as spreadsheets show them: with signs between thousands, a comma, a currency, percent, or a unit.
+_GROUPED, _MONEY = r"\d{1,3}(?:[,.'\u2019 \xa0\u202f]\d{3})+(?:[.,]\d+)?", r"[$\xa3\xa5\u20ac\u20b9]"
+_FORMATTED = re.compile(
+    rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?({_MONEY} ?)?"
+    rf"(({_GROUPED}|\d+[.,]\d+)( [a-zA-Z]{{1,3}})?|({_GROUPED}|\d+([.,]\d+)?)( ?({_MONEY}|%))?)"
+)
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
@@ -35,7 +40,8 @@ _PRINTED = re.compile(
     re.DOTALL,
 )
 _IGNORED = "-100"  # the label that models skip
-_LONGEST_LIST = 1 << 16  # characters of a text that is read as a list
+_LONGEST_LIST = 1 << 16  # characters of a text that is read as a list in Python; JSON may be longer
+_SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)  # how Python prints empty and frozen sets
 # A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.
 Cell: TypeAlias = object
 
@@ -170,9 +176,9 @@ def is_whole(cell: object) -> bool:
     return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
 
 
-def has_decimal_comma(cell: object) -> bool:
-    """Return whether a cell is a text that is a number with a comma for decimals or thousands: "1,5" or "1,234.5"."""
-    return isinstance(cell, str) and _COMMA_NUMBER.fullmatch(cell.strip()) is not None
+def is_formatted_number(cell: object) -> bool:
+    """Return whether a cell is a text that is a number, but not a plain one: "1,5", "1,234,567", "5%" or "4.5 kg"."""
+    return isinstance(cell, str) and _FORMATTED.fullmatch(trimmed(cell)) is not None
 
 
 # Several classes in one cell
@@ -216,23 +222,20 @@ def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None without brackets.
 
     A text in round or curly brackets may be a name: unless it spells a tuple or set, the result is None. Raises
-    LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array) or is too long,
-    or if a key in it comes twice.
+    LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array, or a long list
+    in Python), or if a key in it comes twice.
     """
+    if printed := _SET.fullmatch(text):
+        text = printed[1] or "[]"
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None
-    reason = "it has too many characters"
-    if len(text) <= _LONGEST_LIST:
-        try:
-            return _json_or_literal(text) if text[0] == "[" else _literal(text)
-        except RepeatedKeyError as error:
-            raise LabelCellError(shown(text), f", in which {error}; correct it.") from error
-        except ValueError:
-            reason = "neither JSON nor Python has this form"
-    if text[0] == "[":
-        rule = 'write it as in ["art", "sport"], with commas'
-        raise LabelCellError(shown(text), f", which is in brackets but not a list ({reason}); {rule}. {_NAMES}")
-    return None
+    try:
+        return _json_or_literal(text) if text[0] == "[" else _literal(text)
+    except RepeatedKeyError as error:
+        raise LabelCellError(shown(text), f", in which {error}; correct it.") from error
+    except ValueError:
+        rule = 'in JSON, or a short one in Python; write it as in ["art", "sport"], with commas'
+        raise LabelCellError(shown(text), f", which is in brackets but not a list {rule}. {_NAMES}") from None
 
 
 _NAMES = "If it is a class name, give labels=[...]."
@@ -254,8 +257,10 @@ def _literal(text: str) -> object:
     """Return the list, tuple or set that a text spells in Python; None if it does not spell one.
 
     Strings side by side, which Python would join, are no list: NumPy prints ['art' 'sport']. Raises RepeatedKeyError if
-    a dict in the list has a key twice.
+    a dict in the list has a key twice. A text that is too long for Python's parser is not read.
     """
+    if len(text) > _LONGEST_LIST:
+        return None
     try:
         kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
         if any(pair == (tokenize.STRING, tokenize.STRING) for pair in itertools.pairwise(kinds)):

@@ -125,12 +125,12 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
     column, labels = spec.label, () if texts else spec.labels or ()
     present: list[int] = []
-    dropped: list[int] = []
+    dropped: dict[int, object] = {}  # row -> its cell
     for at, (row, cell) in enumerate(zip(table.rows, table.cells(column), strict=True)):
         if not is_missing(cell, labels, texts=texts):
             present.append(at)
         elif spec.missing_labels in ("drop", "mask") or (spec.missing_labels is None and _may_be_shared(table, spec)):
-            dropped.append(row)
+            dropped[row] = cell
         else:
             raise _no_label(table, row, column, cell, spec)
     if not dropped:
@@ -139,7 +139,9 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
     fate = "are left out" if spec.missing_labels == "drop" else "give no loss and no score for it"
     what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
-    logger.warning(f"task: {what}", table.path, len(dropped), len(table), column, listed(dropped))
+    texts_there = dict.fromkeys(trimmed(cell) for cell in dropped.values() if isinstance(cell, str) and cell.strip())
+    hint = f". Some hold '{listed(list(texts_there))}'; if that is a class, name it in labels" if texts_there else ""
+    logger.warning(f"task: {what}%s", table.path, len(dropped), len(table), column, listed(list(dropped)), hint)
     rest = table.select_rows(present)
     return rest if spec.missing_labels == "drop" else replace(rest, whole=table, places=present)
 
@@ -227,7 +229,7 @@ def _number(cell: object) -> float:
 
 
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
-    """Raise DataError if labels of a column may be numbers with a comma, or several names in one text.
+    """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
     other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the other signs, one is
@@ -235,9 +237,9 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """
     rows: dict[str, int] = {}  # text -> the first row with it
     for row, cell in _cells(table, column):
-        if cell_forms.has_decimal_comma(cell):
-            got = f"has {cell!r} in column '{column}', which may be a number with a decimal comma"
-            hint = "Write numbers with a point, or set problem_type to 'classification' or 'multi_label'"
+        if cell_forms.is_formatted_number(cell):
+            got = f"has {cell!r} in column '{column}', which may be a number with a comma, a unit or another sign"
+            hint = "Write numbers as in 1234.5, or set problem_type to 'classification' or 'multi_label'"
             raise bad_cell(table, row, column, f"{got}; labels must have one meaning. {hint}.")
         if isinstance(cell, str):
             rows.setdefault(trimmed(cell), row)
@@ -359,7 +361,7 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
     for row, cell in _cells(table, column):
         value = _number(cell)
         if not math.isfinite(value):
-            hint = " Write it with a decimal point." if cell_forms.has_decimal_comma(cell) else ""
+            hint = " Write it as in 1234.5." if cell_forms.is_formatted_number(cell) else ""
             got = f"has '{cell}' in column '{column}'; a regression task needs a number"
             raise bad_cell(table, row, column, f"{got}.{hint}")
         yield value

@@ -209,7 +209,7 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
     predicted, true = predictions.bool(), targets.bool()
     known = {
         "accuracy": lambda: (predicted == true).all(-1).double().mean(),
-        "f1": lambda: 2 * (predicted & true).sum() / (predicted.sum() + true.sum()).clamp(min=1),
+        "f1": lambda: 2 * (predicted & true).sum().double() / (predicted.sum() + true.sum()).clamp(min=1),
     }
     return named_scores(metrics, known)
 

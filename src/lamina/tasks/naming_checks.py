@@ -12,6 +12,7 @@ from lamina.tasks.label_cells import look
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from lamina.data.read import Table
     from lamina.tasks.base import ColumnSpec
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ def check_spec(spec: ColumnSpec) -> None:
     """Check that the kind of `spec` allows the user's choices in it, as far as this is known without the data.
 
     Raises UnknownNameError if the kind has no such problem type, or no such value of `missing_labels`; ConfigError if
-    labels or separator are empty, a label is named twice, text and class labels are one column, or an option is set
-    that the kind does not have (`by_row`, `separator`, `text_pair`).
+    labels or separator are empty, a label is named twice, or an option is set that the kind does not have (`by_row`,
+    `separator`, `text_pair`).
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:
@@ -59,12 +60,18 @@ def check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
     if spec.separator is not None and (not spec.separator or "multi_label" not in kind.problem_types):
         raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
-    if kind.has_classes and not kind.sequential and spec.text == spec.label:
-        raise ConfigError(
-            f"task: text and label are both '{spec.label}'; a model would learn to copy. Name two columns."
-        )
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")
+
+
+def check_columns(spec: ColumnSpec, tables: Iterable[Table]) -> None:
+    """Raise ConfigError if a text and the label of `spec`, whose defaults are filled in, are one column of a table."""
+    for table in tables if spec.kind.has_classes and not spec.kind.sequential else ():
+        texts = [table.key(column) for column in (spec.text, spec.text_pair) if column is not None]
+        if (label := table.key(spec.label)) in texts:
+            raise ConfigError(
+                f"task: text and label are both '{label}'; a model would learn to copy. Name two columns."
+            )
 
 
 def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:

@@ -86,6 +86,10 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
 
 
 def _plain(cell: Any, *, whole: bool) -> object:  # noqa: ANN401
-    """Return a NumPy or torch number as a Python number, with `whole` an array as a list, and other cells unchanged."""
+    """Return a NumPy or torch number as a Python number, an array of texts as a list, and other cells unchanged.
+
+    With `whole`, arrays of numbers become lists too. Columns of images or audio are read without it.
+    """
     is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
-    return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell
+    is_plain = whole or not getattr(cell, "ndim", 0) or getattr(getattr(cell, "dtype", None), "kind", "") in "OU"
+    return cell.tolist() if is_array and is_plain else cell

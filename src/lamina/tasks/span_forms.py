@@ -18,7 +18,7 @@ import regex
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, plain, shown, spelled_list
 from lamina.tasks.tag_schemes import SPAN_LABEL
 from lamina.tasks.words import Span
-from lamina.utils import RepeatedKeyError, parse_json
+from lamina.utils import RepeatedKeyError
 
 LabelledSpan: TypeAlias = tuple[Span, str]
 Units: TypeAlias = Sequence[int]  # what the edges of spans count -> the character there
@@ -80,7 +80,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
 
     Args:
         cell: One of these, or a JSON text with one of these: a list of spans; an object with the list under "entities",
-            "spans", "annotations" or "result"; lists of starts, ends and labels; or lists of texts by label.
+            "ents", "spans", "annotations" or "result"; lists of starts, ends and labels; or lists of texts by label.
         default: Label of spans without a label.
     """
     cell = cell if isinstance(cell, list | tuple) else plain(cell)
@@ -137,12 +137,11 @@ def _with_edges(span: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _spelled(text: str) -> object:
-    """Return the value that a text spells in JSON, or as a Python list; raise SpanError if it spells neither."""
+    """Return the list or object that a text spells in JSON or Python; raise SpanError if it spells neither."""
     try:
-        return parse_json(text) if text[0] == "{" else plain(spelled_list(text))
+        return plain(spelled_list(text) if text[0] == "[" else cast("list[object]", spelled_list(f"[{text}]"))[0])
     except ValueError as error:
-        cause = error if isinstance(error, RepeatedKeyError) else error.__cause__
-        why = f"in which {cause}" if isinstance(cause, RepeatedKeyError) else "which is not JSON"
+        why = f"in which {error.__cause__}" if isinstance(error.__cause__, RepeatedKeyError) else "which is not JSON"
         raise SpanError(shown(text), f", {why}; a text with spans is a list of them in JSON.") from None
 
 

@@ -22,7 +22,14 @@ from lamina.tasks.base import (
 )
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of, named_class
-from lamina.tasks.naming_checks import NOTHING_SPARE, check_spec, classes_without_rows, input_column, warn_of_cases
+from lamina.tasks.naming_checks import (
+    NOTHING_SPARE,
+    check_columns,
+    check_spec,
+    classes_without_rows,
+    input_column,
+    warn_of_cases,
+)
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
 from lamina.tasks.rows_in_memory import rows_by_part
@@ -537,6 +544,7 @@ def _assemble(
     check_label_all_tokens(label_all_tokens, kind)
     named = bool(spec.labels)
     spec, splits = build_rows(spec, tables) if isinstance(tables, RecordedTables) else kind.build(spec, tables)
+    check_columns(spec, tables.values())
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
     if len(labels) == 1 and "train" in splits and is_one_class:

@@ -142,6 +142,8 @@ def test_labels_without_an_order_are_an_error():
         (["['sport', 'news']", "['art']", "[]"], {}),
         (['["sport", "news"]', '["art"]', "[]"], {}),
         (["('sport', 'news')", "{'art'}", "[]"], {}),
+        (["{'sport', 'news'}", "frozenset({'art'})", "set()"], {}),
+        (['["sport"' + ', "news"' * 9000 + "]", '["art"]', "[]"], {}),
         (["sport;news", "art", ""], {"problem_type": "multi_label"}),
         (["sport|news", "art", ""], {"problem_type": "multi_label"}),
         (["sport, news", "art", ""], {"problem_type": "multi_label"}),
@@ -211,17 +213,20 @@ def test_a_column_without_a_second_label_is_told(tmp_path: Path, caplog: pytest.
 # Numbers
 
 
-def test_decimal_commas_are_an_error(tmp_path: Path):
-    with pytest.raises(DataError, match=r"row 3 has '1,5' .*may be a number with a decimal comma"):
-        csv(tmp_path, ["2", "1,5"])
-    with pytest.raises(DataError, match=r"row 3 has '1,5' .* needs a number\. Write it with a decimal point"):
-        csv(tmp_path, ["2.5", "1,5"], problem_type="regression")
+GROUPED = ["1.234,5", "1,234.5", "1,234,567", "1.234.567", "1 234.5", "1'234"]
 
 
-@pytest.mark.parametrize("amount", ["1.234,5", "1,234.5"])
-def test_signs_between_thousands_are_an_error(amount: str):
-    with pytest.raises(DataError, match="may be a number with a decimal comma"):
-        read([amount, amount.replace("1", "2")])
+@pytest.mark.parametrize("amount", [*GROUPED, "1,5", "12%", "$5.50", "5 \u20ac", "4.5 kg"])
+def test_numbers_with_signs_are_an_error(amount: str, tmp_path: Path):
+    with pytest.raises(DataError, match=rf"row 3 has .{re.escape(amount)}. .*may be a number with a comma, a unit"):
+        csv(tmp_path, ["2", amount])
+    with pytest.raises(DataError, match=rf"row 3 has '{re.escape(amount)}' .* needs a number\. Write it as in 1234\.5"):
+        csv(tmp_path, ["2.5", amount], problem_type="regression")
+
+
+@pytest.mark.parametrize("name", ["5 stars", "2.0L", "1.2.3", "10.0.0.1", "01.02.2020", "10-20", "<=50K", "$$", "1 2"])
+def test_names_that_hold_numbers_are_names(name: str):
+    assert read([name, "x"]).labels == tuple(sorted([name, "x"]))
 
 
 def test_decimals_are_numbers_and_without_a_point_ids():

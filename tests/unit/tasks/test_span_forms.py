@@ -98,6 +98,8 @@ FORMS = {
     },
     "JSON": json.dumps(spans("start", "end", "label")),
     "Python": str([(*LIMA, "LOC"), (*ANA, "PER")]),
+    "an object in Python": str({"entities": [(*LIMA, "LOC"), (*ANA, "PER")]}),
+    "long JSON": json.dumps(spans("start", "end", "label", note=["x" * 70_000, ""])),
     "twice": [[*LIMA, "LOC"], [*ANA, "PER"], [*LIMA, "LOC"]],
 }
 

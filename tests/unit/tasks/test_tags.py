@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from tests.support.files import put
 
@@ -94,6 +95,15 @@ def test_lists_of_words_and_tags_that_are_texts(tmp_path: Path):
     path = put(tmp_path / "some.csv", "words,tags\n\"['Ana', 'left']\",['B-PER' 'O']\n")
     with pytest.raises(DataError, match=r"row 2 has .* in column 'tags', which is in brackets but not a list"):
         Task.from_files("token_classification", train=path, validation=path, text="words", label="tags")
+
+
+@pytest.mark.parametrize("dtype", [object, str])
+def test_words_and_tags_that_are_arrays(dtype: type):
+    """As pandas reads them from a Parquet file."""
+    row = {"words": np.array(["Ana", "left"], dtype), "tags": np.array(["B-PER", "O"], dtype)}
+    parts = {"train": [row], "validation": [row]}
+    task = Task.from_dataset("token_classification", parts, text="words", label="tags")
+    assert (list(task.split("train").texts), task.labels) == (["Ana left"], ("B-PER", "I-PER", "O"))
 
 
 def test_tags_of_words_outside_spans():

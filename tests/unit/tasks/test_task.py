@@ -26,9 +26,20 @@ SEQUENCE, TOKEN, IMAGE = "sequence_classification", "token_classification", "ima
 AUDIO = "audio_classification"
 
 
-def test_one_column_is_no_text_and_label():
-    with pytest.raises(ConfigError, match="text and label are both 'sentence'; a model would learn to copy"):
-        Task.from_dataset("sequence_classification", {"train": ROWS}, label="sentence")
+@pytest.mark.parametrize("how", [{"label": "sentence"}, {"text_pair": "label"}])
+def test_one_column_is_no_text_and_label(how: dict[str, str]):
+    with pytest.raises(ConfigError, match=r"text and label are both '.*'; a model would learn to copy"):
+        Task.from_dataset("sequence_classification", {"train": ROWS}, **how)
+
+
+def test_one_column_is_no_text_and_label_by_default(tmp_path: Path):
+    rows = [{"text": word, "label": word} for word in ("good", "bad")]
+    with pytest.raises(ConfigError, match="text and label are both 'text'"):
+        Task.from_dataset("sequence_classification", {"train": rows}, label="text")
+    (tmp_path / "some.conll").write_text("Rome NNP\nin IN\n")
+    for how in ({"label": 0}, {"label": -2}, {"text": -1}):
+        with pytest.raises(ConfigError, match=r"text and label are both '[01]'"):
+            Task.from_files(TOKEN, train=tmp_path / "some.conll", **how)
 
 
 def test_a_task_of_one_class_is_refused():
