@@ -313,12 +313,14 @@ def fsync(path: Path) -> None:
 def remove_leftovers(*paths: Path) -> None:
     """Remove the temporary files that dead processes left beside `paths`, files of one folder (see `atomic_write`).
 
-    The caller must hold their lock, if there is one: files that a living process is writing are removed too.
+    The caller must hold their lock, if there is one: files that a living process is writing are removed too. Files that
+    cannot be removed stay; they take space, but are never read.
     """
     stems = {f".{path.name}" for path in paths}
     for beside in paths[0].parent.glob(".*") if paths else ():
         if beside.stem in stems and beside.suffix[1:].isdecimal():
-            beside.unlink()
+            with suppress(OSError):
+                beside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

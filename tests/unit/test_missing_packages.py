@@ -8,6 +8,7 @@ import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +19,7 @@ import lamina
 from lamina.cli import main
 from lamina.demo.run import run_demo
 from lamina.errors import ConfigError, MissingExtraError, require_packages
+from lamina.monitors import Calibration
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe
 from lamina.utils import check_versions
@@ -122,6 +124,13 @@ def test_a_recipe_with_seeds_asks_for_the_package_of_its_intervals_before_traini
         run_recipe(load_recipe(paths["[0, 1]"]), data=tmp_path)
     with pytest.raises(RuntimeError, match="work had begun"):
         run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"threshold": 0.5}, {"guarantee": True, "false_positive_rate": 0.9}])
+def test_a_calibration_names_the_extra_of_its_intervals(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]):
+    hidden(monkeypatch, "scipy")
+    with pytest.raises(MissingExtraError, match=r"^calibrate: needs the package 'scipy', .*'lamina\[metrics\]'$"):
+        Calibration.of([0.1] * 100 + [0.9], [False] * 100 + [True], **options)
 
 
 def test_the_demo_names_its_own_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

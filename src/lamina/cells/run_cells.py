@@ -222,7 +222,6 @@ class Shelf:
 
     def write(self, cell: Cell, state: State) -> None:
         """Write a cell's result `state` to its file, atomically; replace an older file. StoreError on failure."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))
 

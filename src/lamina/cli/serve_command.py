@@ -249,6 +249,7 @@ def _listening(host: str, port: int) -> socket.socket:
     It is opened before anything is loaded, so that a port that is in use is reported at once. Raises ConfigError if the
     address cannot be used.
     """
+    listener = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -256,6 +257,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, UnicodeError) as error:  # a name that cannot be that of a host is a UnicodeError
+        if listener is not None:
+            listener.close()
         problem = f"cannot listen on {host}:{port} ({first_line(error)})"
         raise ConfigError(f"serve: {problem}. Give another --port or --host.") from None
     return listener

@@ -44,7 +44,7 @@ _OVERWRITE = "Replace the results that are in the output folder. Default: a fold
 _READERS = "Names of the readers, such as a,b; may be repeated. Default: all."
 _BACKEND = (
     "torch: PyTorch. onnx: ONNX Runtime on a CPU; the bank is exported on first use, into its folder. int8: the export "
-    "that `lamina export --int8` wrote there. auto: ONNX Runtime if such an export is there or the texts are many."
+    "that `lamina export --int8` wrote there. auto: ONNX Runtime on a CPU if an onnx export is there, else PyTorch."
 )
 
 

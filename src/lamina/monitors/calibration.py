@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, Self, SupportsFloat, TypedDict, Unpack, cast, final
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, require_packages
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ class Calibration:
                 `positive` is neither true nor false; or if `guarantee` is set beside a threshold. Without a threshold
                 also: if the rate is out of range; if there are fewer negative texts than `needed_negatives` returns; if
                 no text has a score; or if a cascade's first monitor alone flags more texts than the rate allows.
+            MissingExtraError: If scipy is not installed.
         """
+        require_packages("calibrate", "metrics", "scipy")
         check_confidence(confidence)
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("calibrate: the threshold is NaN; it must be a number.")

@@ -36,8 +36,8 @@ _OP = "inserted weights"
 class InsertedWeight:
     """The weights of an inserted layer before and after training, on the CPU. `inserted_weights` returns them.
 
-    Weights of a float32 model on the CPU are views of the model's tensors, not copies. If the layer follows a
-    convolution, they are the matrix in the middle of the kernel. Layers after feed-forward projections have one head.
+    If the layer follows a convolution, they are the matrix in the middle of the kernel. Layers after feed-forward
+    projections have one head.
 
     Attributes:
         stack: Name of the stack.
@@ -106,9 +106,10 @@ def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads widt
 
     If `weight` is a convolution's kernel, only the matrix in its middle is returned.
     """
-    weight = weight.detach().float().cpu()
+    weight = weight.detach()
     if layer.axes:
         weight = weight[(..., *[length // 2 for length in weight.shape[2:]])]
+    weight = weight.to("cpu", torch.float32, copy=True)  # training the model on must not change it
     return weight if weight.ndim == 3 else weight[None]
 
 

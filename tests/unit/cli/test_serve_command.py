@@ -149,6 +149,20 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(lamina: Callable[...
     assert re.search(rf"serve: cannot listen on 127\.0\.0\.1:{port} \(Address already in use\)", ran.err)
 
 
+def test_a_socket_that_cannot_be_bound_is_closed(lamina: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch):
+    opened: list[socket.socket] = []
+
+    class Recorded(socket.socket):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            opened.append(self)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(socket, "socket", Recorded)
+        assert lamina("serve", "nowhere", "--port", taken.getsockname()[1]).code == 2
+    assert [each.fileno() for each in opened] == [-1]
+
+
 def test_a_root_of_readers_that_is_no_folder_is_refused(lamina: Callable[..., Ran], bank_folder: Path):
     ran = lamina("serve", bank_folder, "--port", 0, "--readers-root", bank_folder / "nowhere")
     assert ran.code == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -88,3 +89,20 @@ def test_what_cannot_be_chosen_is_said():
         choose_cascade(bank, CHEAP, SPANS, task, recall=0.999, **HOW)
     with pytest.raises(UnknownNameError, match=r"unknown reader 'cheaper'"):
         choose_cascade(bank, replace(CHEAP, reader="cheaper"), SPANS, task, recall=0.5, **HOW)
+
+
+@pytest.mark.parametrize(
+    "choose", [partial(calibrate, monitor=CHEAP), partial(choose_cascade, first=CHEAP, second=SPANS, recall=0.6)]
+)
+def test_no_threshold_is_chosen_on_a_model_that_has_changed(choose: Any):
+    bank = fitted()
+    weight = bank.model.transformer.h[0].attn.c_attn.weight.data  # pyright: ignore
+    before = weight.clone()
+    weight[0] += 1  # torch does not count this
+    try:
+        with pytest.raises(
+            ConfigError, match=rf"{choose.func.__name__}: the model has changed since the bank was made"
+        ):
+            choose(bank, task=whole_task(), store=False, **HOW)
+    finally:
+        weight.copy_(before)

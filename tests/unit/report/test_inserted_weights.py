@@ -103,6 +103,20 @@ def test_another_model_gives_the_start(tmp_path: Path):
         inserted_weights(model, FAMILIES["bert"].known())
 
 
+def test_training_on_does_not_change_weights_that_were_read():
+    start, model = (FAMILIES["bert"].known() for _ in range(2))
+    for each in (start, model):
+        insert_(each, "both", init="unit")
+    weights = inserted_weights(model, start)
+    for each in (start, model):
+        moved(each, 0.5)
+    assert all(
+        torch.equal(part, torch.eye(part.shape[-1]).expand_as(part))
+        for weight in weights
+        for part in (weight.start, weight.trained)
+    )
+
+
 def test_models_without_inserted_layers():
     model = FAMILIES["bert"].known()
     with pytest.raises(ConfigError, match="inserted weights: the model has no inserted layers"):

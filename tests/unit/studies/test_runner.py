@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from tests.support.cells import cells, needs_ray, runs
 
+from lamina.cells.run_cells import Shelf
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.studies.runner import Cell, Failure, run_cells
 
@@ -46,6 +47,14 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     (noted,) = json.loads((tmp_path / "out" / "failures.json").read_text())
     assert noted["error"] == failure.error
     assert "_work" in noted["traceback"]
+
+
+@pytest.mark.parametrize("folder", ["file/out", "file"])
+def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path, folder):
+    (tmp_path / "file").write_text("")
+    (cell, *_) = cells(tmp_path, 1)
+    with pytest.raises(StoreError, match=r"save: .* cannot be written \(.*Check the rights and the space there"):
+        Shelf(tmp_path / folder, lambda _: {}, op="study", what="study").write(cell, {})
 
 
 def test_a_cell_without_enough_memory_says_what_to_do():
