@@ -18,7 +18,19 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, layer_sum, require_fed
+from lamina.fusion.base import (
+    KEPT_ON_GPU,
+    Fusion,
+    FusionConfig,
+    LayerView,
+    Stream,
+    draw,
+    drop,
+    dropout,
+    is_on_gpu,
+    layer_sum,
+    require_fed,
+)
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -40,7 +52,8 @@ class ProjectedConfig(FusionConfig):
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
-FEW = 128  # tokens up to which all layers are projected at once; starting an operation then takes longer than its work
+# Tokens up to which a CPU projects all layers at once; starting an operation then takes longer than its work.
+FEW = 128
 
 
 class _ProjectedStream(Stream):
@@ -115,12 +128,13 @@ class _ProjectedStream(Stream):
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
         """Return whether `step` only stores each layer's `state`, so that `finish` projects all layers at once.
 
-        That is faster for up to `FEW` tokens. It is not done for SingleLayer, with dropout or gradients, or in an
-        export, where the number of tokens is not known.
+        That is faster for up to `FEW` tokens, on a GPU for up to `KEPT_ON_GPU` elements. It is not done for
+        SingleLayer, with dropout or gradients, or in an export, where the number of tokens is not known.
         """
-        if len(self._members[0].projection) == 1 or self._p > 0 or torch.is_grad_enabled():
+        layers = len(self._members[0].projection)
+        if layers == 1 or self._p > 0 or torch.is_grad_enabled() or torch.compiler.is_exporting():
             return False
-        return not torch.compiler.is_exporting() and state.shape[:2].numel() <= FEW
+        return layers * state.numel() <= KEPT_ON_GPU if is_on_gpu(state) else state.shape[:2].numel() <= FEW
 
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0; on the meta device, False for all.
@@ -151,11 +165,14 @@ class _ProjectedStream(Stream):
         indices, states = list(zip(*self._waiting, strict=True))
         state = F.gelu(torch.stack(states)).to(self._weights.dtype)
         chosen = slice(None) if len(indices) == self._weights.shape[1] else list(indices)
-        if self._kept is None:  # one product per member: joining the members' projections first takes longer
+        kernels = self._kept
+        if kernels is None and is_on_gpu(state):
+            kernels = torch.stack([member.projection for member in self._members], dim=1).flatten(1, 2)
+        if kernels is None:  # one product per member: joining the members' projections first takes longer
             parts = [torch.bmm(state.flatten(1, 2), member.projection[chosen].mT) for member in self._members]
             projected = torch.stack(parts)
         else:
-            projected = torch.bmm(state.flatten(1, 2), self._kept[chosen].mT).unflatten(-1, (len(self._members), -1))
+            projected = torch.bmm(state.flatten(1, 2), kernels[chosen].mT).unflatten(-1, (len(self._members), -1))
             projected = projected.movedim(2, 0)
         features = F.layer_norm(projected, projected.shape[-1:])  # [members, layers, batch * tokens, dim]
         return layer_sum(self._weights[:, chosen], features.unflatten(2, state.shape[1:3]))

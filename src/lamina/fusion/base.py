@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Generators = Sequence[torch.Generator | None]  # source of dropout's random numbers of each of several readers
+# Elements of the states of several layers, up to which a GPU computes these layers in one operation. A fast GPU needs
+# about as long for an operation on so many as Python needs to start one.
+KEPT_ON_GPU = 1 << 24
 _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of the time of `bernoulli_`
 
 
@@ -402,6 +405,11 @@ def layer_sum(
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return (features * weights.view(*weights.shape, *(1,) * (features.ndim - 2))).sum(1)
     return torch.bmm(weights[:, None], features.flatten(2)).view(len(weights), *features.shape[2:])
+
+
+def is_on_gpu(values: Tensor) -> bool:
+    """Return whether a tensor is on a GPU or another accelerator. The meta device stands for a CPU."""
+    return values.device.type not in ("cpu", "meta")
 
 
 def is_full(mask: Bool[Tensor, "batch tokens"]) -> bool:

@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, check_known
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, layer_sum, require_fed
+from lamina.fusion.base import (
+    KEPT_ON_GPU,
+    Fusion,
+    FusionConfig,
+    LayerView,
+    Stream,
+    draw,
+    drop,
+    is_on_gpu,
+    layer_sum,
+    require_fed,
+)
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -24,8 +35,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Over = Literal["all", "second"]
-_TOGETHER = 8  # number of layers that are projected in one operation
-_KEPT = 1 << 18  # number of elements of states that are kept to pool several layers at once
+_TOGETHER = 8  # number of layers that are projected in one operation, on a CPU
+_TOGETHER_ON_GPU = 32
+_KEPT = 1 << 18  # number of elements of states that are kept to pool several layers at once, on a CPU
 
 
 @dataclass(frozen=True)
@@ -92,8 +104,8 @@ class PoolingStream(Stream):
     """Base class of the streams of PooledLayers and PairedLayers: one forward pass of several fusions, the members.
 
     Each layer is pooled with the queries of all members in one product. Small states are collected until there are
-    enough to pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and
-    added to a sum `[members, batch, dim]`.
+    enough to pool several layers at once. Up to `_TOGETHER` pooled layers (on a GPU `_TOGETHER_ON_GPU`) are then
+    projected in one operation, and added to a sum `[members, batch, dim]`.
     """
 
     def __init__(self, members: Sequence[PoolingFusion]) -> None:
@@ -133,8 +145,9 @@ class PoolingStream(Stream):
         """Store one layer's state. Pool the states once enough are stored; project once enough layers are pooled."""
         self._parts = self._parts or self.parts(view)
         self._views.append(view)
-        full = index + 1 - self._counts[1] == _TOGETHER
-        if full or (len(self._views) + 1) * view.state.numel() > _KEPT:
+        most, together = (KEPT_ON_GPU, _TOGETHER_ON_GPU) if is_on_gpu(view.state) else (_KEPT, _TOGETHER)
+        full = index + 1 - self._counts[1] == together
+        if full or (len(self._views) + 1) * view.state.numel() > most:
             self._pool()
         if full:
             self._project()
@@ -153,12 +166,15 @@ class PoolingStream(Stream):
     def _project(self) -> None:
         """Project the pooled layers, and add their weighted features to each member's sum; forget the pooled layers."""
         pooled = self._pooled[0] if len(self._pooled) == 1 else torch.cat(self._pooled)
-        layers, kernels = slice(self._counts[1], self._counts[0]), [member.projection for member in self._members]
+        layers = slice(self._counts[1], self._counts[0])
+        kernels: list[Tensor] = [member.projection for member in self._members]
         if len(pooled) < len(kernels[0]):
             kernels = [kernel[layers] for kernel in kernels]
-        # one product per member: joining the members' projections first takes longer
-        projected = [torch.bmm(part, kernel.mT) for part, kernel in zip(pooled.unbind(1), kernels, strict=True)]
-        features = torch.stack(projected)  # [members, layers, batch, dim]
+        if is_on_gpu(pooled):
+            features = pooled.transpose(0, 1) @ torch.stack(kernels).mT  # [members, layers, batch, dim]
+        else:  # one product per member: joining the members' projections first takes longer
+            projected = [torch.bmm(part, kernel.mT) for part, kernel in zip(pooled.unbind(1), kernels, strict=True)]
+            features = torch.stack(projected)
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
             generators, shape = [member.generator for member in self._members], features[:, 0].shape
