@@ -196,7 +196,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 class RepeatedKeyError(ValueError):
     """Raised when an object of a JSON text has a key twice. Python's own parsers would use the last value.
 
-    `keys` are all keys of the object.
+    Args:
+        keys: All keys of the object, in order; the message names the first that comes twice.
     """
 
     def __init__(self, keys: Iterable[Hashable]) -> None:
@@ -285,8 +286,8 @@ def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path
 
     Args:
         path: The file.
-        kind: Type of the errors of the `with` block that mean that the file cannot be written. Pass OSError if the
-            block does more than write a file, for example runs a model; other errors then pass through.
+        kind: Errors of this type become StoreErrors; others, and LaminaErrors, pass through. Pass OSError if the block
+            does more than write a file, for example runs a model.
 
     Raises:
         StoreError: If the file cannot be written.

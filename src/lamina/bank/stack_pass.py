@@ -218,8 +218,8 @@ class StackPass:
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """Run the heads, and return reader name -> output, without losses.
 
-        With `labels` (reader name -> labels), a head over a vocabulary computes only the labelled positions. Raises
-        ConfigError if a layer is missing.
+        `labels` (reader name -> labels) only choose positions: a head over a vocabulary then returns
+        `[labelled tokens, classes]`; see `ReaderOutput`. Raises ConfigError if a layer is missing.
         """
         by_stream, real = self._stream_features(), require_fed(self._real)
         names, features = by_stream[0]

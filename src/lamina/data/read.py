@@ -165,8 +165,8 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     """Return the DataError for an invalid row of a CSV file.
 
     `used` has the lines of the row as pairs (line number, text), or (line number, DataError) for a line that is too
-    long or not UTF-8. `error` is the exception that reading the row raised. It is raised if `used` is empty: then no
-    line of the file could be read.
+    long or not UTF-8. `error` is the exception that reading the row raised. If `used` is empty, no further line of the
+    file could be read, and `error` itself is raised.
     """
     if not used:
         raise error

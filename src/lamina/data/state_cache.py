@@ -494,8 +494,8 @@ class _Entry:
     def open(self) -> CachedStates | None:
         """Return the states on disk; None if there are none, or they cannot be used.
 
-        A warning is logged if the states cannot be used, or if another version of Lamina wrote entries into the folder.
-        Raises CacheError if the folder cannot be read.
+        A warning is logged if the states cannot be used; or if there are none, but another version of Lamina wrote
+        entries into the folder. Raises CacheError if the folder cannot be read.
         """
         entry = read_entry(self.path, self.facts)
         if entry is None:

@@ -87,10 +87,10 @@ def merge_(model: PreTrainedModel) -> Edit:
 
 
 def _projections_after_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
-    """Return norm -> (path -> projection), for norms whose output is only read by a feed-forward network's projections.
+    """Return norm -> (path -> projection), for norms that feed nothing but a feed-forward network's first projections.
 
-    The result is {} for families whose row of roles names no such norm. Raises UnsupportedModelError if a path of the
-    row is not in a block.
+    The result is {} if `ROLES` names no such norm for the family. Raises UnsupportedModelError if a path that it names
+    is not in a block.
     """
     family, readers = family_of(model), dict[nn.Module, dict[str, nn.Module]]()
     roles = ROLES.get(family)

@@ -54,7 +54,7 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """Return the default fusion and head for `task`: all layers mapped to 128 numbers, and one encoder layer."""
+        """Return `Concat` of all layers, mapped to 128 features per token, and a head with one encoder layer."""
         return Concat(dim=128, layers="all"), cls(task.labels, feedforward=512)
 
     @classmethod

@@ -55,7 +55,10 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model; return layer -> states of the first tokens, which are equal in the inputs of `_compare_passes`."""
+    """Run the model after seeding torch with 0; return layer -> states of the first `_UNCHANGED` tokens.
+
+    The caller restores torch's generators.
+    """
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:

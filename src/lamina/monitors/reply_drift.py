@@ -292,7 +292,7 @@ class _Gambler:
     """A gambler that bets that the p-values of one quantity are not uniform. Its wealth is the evidence of drift.
 
     Attributes:
-        sketch: Values of the quantity in the calibration.
+        sketch: Values of the quantity in the calibration, in ascending order.
         log_wealth: Logarithm of the wealth, which began at 1.
         recent: The latest values, at most 100.
     """

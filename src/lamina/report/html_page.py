@@ -280,8 +280,8 @@ def _file_name(number: int, *parts: str) -> str:
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
     """Write every chart and table into the folder beside the page, all files or none, and return their paths.
 
-    Files that an earlier page with this name wrote are replaced. Raises StoreError if the folder cannot be written, or
-    has files of the same names from elsewhere.
+    Files that an earlier page with this name wrote are replaced or removed. Raises StoreError if the folder cannot be
+    written, or has files of the same names from elsewhere.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None

@@ -274,8 +274,8 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     async def predict(body: PredictRequest, request: Request) -> object:
         """Return the answers of the readers about one text, pair or file, or about each of several.
 
-        Classes come best first, as in text-embeddings-inference. An answer about several tasks is an object with a key
-        for each task. If the bank has one reader, or `tasks` is one name, it is the answer of that task.
+        Classes come best first, as in text-embeddings-inference. An answer is an object with a key for each task. If
+        `tasks` is one name not in a list, or is left out and the bank has one reader, it is that task's answer alone.
         """
         only_task = body.tasks if isinstance(body.tasks, str) else None
         tasks = [only_task] if only_task is not None else body.tasks

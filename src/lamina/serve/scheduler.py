@@ -96,7 +96,7 @@ class _Turn:
     """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
     `jobs` are the requests, and `run` the batch if it has begun. `begun`: the scheduler already counts this pass as
-    running. `keeps_pass`: further passes of this turn follow. `ended`: `Scheduler._end` no longer counts it.
+    running. `keeps_pass`: further passes of this turn follow. `ended`: `Scheduler._end` was called for this turn.
     """
 
     jobs: Sequence[AnyJob]

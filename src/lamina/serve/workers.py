@@ -71,11 +71,11 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return the part of a long text that holds the `most` tokens to read: its start, or its end if `side` is "left".
+    """Return a part of a long text that is quick to tokenise and has the `most` tokens that are read at one end.
 
-    The part has at least `2 * most` tokens, so that the tokens that are read are the same as in the whole text, which
-    would take seconds to tokenise. A short text is returned whole. Raises TooLongError if even a very long part has
-    fewer tokens.
+    It is the text's start, or its end if `side` is "left". It has at least `2 * most` tokens, so the tokens that are
+    read are the same as in the whole text. A short text is returned whole. Raises TooLongError if even a very long part
+    has fewer tokens.
     """
     size = 2 * _CHARACTERS * most + _PIECE
     for end in (size, 4 * size):

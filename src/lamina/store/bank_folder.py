@@ -357,7 +357,7 @@ def load_bank(
     """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents its arguments and errors.
 
     With `writes`, the base model is loaded with its language model head, if it was saved with one. This is always done
-    for a bank with monitors, because they score text that the model generates.
+    if a loaded reader has monitors, because they score text that the model generates.
     """
     place = os.fsdecode(check_type("load", "folder", folder, "str | Path"))
     names = [readers] if isinstance(readers, str) else check_type("load", "readers", readers, "Collection | None")

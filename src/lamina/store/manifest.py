@@ -94,7 +94,8 @@ class BaseFacts(SavedFacts):
     """A manifest's entry about the base model of the readers.
 
     Attributes:
-        id: Folder or hub id from which the model can be loaded; None if Lamina has changed it and not saved it since.
+        id: Folder or hub id from which the model can be loaded. None if there is none, or if Lamina has edited (except
+            by `freeze_`) or trained the model and not saved it since.
         revision: Commit on the hub; None if the model did not come from there.
         model_type: The family, as in the model's config.
         dtype: Type of the model's weights, such as "float32".
@@ -103,7 +104,7 @@ class BaseFacts(SavedFacts):
             `StackFacts.modules` is not compared; of `StackFacts.config` only the settings that both versions have are
             compared. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model (`saves_base`), usually because it was trained with the
-            readers. `id` is then where it was loaded from.
+            readers. `id` is then where it was loaded from, even if it was changed since.
         recorded: The recorded layers, if the readers were trained on recorded states. An unknown `id` is then None, and
             an unknown `model_type` "". None: the readers were trained on the model itself.
         pooling: How the states of a row's tokens became one recorded state. None: there is a state per token, or

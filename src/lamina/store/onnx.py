@@ -446,9 +446,10 @@ def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
 
 
 def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
-    """Write a planned pass as a graph in this opset, run it, and return the largest difference from PyTorch's outputs.
+    """Write a planned pass as a graph in this opset and run it.
 
-    Raises the errors of `_write` and `_difference`.
+    Returns the largest difference from PyTorch's outputs, as `_difference` measures it. Raises the errors of `_write`
+    and `_difference`.
     """
     difference = 0.0
     for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):

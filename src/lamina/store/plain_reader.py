@@ -120,7 +120,10 @@ class PlainReader(nn.Module):
         return [states[layer] for layer in self.layers]
 
     def _text(self, states: Sequence[Tensor]) -> Tensor:
-        """Compute the logits of one text from its states, one `[tokens, width]` per layer."""
+        """Compute the logits of one text from its states, one `[tokens, width]` per layer.
+
+        They are `[1, classes]`, or `[tokens, classes]` if the reader labels tokens.
+        """
         features = self._features(states)
         for layer in range(self.settings["encoders"]):  # a transformer encoder layer with norms before its parts
             prefix = f"encoder_{layer}_"

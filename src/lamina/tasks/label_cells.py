@@ -111,8 +111,8 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text (see `trimmed`), or a whole number or bool as Python prints it.
 
     So 2 and 2.0 are the class "2", and True is the class "True"; a blank text gives "". A text in `labels` is always a
-    name, whatever it looks like. Raises LabelCellError if the cell is something else, a text that is a list in JSON or
-    Python or a printed value, or -100.
+    name, whatever it looks like. Raises LabelCellError if the cell is something else (None, 1.5), is -100, spells a
+    list in JSON or Python, or is an array, dict or object as Python prints it.
     """
     cell = plain(cell)
     name = trimmed(cell) if isinstance(cell, str) else str(cell) if isinstance(cell, bool) else ""

@@ -22,9 +22,9 @@ def rows_by_part(
     """Return those of "train", "validation" and "test" that a dataset has, each with the result of `rows_of`.
 
     `name` is the task's name, `label` its label column, and `parts` as in `Task.from_dataset`. Without `parts`, a split
-    of another name and without labels is left out, with a warning. Raises the errors of `rows_of`, and UnknownNameError
-    if `parts` names a part or split that does not exist. Without `parts`, UnknownNameError is raised if a split of
-    another name has labels, or all splits have other names.
+    of another name is left out with a warning if it has no labels. If it has labels, or all splits have other names,
+    UnknownNameError is raised. With `parts`, UnknownNameError is raised if it names a part or split that does not
+    exist. Raises the errors of `rows_of`.
     """
     if parts is None:
         named = {part: rows for part, rows in dataset.items() if part in PARTS}

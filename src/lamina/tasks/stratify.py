@@ -105,7 +105,7 @@ def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
 def choose(strata: Strata, count: int, seed: int) -> set[int]:
     """Choose `count` rows, in which each class has about the same share as in all rows; return their indices.
 
-    The last row of a class is only chosen if too few other rows are left.
+    At least one row of each class stays unchosen, unless too few other rows can replace it.
 
     Args:
         strata: The classes of each row.

@@ -354,7 +354,8 @@ class Task:
             missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
                 "NA", "null" or "None" that is not among `labels`): "error"; "drop"; or "mask", which keeps them for
                 other tasks over the same rows, without loss and score for this one. The last two count them in a
-                warning. "ignore" keeps rows with a span that is not in their text, without labels. None: "mask" if
+                warning. "ignore", for spans, is like "error", but rows with a span that is not in their text, shares a
+                word with another, contains no word or has several labels are kept without labels. None: "mask" if
                 another column of the file looks like labels and `fit` gets a task over the same rows, else "error".
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.

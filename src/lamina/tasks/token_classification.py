@@ -354,9 +354,9 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return self._score(metrics, self._both()[0], lambda window, size: tags[window][:size])
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the most frequent tag, and metric -> score of giving it to every word that has a label.
+        """Return the split's most frequent true tag, and metric -> score of giving it to every word that has a label.
 
-        Raises the errors of `score_tags`, such as DataError if no word has a label.
+        The result is never None. Raises the errors of `score_tags`, such as DataError if no word has a label.
         """
         always, constant = most_frequent_tag(self._both()[1], self._task.labels)
         number = list(self._task.labels).index(always)

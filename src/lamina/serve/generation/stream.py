@@ -54,7 +54,7 @@ class GenerationEnd:
 
     Attributes:
         reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
-        text: The whole text.
+        text: The whole generated text, without prompt and special tokens; it includes a stop string.
         tokens: Number of generated tokens.
         prompt_tokens: Number of tokens of the prompt.
         seed: Seed of sampling; None: tokens were not sampled.

@@ -215,7 +215,8 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
 def _check_disk(stack: LayerStack, settings: CellSettings, points: int) -> None:
     """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files.
 
-    `points` is the number of points that share the states. `stack` is the stack that is read.
+    `points` is the number of points (see `_points`); with the setting "imbalance", each has rows of its own. `stack` is
+    the stack that is read.
     """
     rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
     rows *= points if settings.setting == "imbalance" else 1  # other points draw from the same rows

@@ -349,10 +349,11 @@ def _by_readers(subject: _Subject, count: int) -> _Choice:
 
 
 def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
-    """Return block number -> how far `score()` falls if the model skips this block and those in `without`.
+    """Return block number (from 1) -> how far `score()` falls below that of the whole model if the block is skipped.
 
-    For metrics where lower is better, it is how far the score rises. `desc` is the text of the progress bar. Raises
-    UnsupportedModelError if a block cannot be skipped.
+    Blocks in `without` are skipped with each block, and are not in the result. For metrics where lower is better, it is
+    how far the score rises. `desc` is the text of the progress bar. Raises UnsupportedModelError if a block cannot be
+    skipped.
     """
     sign = -1 if subject.task.metric in LOWER else 1
     whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]

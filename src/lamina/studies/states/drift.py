@@ -322,8 +322,9 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
 def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield (role, weights) for each role, such as "query", in block `layer` (from 1) of a stack.
+    """Yield (role, weights) for each role in block `layer` (from 1) of a stack.
 
+    Roles are "query" or "query+key+value", for example (see `drift`); roles of a cross-attention begin with "cross_".
     The weights are name -> linear weight, not a copy; roles without any are left out. Families that are not in the
     table of roles have the single role "linear". Raises UnsupportedModelError, whose message begins with `op`, if a
     module that the table names is missing.
