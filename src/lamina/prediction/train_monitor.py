@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -218,19 +218,8 @@ def monitor(  # noqa: PLR0913
         progress=progress,
     )
     bank.to(scores_on or bank.device)
-    flags = [tag for tag in tasks["train"].labels if tag != "O"]
-    candidates = [
-        Monitor(name, flags, aggregate, scale="log_odds", name=f"{name}, {type(aggregate).__name__}")
-        for name in bank
-        for aggregate in AGGREGATES
-    ]
     score = partial(_scores, "monitor", bank, options=options, live=live)
-    compared = _compared(score(candidates, tasks["choosing"]), parts["choosing"])
-    best = next(one for one in candidates if one.name == next(iter(compared)))
-    for name in [name for name in bank if name != best.reader]:
-        bank.remove(name)
-    bank.rename(best.reader, "monitor")
-    best = replace(best, reader="monitor", name="monitor")
+    best, compared = _choose(bank, tasks["choosing"], parts["choosing"], score)
     unseen = {
         part: score([best], tasks[part], features=part == "calibration")["monitor"] for part in ("calibration", "test")
     }
@@ -317,14 +306,9 @@ def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> 
     A model given by name is loaded, with its language model head if it has one. Raises ConfigError without a tokenizer,
     and the errors of `load`.
     """
-    own: Processor | None = None
-    if isinstance(model, str | Path):
-        loaded, own = load(model, writing_class(model))
-    else:
-        loaded = model
+    loaded, own = load(model, writing_class(model)) if isinstance(model, str | Path) else (model, None)
     if (processor := own if processor is None else processor) is None:
         raise ConfigError("monitor: the model has no tokenizer; it is needed to read texts. Give processor=tokenizer.")
-    tokenizer_of(processor)
     return loaded, processor
 
 
@@ -422,11 +406,34 @@ def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tupl
     return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
 
 
-def _compared(scores: Mapping[str, TextScores], replies: Sequence[LabelledReply]) -> dict[str, float]:
-    """Return candidate name -> AUROC of its highest scores over `replies`, the best candidate first."""
-    positive = np.array([one.positive for one in replies])
+def _choose(
+    bank: ReaderBank,
+    task: Task,
+    replies: Sequence[LabelledReply],
+    score: Callable[[Sequence[Monitor], Task], Mapping[str, TextScores]],
+) -> tuple[Monitor, dict[str, float]]:
+    """Compare each reader of a bank with each aggregation, and keep the best reader only, under the name "monitor".
+
+    Return the best monitor without a threshold, and candidate name -> AUROC of its highest scores, the best first.
+    `task` has the `replies` on which `score` scores the candidates.
+    """
+    flags = [tag for tag in task.labels if tag != "O"]
+    monitors = {
+        (name := f"{reader}, {type(aggregate).__name__}"): Monitor(
+            reader, flags, aggregate, scale="log_odds", name=name
+        )
+        for reader in bank
+        for aggregate in AGGREGATES
+    }
+    positive = np.array([reply.positive for reply in replies])
+    scores = score(list(monitors.values()), task)
     auroc = {name: _auroc(np.array(own.highest()), positive) for name, own in scores.items()}
-    return dict(sorted(auroc.items(), key=lambda item: -item[1]))
+    ranked = sorted(auroc, key=lambda name: -auroc[name])
+    best = monitors[ranked[0]].reader
+    for reader in [reader for reader in bank if reader != best]:
+        bank.remove(reader)
+    bank.rename(best, "monitor")
+    return replace(monitors[ranked[0]], reader="monitor", name="monitor"), {name: auroc[name] for name in ranked}
 
 
 def _auroc(scores: np.ndarray, positive: np.ndarray) -> float:
