@@ -509,16 +509,12 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     return width if other is None and width and (sure or labels or width > 1) else None
 
 
-def multi_hot(
-    table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool | None = None
-) -> Iterator[tuple[int, ...]]:
-    """Yield each list of a column as 0 and 1 per class. The column's lists hold class names, ids, or 0 and 1 per class.
+def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool) -> Iterator[tuple[int, ...]]:
+    """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
-    `is_hot` says whether they are 0 and 1 per class; None: `hot_width` decides it from this table, or raises its error.
-    Names and ids follow the rules and errors of `class_ids`.
+    Names and ids follow the rules and errors of `class_ids`. DataError is also raised if ids, which the column's type
+    declares, can only be 0 and 1 per class: one comes twice in a list that has an entry per class.
     """
-    if is_hot is None:
-        is_hot = hot_width([table], column, labels) is not None
     index = _index(labels)
     for row, cell in _cells(table, column):
         with cell_errors(table, row, column):
@@ -527,6 +523,10 @@ def multi_hot(
             yield cell_forms.flags(entries)
         else:
             ids = {_id(table, row, column, part, index, labels) for part in entries}
+            if len(ids) < len(entries) == len(labels) and max(ids) < 2 and str(column) in table.class_names:
+                got = f"has {cell_forms.shown(entries)} in column '{column}', which seems to be 0 and 1 per class"
+                rule = "its type says that it holds class ids. Cast it to a list of Value('int64'), and give labels="
+                raise bad_cell(table, row, column, f"{got}; {rule}.")
             yield tuple(int(number in ids) for number in range(len(labels)))
 
 

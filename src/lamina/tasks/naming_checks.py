@@ -67,11 +67,9 @@ def check_spec(spec: ColumnSpec) -> None:
 def check_columns(spec: ColumnSpec, tables: Iterable[Table]) -> None:
     """Raise ConfigError if a text and the label of `spec`, whose defaults are filled in, are one column of a table."""
     for table in tables if spec.kind.has_classes and not spec.kind.sequential else ():
-        texts = [table.key(column) for column in (spec.text, spec.text_pair) if column is not None]
-        if (label := table.key(spec.label)) in texts:
-            raise ConfigError(
-                f"task: text and label are both '{label}'; a model would learn to copy. Name two columns."
-            )
+        label, *texts = (table.key(column) for column in (spec.label, spec.text, spec.text_pair) if column is not None)
+        if label in texts:
+            raise ConfigError(f"task: text and label are both '{label}'; a model would learn to copy. Name two.")
 
 
 def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:

@@ -239,6 +239,17 @@ def test_decimals_are_numbers_and_without_a_point_ids():
 # Names that the data declare
 
 
+def test_flags_in_a_column_of_class_ids_are_an_error():
+    ids = datasets.List(datasets.ClassLabel(names=["zeal", "art", "music"]))
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": ids})
+    rows = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [[0, 1, 2], [1, 0, 0]]}, features=features)
+    with pytest.raises(
+        DataError, match=r"row 2 has .* which seems to be 0 and 1 per class; its type says .* ids\. Cast"
+    ):
+        Task.from_dataset(KIND, {"test": rows})
+    assert Task.from_dataset(KIND, {"test": rows.select([0])}).split("test").labels == ((1, 1, 1),)
+
+
 def test_class_names_of_streams_files_and_nested_features_are_kept(tmp_path: Path):
     names = datasets.ClassLabel(names=["neg", "pos"])
     value = datasets.Value("string")
