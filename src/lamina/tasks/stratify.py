@@ -6,13 +6,15 @@ rows, and share every pass of the model.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from lamina.data.arrow import Column
 from lamina.errors import ConfigError
@@ -61,13 +63,18 @@ def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] 
     A column is not a label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.
     """
     seen: set[Hashable] = set()
+    known: dict[object, list[Hashable]] = {}  # cell -> its labels; True and 1.0 would be the key 1
     rows: list[list[Hashable]] = []
     for cell in cells:
-        if (labels := _labels_in(cell)) is None:
-            return None
-        seen.update(labels)
-        if len(seen) > limit:
-            return None
+        is_key = type(cell) in (str, int)
+        if (labels := known.get(cell) if is_key else None) is None:
+            if (labels := _labels_in(cell)) is None:
+                return None
+            seen.update(labels)
+            if len(seen) > limit:
+                return None
+            if is_key:
+                known[cell] = labels
         rows.append(labels)
     return rows if len(seen) > 1 else None
 
@@ -90,15 +97,15 @@ def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
 
     In a column with empty cells, "has a label" counts as one more class. The columns named in `texts` are left out.
     """
-    columns = label_columns(table, texts)
-    number: dict[tuple[str, Hashable], int] = {}
+    columns, count = label_columns(table, texts), itertools.count()
     rows: list[list[int]] = [[] for _ in range(len(table))]
-    for name, cells in columns.items():
+    for cells in columns.values():
+        number: dict[tuple[type, Hashable], int] = defaultdict(count.__next__)
         has_gaps = not all(cells)
         for row, labels in zip(rows, cells, strict=True):
-            keys = [(name, (type(label).__name__, label)) for label in labels]
-            keys += [(name, ())] * (has_gaps and bool(labels))
-            row.extend(number.setdefault(key, len(number)) for key in keys)
+            row += [number[type(label), label] for label in labels]
+            if has_gaps and labels:
+                row.append(number[type(None), None])
     return [tuple(row) for row in rows] if columns else None
 
 
@@ -142,25 +149,23 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
         for label in strata[row]:
             members[label].append(row)
     share = count / len(strata)
-    wanted = {label: [len(rows) * (1 - share), len(rows) * share] for label, rows in members.items()}
-    left = {label: len(rows) for label, rows in members.items()}
+    left, done = np.zeros(max(members, default=0) + 1, np.int64), len(strata) + 1
+    for label, rows in members.items():
+        left[label] = len(rows)
     room, side_of = [len(strata) - count, count], dict[int, int]()
-    queue = [(size, label) for label, size in left.items()]
-    heapq.heapify(queue)
-    while queue:
-        size, label = heapq.heappop(queue)
-        if size != left[label]:  # outdated: rows of it were placed with another class; a newer entry follows
-            continue
-        for row in members[label]:
-            if row not in side_of:
-                side = int(wanted[label][1] > wanted[label][0])
-                side_of[row] = side = side if room[side] > 0 else 1 - side
-                room[side] -= 1
-                for other in strata[row]:
-                    wanted[other][side] -= 1
-                    left[other] -= 1
-                    if other != label and left[other]:
-                        heapq.heappush(queue, (left[other], other))
+    while True:
+        left[left == 0] = done
+        if left[label := int(left.argmin())] == done:  # an array, since rows change the counts of thousands of classes
+            break
+        wanted = [len(members[label]) * (1 - share), len(members[label]) * share]
+        for row in (row for row in members[label] if row in side_of):
+            wanted[side_of[row]] -= 1
+        for row in (row for row in members[label] if row not in side_of):
+            side = int(wanted[1] > wanted[0])
+            side_of[row] = side = side if room[side] > 0 else 1 - side
+            room[side] -= 1
+            wanted[side] -= 1
+            left[list(strata[row])] -= 1
     rest = [row for row in order if row not in side_of]
     return {row for row, side in side_of.items() if side} | set(rest[: room[1]])
 
