@@ -233,13 +233,15 @@ class GenerationStates:
         that the model did not read. With an observer, call its `on_end` and return {}.
         """
         self._read_waiting()
+        if self.over == "prompt":  # one row per beam or sample, as where one pass reads the whole prompt
+            result = result._replace(sequences=self.call.prompts, beam_indices=None)
         prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_ids :]
         if self._observer is not None:
             self._observer.on_end(new)
             return {}
-        read = self.call.tokens_read(new, result.beam_indices)
+        read = new.new_zeros(len(new)) if self.over == "prompt" else self.call.tokens_read(new, result.beam_indices)
         first = prompt if self.over == "output" else 0
-        last = prompt if self.over == "prompt" else prompt + max(0, int(read.max()))
+        last = prompt + max(0, int(read.max()))
         if last == first:
             return "generate wrote one token, and no step reads the last"
         if last > self._skipped + len(self._column_of):

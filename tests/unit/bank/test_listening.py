@@ -162,6 +162,16 @@ def test_padding_behind_a_prompt_in_pieces_is_masked():
     assert masks[0][:, :5].tolist() == given["attention_mask"].bool().tolist()
 
 
+@pytest.mark.parametrize("pieces", [{"prefill_chunk_size": 2}, {"cache_implementation": "static"}])
+def test_each_beam_has_a_row_of_the_prompt_however_it_is_read(pieces: dict[str, Any]):
+    bank, rows = bank_of("gpt2-CausalLM"), []
+    for options in ({}, pieces):
+        with bank.listen() as outputs:
+            bank.model.generate(**prompt(bank), **SHORT, num_beams=2, **options)
+        rows.append(outputs["r"].logits)
+    assert torch.allclose(*rows, atol=1e-5)
+
+
 @torch.no_grad()
 def test_a_hand_written_decoding_loop_is_refused():
     bank = bank_of("gpt2-CausalLM")
