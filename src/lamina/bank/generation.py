@@ -171,13 +171,12 @@ class GenerateCall:
         ended = self.ended(0, new.shape[1]).to(new.device)
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
-    def mask(self, stack: str) -> Tensor | None:
-        """Return the attention mask `[rows, tokens]` of the decoder's prompt; None if the call has none of that form.
+    def mask(self, stack: str) -> object:
+        """Return the attention mask of the decoder's prompt, in any form; None if the call has none.
 
         The argument that holds it is `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
         """
-        mask = self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
-        return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        return self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
 
 
 # A context that is entered around the decoding of a call of `generate`; it yields a function that gets the result.

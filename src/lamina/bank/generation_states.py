@@ -194,9 +194,11 @@ class GenerationStates:
         if begin >= self.call.prompt:
             return all_real
         mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
-        if not is_token_mask(mask):  # no mask, or one that `generate` prepared for a cache of fixed size
-            prompt_mask = None if mask is None else self.call.mask(stack.name)
-            mask = token_mask(stack, batch, args, kwargs) if prompt_mask is None else prompt_mask
+        given = self.call.mask(stack.name)
+        if mask is not None and not is_token_mask(mask) and (given is None or is_token_mask(given)):
+            mask = given  # `generate` has prepared its mask from this one, or from none, for a cache of fixed size
+        elif not is_token_mask(mask):
+            mask = token_mask(stack, batch, args, kwargs)
         part = all_real[:, :0] if mask is None else mask[:, begin : begin + fresh].to(state.device).bool()
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
