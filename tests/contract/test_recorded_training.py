@@ -146,8 +146,9 @@ def test_states_that_do_not_fit_the_rows_of_fit_are_refused(tmp_path: Path):
         train(bank, {"x": texts_task(train=(texts[1:], labels[1:]))}, states=folder)
     with pytest.raises(DataError, match=r"has the label '(yes|no)', and the task another; they must be the same rows"):
         train(bank, {"x": texts_task(train=(texts[::-1], labels[1:] + labels[:1]))}, states=folder)
-    with pytest.raises(ConfigError, match="'validation' would get those of another split"):
-        train(bank, {"x": two}, states=folder)
+    for states in (folder, {"train": folder, "validation": folder / ".." / folder.name}):
+        with pytest.raises(ConfigError, match="'validation' would get those of another split"):
+            train(bank, {"x": two}, states=states)
     with pytest.raises(ConfigError, match="those of 'train' are missing"):
         train(bank, {"x": two}, states={"validation": folder})
     with pytest.raises(UnknownNameError, match="unknown split 'tests'; known: train, validation"):

@@ -59,7 +59,8 @@ class ReaderBank(ReaderCollection):
             compiled or in DataParallel, the plain model inside is used.
         processor: The model's tokenizer or processor. Training on texts and predicting from them need it.
         train_base: Fine-tune the model together with the readers. The model is then not frozen, `bank.train()` and
-            `bank.eval()` set its mode too, and its own outputs change. Parameters that were frozen stay frozen.
+            `bank.eval()` set its mode too, and its own outputs change. It starts in eval mode, without dropout: call
+            `bank.train()` to train it by hand. Parameters that were frozen stay frozen.
         saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
         info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
 
@@ -175,20 +176,16 @@ class ReaderBank(ReaderCollection):
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
 
-        Training the reader again removes the monitor.
+        Training one of its readers again removes the monitor.
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
-            ConfigError: If the monitor or its reader cannot score a text while it is generated, or a stored monitor
-                cannot be read.
+            ConfigError: If the monitor or its reader cannot score a text while it is generated.
         """
         monitoring.store_monitor(self.select(None, "bank"), monitor)
 
     def drop_monitor(self, name: str) -> None:
-        """Remove a stored monitor.
-
-        Raises UnknownNameError if no monitor has this name, and ConfigError if a stored monitor cannot be read.
-        """
+        """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
         monitoring.drop_monitor(self.select(None, "bank"), name)
 
     @torch.no_grad()

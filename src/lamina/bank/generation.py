@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import StoppingCriteriaList
 
+from lamina.bank.stack_pass import past_tokens
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the prompt is read in chunks, together with drafts, or with a cache of fixed size, so
-            that the first pass may not read just the prompt, with the prompt's mask.
+        prompt_in_pieces: Whether the prompt is read in chunks, together with drafts, or with a cache that holds tokens
+            or is of fixed size, so that the first pass may not read just the prompt, with the prompt's mask.
         prompt_ids: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
@@ -105,8 +106,9 @@ class GenerateCall:
         self._input_ids = input_ids
         self.model, self.config = model, kwargs["generation_config"]
         self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"
-        has_fixed_cache = bool(getattr(kwargs.get("past_key_values"), "is_compileable", False))
-        self.prompt_in_pieces = self.assisted or has_fixed_cache or self.config.prefill_chunk_size is not None
+        is_fixed = bool(getattr(kwargs.get("past_key_values"), "is_compileable", False))
+        has_cache = is_fixed or past_tokens(kwargs) > 0
+        self.prompt_in_pieces = self.assisted or has_cache or self.config.prefill_chunk_size is not None
         embedded = None if model.config.is_encoder_decoder else kwargs.get("inputs_embeds")
         self.prompt_ids: int = input_ids.shape[1]
         self.prompt: int = self.prompt_ids if embedded is None else embedded.shape[1]

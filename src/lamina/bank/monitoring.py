@@ -45,13 +45,15 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
         infos: Reader name -> the `info` of the reader.
 
     Raises:
-        ConfigError: If a monitor cannot be read.
+        ConfigError: If a monitor cannot be read, or two readers have monitors of one name.
     """
     monitors: dict[str, AnyMonitor] = {}
     for reader, info in infos.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"
         with convert_errors(lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them again.")):
             for name, fields in info.get(MONITORS, {}).items():
+                if name in monitors:
+                    raise ValueError(f"another reader has a monitor '{name}' too")
                 monitors[name] = (Cascade if "first" in fields else Monitor).from_dict(fields)
     return monitors
 
@@ -59,18 +61,16 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
     """Store a monitor with its reader, in place of one of the same name; raise the errors of `check_monitors`."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
-    if name in stored_monitors(readers):
+    if any(name in reader.monitors for reader in readers.values()):
         drop_monitor(readers, name)
     info = readers[monitor.reader].info
     info[MONITORS] = {**info.get(MONITORS, {}), name: monitor.to_dict()}
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
-    """Remove the stored monitor `name` from the readers.
-
-    Raises UnknownNameError if no monitor has this name, and ConfigError if a stored monitor cannot be read.
-    """
-    check_known("bank.drop_monitor", [name], stored_monitors(readers), "monitor")
+    """Remove the stored monitor `name` from the readers; raise UnknownNameError if no monitor has this name."""
+    stored = [monitor for reader in readers.values() for monitor in reader.monitors]
+    check_known("bank.drop_monitor", [name], stored, "monitor")
     for reader in readers.values():
         rest = {other: fields for other, fields in reader.info.pop(MONITORS, {}).items() if other != name}
         reader.info |= {MONITORS: rest} if rest else {}

@@ -79,7 +79,7 @@ class ReaderCollection(nn.Module):
         self.info: Info = dict(info or {})
         self.folder: Path | None = None  # from which the bank was loaded; exports are kept there
         self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
-        self._checked_ids: tuple[int, int] | None = None  # identity and size of the tokenizer whose ids were checked
+        self._checked_ids: tuple[object, int] | None = None  # the tokenizer whose ids were checked, and its size
         self.check_ids("bank", processor)
         mark_as_read(model, self)
 
@@ -89,7 +89,7 @@ class ReaderCollection(nn.Module):
         A tokenizer that was checked and has not grown since is not checked again.
         """
         tokenizer = tokenizer_of(processor)
-        if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (id(tokenizer), len(tokenizer))):
+        if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (tokenizer, len(tokenizer))):
             return
         rows = None
         with suppress(NotImplementedError, AttributeError):  # models without a table of tokens
@@ -107,7 +107,7 @@ class ReaderCollection(nn.Module):
         if self._stacks is not None:
             with suppress(ConfigError):  # the model was edited: the copy raises it too
                 self._found()  # so that the guard knows all that has changed before the copy
-        return dict(vars(self))
+        return {**vars(self), "_checked_ids": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)

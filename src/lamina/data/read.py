@@ -281,14 +281,14 @@ class Table:
 
         Args:
             name: Name of the column; or its number in a CoNLL file, where -1 is the last column. If no column is
-                called "translation.en" but all cells of column "translation" are objects, the cells are the values that
-                these objects have under "en", or None.
+                called "translation.en" but all cells of column "translation" are objects or missing, the cells are the
+                values that these objects have under "en", or None.
         """
         key = self.key(name)
         outer, dot, inner = key.partition(".")
         cells = self.columns.get(key)
-        if cells is None and dot and all(isinstance(cell, Mapping) for cell in self.columns.get(outer, [None])):
-            cells = [cell.get(inner) for cell in self.columns[outer]]
+        if cells is None and dot and all(isinstance(cell, Mapping | None) for cell in self.columns.get(outer, [""])):
+            cells = [cell.get(inner) if cell else None for cell in self.columns[outer]]
         if cells is None:
             raise missing_column(self.path, str(name), self.columns)
         return cells

@@ -294,7 +294,7 @@ def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
     """
     was, now = vars(plan.before.config), vars(plan.after.config)
     lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]
-    return value == now.get(key) or any(was.get(name) == old for name in lists)
+    return (key in now and value == now[key]) or any(was.get(name) == old for name in lists)
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:

@@ -162,6 +162,7 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
 
     `copy` must have the same modules at the same paths. Raises the errors of `stacks(model)`.
     """
+    model, copy = unwrapped(model), unwrapped(copy)
     stacks(model)
     _known[copy] = (_signature(copy), _known[model][1])
 

@@ -212,12 +212,12 @@ class WeightGuard:
         self.fingerprint: str | None = None
         self.checksum: str | None = None
         self._reason: str | None = None  # how the weights have changed, as part of a sentence
-        self._paths = [paths[module] for module in stack.run if _own_weights(module)]
-        self._remember({path: _own_weights(model.get_submodule(path)) for path in self._paths})
+        owners = [paths[module] for module in stack.run if _own_weights(module)]
+        self._remember({path: _own_weights(model.get_submodule(path)) for path in owners})
 
     def _remember(self, owners: Mapping[str, _Weights]) -> None:
         """Record the weights as they are now. `owners` is path of a module -> weight name -> weight."""
-        self._owners = list(owners.values())
+        self._paths, self._owners = list(owners), list(owners.values())
         self._ids: list[int] | None = list(map(id, chain.from_iterable(map(_values, self._owners))))
         named = {f"{path}.{name}": weight for path, own in owners.items() for name, weight in own.items()}
         # quantised weights have no memory of their own, and tensors of inference mode have no version

@@ -284,7 +284,8 @@ def splits_on_states(
             kinds = ("pairs", "single texts") if splits[part].pairs else ("single texts", "pairs")
             got = f"'{part}' has {kinds[0]}, and {recorded.folder} the states of {kinds[1]}"
             raise ConfigError(f"{op}: {got}. Record the texts that the task reads.")
-        places = {(recorded.folder, row) for row in rows.tolist()}
+        folder = recorded.folder.resolve()  # it may have two paths
+        places = {(folder, row) for row in rows.tolist()}
         if not used.isdisjoint(places):
             raise ConfigError(f"{op}: '{part}' would get those of another split. Give {{'{part}': FOLDER}} too.")
         used |= places

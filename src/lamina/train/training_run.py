@@ -336,8 +336,8 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
 def _record_training(engine: Engine) -> None:
     """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The facts that `Kind.learnt` found stay; stored monitors do not. The location from which a trained base or whole
-    model was loaded is cleared, because the weights there are now different.
+    The facts that `Kind.learnt` found stay; stored monitors that use the reader do not. The location from which a
+    trained base or whole model was loaded is cleared, because the weights there are now different.
     """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
@@ -363,6 +363,12 @@ def _record_training(engine: Engine) -> None:
                 **({"columns": dict(task.columns)} if task.columns else {}),
                 **({"positive": task.positive} if task.positive else {}),
             }
+    if isinstance(engine.runner, BankRunner):
+        bank = engine.runner.bank
+        monitors = [pair for reader in bank.select(None, "fit").values() for pair in reader.monitors.items()]
+        # a cascade is stored with its second reader
+        for name in {name for name, kept in monitors if kept.get("first", {}).get("reader") in engine.plan.tasks}:
+            bank.drop_monitor(name)
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:

@@ -16,13 +16,16 @@ import pytest
 import torch
 from tests.support.portions import one_in
 from tests.support.stored import TEXTS, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.tiny import FAMILIES
 from torch import nn
 from transformers.models.bert.modeling_bert import BertOutput
 
 import lamina
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
+from lamina.layers import default_stack
 from lamina.layers.fingerprints import fingerprint
+from lamina.layers.layer_guard import WeightGuard
 from lamina.prediction.calibrate import calibrate
 
 MATCH = "the model has changed"
@@ -254,6 +257,18 @@ def test_a_copy_is_checked_as_the_original(bank: ReaderBank):
     with pytest.raises(ConfigError, match="have other values"):
         twin.seal_base("fit")
     bank.seal_base("fit")
+
+
+def test_a_stack_that_lost_a_block_can_be_accepted():
+    model: Any = FAMILIES["bert"].known()
+    guard = WeightGuard(model, default_stack(model), {module: path for path, module in model.named_modules()})
+    del model.encoder.layer[2]
+    guard.follow(model)
+    assert str(guard.change()).startswith("there is no 'encoder.layer.2.")
+    guard.accept(model, "mark")
+    assert guard.change() is None
+    model.encoder.layer[0].output.dense.bias.data = torch.ones_like(model.encoder.layer[0].output.dense.bias)
+    assert guard.change() == "'encoder.layer.0.output.dense.bias' has other values"
 
 
 def test_weights_that_were_moved_do_not_stay_in_memory(bank: ReaderBank):

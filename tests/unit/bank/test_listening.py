@@ -139,13 +139,14 @@ def test_a_model_that_drafts_for_itself_is_refused():
         bank.model.generate(**prompt(bank, 1), **SHORT, assistant_model=bank.model)
 
 
+@pytest.mark.parametrize("over", ["both", "output", "prompt"])
 @torch.no_grad()
-def test_a_cache_that_holds_a_text_already_is_refused():
+def test_a_cache_that_holds_a_text_already_is_refused(over: Any):
     bank = bank_of("gpt2-CausalLM")
     batch = prompt(bank, 1)
     first = bank.model.generate(**batch, **SHORT, return_dict_in_generate=True)
     more = {"input_ids": first.sequences, "past_key_values": first.past_key_values}
-    with pytest.raises(ConfigError, match="generate continues from a cache of 8 tokens"), bank.listen(over="both"):
+    with pytest.raises(ConfigError, match="generate continues from a cache of 8 tokens"), bank.listen(over=over):
         bank.model.generate(**more, attention_mask=torch.ones_like(first.sequences), **SHORT)
 
 

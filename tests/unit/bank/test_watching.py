@@ -387,6 +387,19 @@ def test_two_readers_cannot_have_monitors_of_one_name():
     assert other.monitors == bank.monitors != {}
 
 
+def test_monitors_of_one_name_in_a_shared_reader_are_named_and_can_be_dropped():
+    bank = bank_of()
+    other = ReaderBank(bank.model)
+    other.add("later", Reader(SingleLayer(1), TOKENS))
+    other.update(bank)
+    other.keep_monitor(Monitor("later", "odd", name="one"))
+    bank.keep_monitor(Monitor("flag", "odd", name="one"))
+    with pytest.raises(ConfigError, match=r"reader 'flag' cannot be read \(another reader has a monitor 'one' too\)"):
+        _ = other.monitors
+    other.drop_monitor("one")
+    assert "one" not in other.monitors
+
+
 def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
     bank = bank_of()
     first = Monitor("cheap", "odd", RollingMax(3), threshold=0.4)

@@ -258,6 +258,14 @@ def test_a_value_in_a_column_of_objects(tmp_path: Path):
         table.column("text.en")
 
 
+@pytest.mark.parametrize("missing", [[None, {"en": "no"}], [{"ro": "da"}, {"en": "no"}], [None, {"en": "no"}, None]])
+def test_a_missing_object_is_a_missing_value(tmp_path: Path, missing: list[Any]):
+    table = read_table(put(tmp_path, "a.jsonl", "\n".join(json.dumps({"translation": cell}) for cell in missing)))
+    assert table.cells("translation.en")[:2] == [None, "no"]
+    with pytest.raises(DataError, match=r"row 1 has no value in column 'translation\.en'"):
+        table.column("translation.en")
+
+
 def test_a_column_of_texts_holds_no_objects(tmp_path: Path):
     table = read_table(put(tmp_path, "a.csv", "translation,label\nyes,da\n"))
     with pytest.raises(DataError, match=r"no column 'translation\.en'; its columns are: translation, label"):

@@ -58,6 +58,17 @@ def test_an_order_is_undone_by_its_inverse():
     assert model.config.to_dict() == whole.config.to_dict()
 
 
+def test_a_number_of_a_block_that_is_none_at_its_new_place_is_no_setting():
+    class Windowed(BertModel):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for place, block in enumerate(self.encoder.layer):
+                block.window = 4 if place < 2 else None
+
+    with pytest.raises(ConfigError, match=r"there 'window' is None, not 4"):
+        lamina.duplicate_(Windowed(tiny_config()), [1], identity=False)
+
+
 def test_copies_that_are_dropped_leave_what_was():
     model, whole = FAMILIES["t5"].known(), FAMILIES["t5"].known()
     lamina.duplicate_(model, "1-2", stack="encoder")

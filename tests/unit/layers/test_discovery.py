@@ -11,6 +11,7 @@ from torch import nn
 
 from lamina.errors import UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, stacks, tap
+from lamina.layers.discovery import same_stacks
 from lamina.layers.preserve import preserve_model
 
 SEEN_WITHOUT_WEIGHTS = ["bert", "roberta-MaskedLM", "deberta-v2", "albert", "xlm", "gpt2", "llama"]
@@ -321,3 +322,10 @@ def test_a_stack_is_printed_in_a_line():
     assert repr(stacks(FAMILIES["bart"].known())) == (
         "{'encoder': LayerStack('encoder', depth=3, width=32), 'decoder': LayerStack('decoder', depth=2, width=32)}"
     )
+
+
+def test_a_copy_in_a_wrapper_has_the_stacks_of_the_model():
+    model = FAMILIES["bert"].known()
+    own = copy.deepcopy(model)
+    same_stacks(nn.DataParallel(model), nn.DataParallel(own))
+    assert stacks(own)["main"].blocks == tuple(own.encoder.layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -222,3 +223,11 @@ def test_of_pairs_the_text_that_is_tagged_counts_alone():
         found = calibrate(fitted(), SPANS, spanned(prompt=prompt), false_positive_rate=0.05, store=False).calibration
         assert found is not None
         assert found.recall > 0.9
+
+
+def test_training_either_reader_of_a_cascade_removes_it():
+    bank, task = copy.deepcopy(fitted()), whole_task()
+    bank.keep_monitor(Cascade(Monitor("whole", "bad", threshold=0.4), SPANS, name="both"))
+    bank.keep_monitor(Monitor("spans", "B-bad", name="other"))
+    fit(bank, {"whole": task}, max_steps=1, progress=False)
+    assert list(bank.monitors) == ["other"]

@@ -227,6 +227,26 @@ def test_ids_beyond_the_embedding_table_are_an_error_with_numbers(grow: str):
             predict(bank, ["<deal>"])
 
 
+class Ids:
+    """The part of a tokenizer that says which ids it has."""
+
+    def __init__(self, highest: int) -> None:
+        self.highest = highest
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": self.highest}
+
+
+def test_a_tokenizer_is_checked_though_one_that_is_gone_had_its_place_in_memory():
+    bank: Any = tiny_bank(tiny_model())
+    bank.check_ids("work", Ids(19))
+    with pytest.raises(ConfigError, match="work: the tokenizer has ids up to 20"):
+        bank.check_ids("work", Ids(20))
+
+
 class Joint:
     """A processor that joins a tokenizer and an image processor, as CLIP's does."""
 
