@@ -385,7 +385,7 @@ class Predictor:
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
-        return Group("predict", reading.tasks, inputs, {}, equal_lengths=getattr(inputs, "equal_lengths", False))
+        return Group("predict", reading.tasks, inputs, {})
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None

@@ -185,8 +185,7 @@ def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: I
             made[key] = task.kind.targets(task, split, inputs)
         targets[name] = made[key]
     states = inputs.states if isinstance(inputs, StatesInputs) else None
-    equal = bool(getattr(inputs, "equal_lengths", False))
-    return Group(part, {name: tasks[name] for name in names}, inputs, targets, states, equal)
+    return Group(part, {name: tasks[name] for name in names}, inputs, targets, states)
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:

@@ -42,7 +42,6 @@ class Group:
         targets: Learner name -> labels of the rows. None: the labels are made with the inputs (masked tokens, target
             texts).
         states: Cached or recorded hidden states of the rows. None: the model computes the states of every batch.
-        equal_lengths: Whether all rows of a batch must have the same length, because the model has no mask for padding.
     """
 
     part: str
@@ -50,7 +49,11 @@ class Group:
     inputs: Inputs
     targets: dict[str, Targets | None]
     states: RowStates | None = None
-    equal_lengths: bool = False
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
+        return bool(getattr(self.inputs, "equal_lengths", False))
 
     @property
     def names(self) -> tuple[str, ...]:
