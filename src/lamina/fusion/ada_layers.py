@@ -67,6 +67,7 @@ class _ProjectedStream(Stream):
         self._config = members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = type(members[0]).weights_of(members)  # [members, layers]
+        self._on_gpu = is_on_gpu(self._weights)
         self._zero = self._zeros()
         self._kernels: Sequence[Tensor] | None = None
         # Unbound once: the gradient of each slice `projection[i]` would be as large as the whole parameter.
@@ -134,7 +135,7 @@ class _ProjectedStream(Stream):
         layers = len(self._members[0].projection)
         if layers == 1 or self._p > 0 or torch.is_grad_enabled() or torch.compiler.is_exporting():
             return False
-        return layers * state.numel() <= KEPT_ON_GPU if is_on_gpu(state) else state.shape[:2].numel() <= FEW
+        return layers * state.numel() <= KEPT_ON_GPU if self._on_gpu else state.shape[:2].numel() <= FEW
 
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0; on the meta device, False for all.
@@ -166,7 +167,7 @@ class _ProjectedStream(Stream):
         state = F.gelu(torch.stack(states)).to(self._weights.dtype)
         chosen = slice(None) if len(indices) == self._weights.shape[1] else list(indices)
         kernels = self._kept
-        if kernels is None and is_on_gpu(state):
+        if kernels is None and self._on_gpu:
             kernels = torch.stack([member.projection for member in self._members], dim=1).flatten(1, 2)
         if kernels is None:  # one product per member: joining the members' projections first takes longer
             parts = [torch.bmm(state.flatten(1, 2), member.projection[chosen].mT) for member in self._members]

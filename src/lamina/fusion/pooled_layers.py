@@ -112,6 +112,7 @@ class PoolingStream(Stream):
         self._members, self._config = members, members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.scores for member in members]).softmax(-1)  # [members, layers]
+        self._on_gpu = is_on_gpu(self._weights)
         queries = torch.stack([member.queries for member in members], dim=1)
         self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2)  # [layers, queries, heads, width]
         self._parts: Sequence[PooledTokens] = ()
@@ -145,7 +146,7 @@ class PoolingStream(Stream):
         """Store one layer's state. Pool the states once enough are stored; project once enough layers are pooled."""
         self._parts = self._parts or self.parts(view)
         self._views.append(view)
-        most, together = (KEPT_ON_GPU, _TOGETHER_ON_GPU) if is_on_gpu(view.state) else (_KEPT, _TOGETHER)
+        most, together = (KEPT_ON_GPU, _TOGETHER_ON_GPU) if self._on_gpu else (_KEPT, _TOGETHER)
         full = index + 1 - self._counts[1] == together
         if full or (len(self._views) + 1) * view.state.numel() > most:
             self._pool()
@@ -170,7 +171,7 @@ class PoolingStream(Stream):
         kernels: list[Tensor] = [member.projection for member in self._members]
         if len(pooled) < len(kernels[0]):
             kernels = [kernel[layers] for kernel in kernels]
-        if is_on_gpu(pooled):
+        if self._on_gpu:
             features = pooled.transpose(0, 1) @ torch.stack(kernels).mT  # [members, layers, batch, dim]
         else:  # one product per member: joining the members' projections first takes longer
             projected = [torch.bmm(part, kernel.mT) for part, kernel in zip(pooled.unbind(1), kernels, strict=True)]

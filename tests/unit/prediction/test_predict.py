@@ -533,4 +533,4 @@ def test_the_way_of_one_text_is_short():
     finally:
         sys.setprofile(None)
     assert len({file for file, _ in entered}) <= 24
-    assert len(entered) <= 133
+    assert len(entered) <= 134
