@@ -15,7 +15,7 @@ import pandas as pd
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.editing.editable import select_blocks
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, DataError
 from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe
 from lamina.store.files import claimed
@@ -106,6 +106,19 @@ def check_given(op: str, **options: Sized) -> None:
     for name, value in options.items():
         if not len(value):
             raise ConfigError(f"{op}: {name} is empty; give at least one.")
+
+
+def labelled_task(op: str, task: Task, *parts: str) -> Task:
+    """Return a task without the rows of the splits `parts` that have no label.
+
+    Raises UnknownNameError if a split does not exist; DataError, about the operation `op`, if no row has a label.
+    """
+    splits = dict(task.splits)
+    for part in parts:
+        if (split := task.split(part)).unlabelled == len(split) > 0:
+            raise DataError(f"{op}: no row of task '{task.name}' ({part}) has a label; at least one needs one.")
+        splits[part] = split.select_rows(split.labelled_rows()) if split.unlabelled else split
+    return replace(task, splits=splits)
 
 
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:

@@ -10,18 +10,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lamina.errors import ConfigError, check_known
 from lamina.tasks.class_results import positive_id
+from lamina.tasks.metrics import labelled_words, spans_of
 from lamina.train.results import summarise
 from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
     from lamina.tasks.base import KindedTask
+    from lamina.tasks.metrics import Tags
 
 Array: TypeAlias = NDArray[np.floating]
 Metric: TypeAlias = Callable[[Array], Array]  # sums of counts `[..., counts]` -> scores `[...]`
@@ -268,8 +270,8 @@ def row_counts(
 ) -> tuple[Array, Metric]:
     """Return a metric's counts `[rows, counts]`, and the function from sums of them `[..., counts]` to scores `[...]`.
 
-    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows. Raises the errors
-    of `row_metric`.
+    A row is one example, or one text in word tagging tasks, where words without a label do not count. "spearman" uses
+    the ranks among all rows. Raises the errors of `row_metric`.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -278,6 +280,8 @@ def row_counts(
         truths: The true label of each row.
     """
     chosen = row_metric(task, metric)
+    if task.kind.tags_words:
+        predictions, truths = labelled_words(cast("Tags", predictions), cast("Tags", truths))
     return chosen.count(predictions, truths, task.labels), chosen.score
 
 
@@ -329,13 +333,9 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `[texts, 3]`: how many spans of a text are right, are predicted, and are true, decoded from BIO tags."""
-    from seqeval.metrics.sequence_labeling import get_entities
-
-    def spans(tags: Label) -> set[tuple[str, int, int]]:
-        return set(get_entities([labels[tag] for tag in np.atleast_1d(tags).astype(int)]))
-
-    both = [(spans(prediction), spans(truth)) for prediction, truth in zip(predictions, truths, strict=True)]
+    """Return `[texts, 3]`: how many spans of a text are right, predicted and true; `spans_of` finds them."""
+    pairs = zip(cast("Tags", predictions), cast("Tags", truths), strict=True)
+    both = [[spans_of(tags, labels) for tags in pair] for pair in pairs]
     return np.array([[len(predicted & true), len(predicted), len(true)] for predicted, true in both], float)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.tasks.label_cells import LabelCellError, class_name
 from lamina.tasks.outputs import ClassRow
@@ -317,6 +318,14 @@ def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, 
     from seqeval.metrics.sequence_labeling import get_entities
 
     return set(get_entities(_names(labels, [tags])))
+
+
+def labelled_words(predictions: Tags, targets: Tags) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return the predicted and the true tags of each text, without the words that have no label (-100)."""
+    texts = zip(predictions, targets, strict=True)
+    known = ([pair for pair in zip(*rows, strict=True) if pair[1] != IGNORED] for rows in texts)
+    both = [tuple(zip(*pairs, strict=True)) if pairs else ((), ()) for pairs in known]
+    return [guess for guess, _ in both], [truth for _, truth in both]
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:

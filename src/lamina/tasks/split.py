@@ -129,6 +129,10 @@ class Split:
         """Number of examples without a label; 0 if the split has no labels at all, as in running text."""
         return sum(map(is_missing, self.labels)) if self.labelled else 0
 
+    def labelled_rows(self) -> list[int]:
+        """Return the indices of the examples that have a label; all indices if the split has no labels at all."""
+        return [row for row, label in enumerate(self.labels) if not is_missing(label)]
+
     @cached_property
     def strata(self) -> Column | None:
         """Class ids of each example in all label columns of the source; None if unknown."""

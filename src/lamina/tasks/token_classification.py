@@ -27,7 +27,16 @@ from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import Comparison, compare_tags, error_rows, first_invalid_row, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
 from lamina.tasks.label_cells import has_several
-from lamina.tasks.metrics import SUBTOKENS, Tags, class_table, marks_spans, score_classes, score_tags, span_table
+from lamina.tasks.metrics import (
+    SUBTOKENS,
+    Tags,
+    class_table,
+    labelled_words,
+    marks_spans,
+    score_classes,
+    score_tags,
+    span_table,
+)
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer
 from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.tag_schemes import continued
@@ -393,10 +402,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the predicted and the true tags of each text, for the words that have labels."""
-        both = zip(self._tags(), self._split.labels, strict=True)
-        known = ([pair for pair in zip(*rows, strict=True) if pair[1] != IGNORED] for rows in both)
-        scored = [tuple(zip(*pairs, strict=True)) if pairs else ((), ()) for pairs in known]
-        return [guess for guess, _ in scored], [truth for _, truth in scored]
+        return labelled_words(self._tags(), self._split.labels)
 
     def per_class(self) -> list[ClassRow]:
         labels, (guesses, truths) = self._task.labels, self._both()

@@ -70,6 +70,21 @@ def test_wrong_answers_come_most_confident_first(study, mood):
             assert (split.texts[row], mood.labels[split.labels[row]]) == (text, true)
 
 
+def test_rows_without_a_label_are_left_out(model, tokenizer):
+    parts = {"train": texts(12), "validation": [{"sentence": "film", "label": None}, *texts(8)]}
+    parts["train"][0]["label"] = None
+    masked, dropped = (
+        Task.from_dataset("sequence_classification", parts, missing_labels=how) for how in ("mask", "drop")
+    )
+    options = {"processor": tokenizer, "layers": [1], "epochs": 1, "deleted": [0.5]}
+    study, other = (errors(model, task, **options) for task in (masked, dropped))
+    assert study.conclusions == other.conclusions
+    assert study.table.drop(columns="row").equals(other.table.drop(columns="row"))
+    wrong = rows(study, "error")
+    assert len(wrong)
+    assert wrong["row"].tolist() == [row + 1 for row in rows(other, "error")["row"]]  # counted in the whole split
+
+
 def test_layers_agree_with_themselves_and_others_as_much(study):
     table = rows(study, "agreement").pivot(index="layer", columns="other_layer", values="score").to_numpy()
     assert table.shape == (3, 3)

@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -19,9 +20,24 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
-from lamina.studies.probing.controls import baseline_predictions, code_length, code_portions, control_task, only_rows
-from lamina.studies.probing.probe import ProbeComparison, compare_probes, conclusions, probe
+from lamina.studies.probing.controls import (
+    baseline_predictions,
+    code_length,
+    code_portions,
+    control_task,
+    only_rows,
+    uniform_bits,
+)
+from lamina.studies.probing.probe import (
+    ProbeComparison,
+    baseline_rows,
+    check_task,
+    compare_probes,
+    conclusions,
+    probe,
+)
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, ProbeSpec, probe_rows
+from lamina.studies.runner import labelled_task
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
@@ -325,8 +341,54 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
     study = probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], **options)
     assert set(study.table["seed"].dropna()) == {0}
     assert study.settings["failures"] == [{"key": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
-    with pytest.raises(ConfigError, match="no cell returned rows; the first failed with: RuntimeError: no room"):
-        probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
+    for baselines in (False, True):  # a study of baselines alone is none of probes
+        with pytest.raises(
+            ConfigError, match="no probe could be trained; the first failed with: RuntimeError: no room"
+        ):
+            probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **{**options, "baselines": baselines})
+
+
+LABELS = {
+    "classes": lambda row: ("bad", "good")[row % 2],
+    "several labels": lambda row: [("bad", "good")[row % 2], "any"][: 1 + row % 3],
+    "numbers": lambda row: row % 5 + 0.25,
+}
+
+
+@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+def test_rows_without_a_label_are_left_out(model, tokenizer, label):
+    rows = [{"sentence": sentence(row % 2), "label": None if row % 4 == 0 else label(row)} for row in range(12)]
+    masked, dropped = (
+        Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, missing_labels=how)
+        for how in ("mask", "drop")
+    )
+    options = {"processor": tokenizer, "layers": [1], "seeds": [0], "probes": ["linear"], **FAST, "epochs": 1}
+    study, other = (probe(model, task, **options) for task in (masked, dropped))
+    assert study.settings["failures"] == []
+    assert set(study.table["rows"]) == {9}
+    assert study.table.equals(other.table)
+
+
+@pytest.mark.parametrize(("gap", "label"), [(-100, 0), ((-1, -1), (0, 1))])
+def test_one_class_beside_rows_without_a_label_is_not_enough(model, tokenizer, mood, gap, label):
+    several = isinstance(gap, tuple)
+    labels = [gap, *[label] * (len(mood.split("train")) - 1)]
+    task = replace(
+        mood,
+        splits={**mood.splits, "train": mood.split("train").with_labels(labels)},
+        problem_type="multi_label" if several else "classification",
+    )
+    if several:
+        assert check_task("mood", labelled_task("probe", task, "train"), "validation") == ["bad"]
+        return
+    with pytest.raises(DataError, match=r"of one class only \('bad'\)"):
+        probe(model, task, processor=tokenizer)
+
+
+def test_a_split_without_any_label_is_refused(model, tokenizer, mood):
+    empty = mood.split("train").with_labels([-100] * 32)
+    with pytest.raises(DataError, match=r"probe: no row of task 'mood' \(train\) has a label; at least one needs one"):
+        probe(model, replace(mood, splits={**mood.splits, "train": empty}), processor=tokenizer)
 
 
 @pytest.mark.long
@@ -405,6 +467,19 @@ def test_a_control_has_one_label_per_word_type(tags):
     assert set.union(*seen.values()) <= {tag for row in tags.split("train").labels for tag in row}
     other = control_task(tags, ("train",), seed=2)
     assert list(other.split("train").labels) != list(control.split("train").labels)
+
+
+def test_words_without_a_label_do_not_count(tags):
+    gaps = {part: split.with_labels([(-100, *row[1:]) for row in split.labels]) for part, split in tags.splits.items()}
+    task = replace(tags, splits=gaps)
+    labels = list(control_task(task, ("train",), seed=0).split("train").labels)
+    assert [[tag == -100 for tag in row] for row in labels] == [[True, *[False] * 5]] * 20
+    assert uniform_bits(task, range(20)) == 20 * 5 * math.log2(len(tags.labels))
+    tags_of = {tag for _, texts in baseline_predictions(task, "validation") for row in texts for tag in row}
+    assert -100 not in tags_of
+    rows = [row["score"] for row in baseline_rows(task, "validation") if row["measure"] == "accuracy"]
+    true = [tag for row in gaps["validation"].labels for tag in row[1:]]
+    assert rows[0] == pytest.approx(true.count(task.labels.index("O")) / len(true))
 
 
 def test_a_control_has_one_label_per_distinct_text(mood):

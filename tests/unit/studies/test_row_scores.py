@@ -73,6 +73,22 @@ def test_tags(metric: str):
     assert ours(task, metric, guesses, truths) == pytest.approx(expected, rel=1e-5)
 
 
+def test_spans_of_other_schemes():
+    truths, guesses = [(4, 4, 1, 3), (0, 4)], [(4, 0, 1, 3), (0, 4)]
+    for labels in (("O", "B-x", "I-x", "L-x", "U-x"), ("O", "B-x", "I-x", "E-x", "S-x")):
+        task = TaskOutline("token_classification", "classification", labels)  # pyright: ignore
+        assert ours(task, "span_f1", guesses, truths) == pytest.approx(6 / 7)
+        assert score_tags(["span_f1"], guesses, truths, labels)["span_f1"] == pytest.approx(6 / 7)
+
+
+@pytest.mark.parametrize(("metric", "expected"), [("accuracy", 2 / 3), ("f1", 0.4), ("span_f1", 0.8)])
+def test_words_without_a_label_are_not_scored(metric: str, expected: float):
+    task = TaskOutline("token_classification", "classification", ("O", "B-x"))  # pyright: ignore
+    assert ours(task, metric, [(1, 0, 1), (1,), (1,)], [(-100, 1, 1), (1,), (-100,)]) == pytest.approx(
+        expected, abs=0.27
+    )
+
+
 def test_a_metric_that_is_no_function_of_sums_is_refused():
     with pytest.raises(UnknownNameError, match="unknown metric 'perplexity'"):
         row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])  # pyright: ignore

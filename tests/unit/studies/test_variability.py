@@ -167,3 +167,13 @@ def test_invalid_tasks_and_options_are_refused(model, tokenizer):
         variability(model, task(), processor=tokenizer, split="test")
     with pytest.raises(LayerIndexError, match="variability: layer 8"):
         variability(model, task(), processor=tokenizer, layers=8)
+
+
+def test_rows_without_a_label_are_left_out(model, tokenizer):
+    gaps = [{**row, "label": None if number % 4 == 0 else row["label"]} for number, row in enumerate(ROWS)]
+    masked, dropped = (
+        variability(model, task(gaps, missing_labels=how, problem_type="classification"), processor=tokenizer)
+        for how in ("mask", "drop")
+    )
+    assert set(masked.table["classes"]) == {3}
+    assert masked.table.equals(dropped.table)

@@ -49,7 +49,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     """
     tags = task.kind.tags_words
     truths = list(task.split("train").labels)
-    pool = [tag for row in truths for tag in row] if tags else truths
+    pool = [tag for row in truths for tag in row if tag != IGNORED] if tags else truths
 
     def random_label(key: Hashable) -> Label:
         return pool[derive_seed("control", seed, key) % len(pool)]
@@ -58,7 +58,10 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     for name in parts:
         split = task.split(name)
         if tags:
-            labels = [tuple(map(random_label, words)) for words in _words(split)]
+            rows = zip(_words(split), split.labels, strict=True)
+            labels = [
+                tuple(t if t == IGNORED else random_label(word) for word, t in zip(*row, strict=True)) for row in rows
+            ]
         else:
             labels = [random_label(key) for key in _example_keys(split, name)]
         splits[name] = split.with_labels(labels)
@@ -103,11 +106,12 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
     """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
 
-    `rows` are row numbers. There is one label per row, or one per word in word tagging tasks.
+    `rows` are row numbers. There is one label per row, or one per word in word tagging tasks; -100 does not count.
     """
     labels = task.split("train").labels
     tags = task.kind.tags_words
-    return sum(len(labels[row]) if tags else 1 for row in rows) * math.log2(len(task.labels))
+    count = sum(sum(tag != IGNORED for tag in labels[row]) if tags else 1 for row in rows)
+    return count * math.log2(len(task.labels))
 
 
 @final
@@ -196,6 +200,10 @@ def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Lab
     train_columns, test_columns = (
         _text_columns(part, tags=tags) if reads_text else [[""] * len(part)] for part in (train, test)
     )
+    if tags:  # words without a label teach nothing
+        labelled = [at for at, tag in enumerate(truths) if tag != IGNORED]
+        truths = [truths[at] for at in labelled]
+        train_columns = [[column[at] for at in labelled] for column in train_columns]
     for name in BASELINES if reads_text else BASELINES[:1]:
         predictions = _fit_and_predict(name, task.problem_type, train_columns, truths, test_columns, tags=tags)
         yield name, list(_group_by_text(predictions, test)) if tags else predictions

@@ -15,7 +15,7 @@ from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.probing.probe import RATES, check_task
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbes, probe_bank, results_of
-from lamina.studies.runner import check_given, own_processor
+from lamina.studies.runner import check_given, labelled_task, own_processor
 from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
@@ -24,6 +24,7 @@ from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
@@ -59,7 +60,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         model: A transformers model of any supported family; it is not changed.
         tasks: Task name -> a task with classes, tags or numbers; or a single task.
         processor: Tokenizer, image processor or feature extractor. None: the one saved with `model.name_or_path`.
-        split: Name of the split to analyse.
+        split: Name of the split to analyse. Rows without a label are left out, here and in training.
         layers: Layers to read.
         stack: Name of the stack to read. None: the only one, or the encoder.
         probe: Kind of probe: "linear" or "mlp".
@@ -122,11 +123,12 @@ def errors(  # noqa: PLR0913 the options of a public entry point
     places = {f"layer{layer}": Place(layer, "output", probe) for layer in selected}
     rows: list[Row] = []
     sentences: list[str] = []
-    for name, task in named.items():
+    for name, whole in named.items():
+        task = labelled_task("errors", whole, "train", split)
         check_task(name, task, split)
         with probe_bank(source, own, task, places, probe_settings, seed) as bank:
             trained = TrainedProbes(bank, dict.fromkeys(bank, task), options, split)
-            analysis = _ErrorAnalysis(task, split, selected, trained)
+            analysis = _ErrorAnalysis(task, split, selected, trained, whole.split(split).labelled_rows())
             task_rows = [
                 *analysis.wrong_answers(count),
                 *analysis.agreement(),
@@ -156,11 +158,15 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 class _ErrorAnalysis:
     """Runs the trained probes of one task over a split, and computes table rows of the study from their outputs.
 
-    `layers` are the layers that have a probe; the probe of layer i is named "layer<i>".
+    `layers` are the layers that have a probe; the probe of layer i is named "layer<i>". `numbers` has for each row its
+    number in the split with the rows that have no label, which `task` lacks.
     """
 
-    def __init__(self, task: Task, split: str, layers: Sequence[int], trained: TrainedProbes) -> None:
+    def __init__(
+        self, task: Task, split: str, layers: Sequence[int], trained: TrainedProbes, numbers: Sequence[int]
+    ) -> None:
         self._task, self._split, self._layers, self._trained = task, split, layers, trained
+        self._numbers = numbers
         self._results = self._run(task)
         self._truths = list(task.split(split).labels)
         self._predictions = {layer: results.guesses() for layer, results in self._results.items()}
@@ -180,7 +186,7 @@ class _ErrorAnalysis:
             for wrong in results.errors(count):
                 metric = "confidence" if "confidence" in wrong else "error"
                 example = {key: _as_text(wrong[key]) for key in ("text", "true", "predicted")}
-                numbers = {"row": wrong["row"], "rows": 1, "score": abs(wrong.get(metric, 0.0))}
+                numbers = {"row": self._numbers[wrong["row"]], "rows": 1, "score": abs(wrong.get(metric, 0.0))}
                 rows.append({"layer": layer, "measure": "error", "metric": metric, **numbers, **example})
         return rows
 
@@ -255,10 +261,10 @@ class _ErrorAnalysis:
         """
         if self._task.problem_type == "regression":
             return []
-        wrong = {
-            layer: np.array([answer != truth for answer, truth in zip(predictions, self._truths, strict=True)])
-            for layer, predictions in self._predictions.items()
-        }
+        wrong: dict[int, NDArray[np.bool_]] = {}
+        for layer, predictions in self._predictions.items():
+            counts, _ = row_counts(self._task, "accuracy", predictions, self._truths)
+            wrong[layer] = counts[:, 0] < counts[:, 1]
         best = min(wrong, key=lambda layer: int(wrong[layer].sum()))
         total, everywhere = len(self._truths), int(np.all(list(wrong.values()), axis=0).sum())
         sentences = [f"layer {best} answers fewest rows wrongly, {int(wrong[best].sum())} of {total}."]

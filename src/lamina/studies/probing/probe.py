@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast, ge
 import numpy as np
 import pandas as pd
 
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_known
 from lamina.layers import Site, at_site, default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.runner import Cell, check_given, own_processor, run_cells
+from lamina.studies.runner import Cell, check_given, labelled_task, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import warn_of_texts
@@ -91,7 +92,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
             workers can load the model.
         tasks: Task name -> a task with classes, tags or numbers; or a single task.
         processor: Tokenizer, image processor or feature extractor. None: the one saved with `model.name_or_path`.
-        split: Name of the split to score.
+        split: Name of the split to score. Rows without a label are left out, here and in training.
         layers: Layers to read. With `baselines`, layer 0 (the embeddings) is always added.
         stack: Name of the stack to read. None: the only one, or the encoder.
         sites: What to read in each block, all in the same passes: "output" is the layer's state; "attention" and "ffn"
@@ -127,7 +128,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         ConfigError: If a task has neither classes nor numbers; if there is no task, probe, seed or site, or a seed or
             site is named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the
             only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings, or
-            every cell failed.
+            every probe failed.
         UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
             sums over rows.
         ModelNotFoundError: If `model` is a name and there is no such model.
@@ -150,6 +151,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     used_stack = default_stack(source, stack, op="probe")
     selected = select(layers, used_stack.layers, op="probe")
     _check_sites(source, used_stack, sites, selected)
+    named = {name: labelled_task("probe", task, "train", split) for name, task in named.items()}
     missing = {name: check_task(name, task, split) for name, task in named.items()}
     for task in named.values():
         row_metric(task, task.metric)  # an error comes before any probe is trained
@@ -176,8 +178,9 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     cells = _cells(cell_model, own, named, probe_settings, seeds=seeds, baselines=baselines)
     folder = None if output is None else Path(output)
     rows, failures = run_cells(cells, settings=cell_settings, output=folder, resume=resume, progress=progress, ray=ray)
-    if rows.empty:
-        raise ConfigError(f"probe: no cell returned rows; the first failed with: {failures[0].error}")
+    if "layer" not in rows:  # baselines have none
+        error = next(failure.error for failure in failures if failure.key["seed"] is not None)
+        raise ConfigError(f"probe: no probe could be trained; the first failed with: {error}")
     settings: dict[str, JSON] = {**cell_settings, "baselines": baselines, "seeds": list(seeds)}
     settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
     study = _study(rows, named, settings, missing)
@@ -245,12 +248,13 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
 def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
     """Return the class numbers of each row of the split `part`: one, several or none (multi-label), or one per word.
 
-    A row or word without a label has -100.
+    Words without a label have none.
     """
     labels = task.split(part).labels
     if task.problem_type == "multi_label":
         return [tuple(number for number, is_set in enumerate(row) if is_set) for row in labels]
-    return [row if isinstance(row, tuple) else (row,) for row in labels]
+    rows = (row if isinstance(row, tuple) else (row,) for row in labels)
+    return [tuple(number for number in row if number != IGNORED) for row in rows]
 
 
 def baseline_rows(task: Task, split: str) -> list[Row]:
@@ -344,7 +348,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     }
     figures: dict[str, Figure] = {}
     for measure, (title, note) in notes.items():
-        if measure not in set(table["measure"]) or "layer" not in table:
+        if measure not in set(table["measure"]):
             continue
         axes: dict[str, Any] = {"x": "layer", "facet": "task", "x_title": "layer (0 = embeddings)", "note": note}
         if not _several_sites(table):

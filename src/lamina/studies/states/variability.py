@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state
-from lamina.studies.runner import check_given, encode_rows, own_processor
+from lamina.studies.runner import check_given, encode_rows, labelled_task, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
 from lamina.utils import JSON, check_types, pluralize, progress_bar
@@ -85,7 +85,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         model: A transformers model of any supported family; it is not changed.
         tasks: Task name -> a task with one class per row, or a single such task.
         processor: Tokenizer or image processor. None: the one saved with `model.name_or_path`.
-        split: Name of the split to read.
+        split: Name of the split to read. Rows without a label are left out.
         probed: A study of `probe` over the same tasks, or the folder it is saved in. If given, nu is compared, by
             Spearman's rank correlation, with the mean score of each layer's linear probe (or MLP probe, if there is no
             linear one). None: no comparison.
@@ -119,6 +119,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
     check_given(_OP, tasks=named)
     used_processor = own_processor(reader.model, processor)
+    named = {name: labelled_task(_OP, task, split) for name, task in named.items()}
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     probe_scores = {} if probed is None else _probe_scores(probed, list(named))
     rows: list[_NuRow] = []
@@ -241,11 +242,10 @@ def _classes(task: Task, name: str, split: str) -> list[int]:
     Raises UnknownNameError if the split does not exist; ConfigError if the task does not have one class per row;
     DataError if the rows have fewer than two classes.
     """
-    rows = task.split(split)
     if not task.kind.single_label(task.problem_type):
         problem = f"task '{name}' is of kind {task.kind} ({task.problem_type})"
         raise ConfigError(f"{_OP}: {problem}; each row must have one class.")
-    classes = [int(label) for label in rows.labels]
+    classes = [int(label) for label in task.split(split).labels]
     if len(set(classes)) < 2:
         which = ", ".join(f"'{task.labels[number]}'" for number in set(classes)) or "none"
         raise DataError(f"{_OP}: the rows of task '{name}' ({split}) are of one class only ({which}); 2 are needed.")
