@@ -137,9 +137,13 @@ def _with_edges(span: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _spelled(text: str) -> object:
-    """Return the list or object that a text spells in JSON or Python; raise SpanError if it spells neither."""
+    """Return the list or object that a text spells in JSON or Python; raise SpanError if it spells neither.
+
+    Objects with commas between them are a list.
+    """
     try:
-        return plain(spelled_list(text) if text[0] == "[" else cast("list[object]", spelled_list(f"[{text}]"))[0])
+        values = cast("list[object]", plain(spelled_list(text if text[0] == "[" else f"[{text}]")))
+        return values[0] if text[0] == "{" and len(values) == 1 else values
     except ValueError as error:
         why = f"in which {error.__cause__}" if isinstance(error.__cause__, RepeatedKeyError) else "which is not JSON"
         raise SpanError(shown(text), f", {why}; a text with spans is a list of them in JSON.") from None

@@ -98,6 +98,7 @@ FORMS = {
     },
     "JSON": json.dumps(spans("start", "end", "label")),
     "Python": str([(*LIMA, "LOC"), (*ANA, "PER")]),
+    "objects with commas": json.dumps(spans("start", "end", "label"))[1:-1],
     "an object in Python": str({"entities": [(*LIMA, "LOC"), (*ANA, "PER")]}),
     "long JSON": json.dumps(spans("start", "end", "label", note=["x" * 70_000, ""])),
     "twice": [[*LIMA, "LOC"], [*ANA, "PER"], [*LIMA, "LOC"]],
