@@ -63,8 +63,8 @@ def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if any(name in reader.monitors for reader in readers.values()):
         drop_monitor(readers, name)
-    info = readers[monitor.reader].info
-    info[MONITORS] = {**info.get(MONITORS, {}), name: monitor.to_dict()}
+    reader = readers[monitor.reader]
+    reader.info[MONITORS] = {**reader.monitors, name: monitor.to_dict()}
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
@@ -72,8 +72,9 @@ def drop_monitor(readers: Readers, name: str) -> None:
     stored = [monitor for reader in readers.values() for monitor in reader.monitors]
     check_known("bank.drop_monitor", [name], stored, "monitor")
     for reader in readers.values():
-        rest = {other: fields for other, fields in reader.info.pop(MONITORS, {}).items() if other != name}
-        reader.info |= {MONITORS: rest} if rest else {}
+        if name in reader.monitors:
+            rest = {other: fields for other, fields in reader.info.pop(MONITORS).items() if other != name}
+            reader.info |= {MONITORS: rest} if rest else {}
 
 
 # Checks

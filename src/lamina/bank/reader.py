@@ -300,7 +300,8 @@ class ReaderModule(nn.Module):
     @property
     def monitors(self) -> Info:
         """The monitors that are stored with this reader: monitor name -> the dict that `Monitor.to_dict` returns."""
-        return self.info.get(MONITORS, {})
+        monitors = self.info.get(MONITORS)
+        return monitors if isinstance(monitors, dict) else {}  # what was saved may be damaged
 
     def rename_in_monitors(self, name: str, to: str) -> None:
         """Replace the reader name `name` by `to` in the monitors that are stored with this reader."""

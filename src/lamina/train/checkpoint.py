@@ -12,6 +12,7 @@ import json
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import xxhash
@@ -23,11 +24,10 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.utils import barrier, derive_seed, no_pipe, rank, world_size
+from lamina.utils import barrier, derive_seed, is_file, no_pipe, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -101,11 +101,15 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """Return digests of a split by name: "texts", "labels" and "words" (their places, even if it has none).
+    """Return digests of a split by name: "texts", "labels", "words" (their places, even if it has none) and "files".
 
-    Equal digests mean equal examples, except that files on disk count by their paths, not their contents.
+    Equal digests mean equal examples, except that files on disk count by their paths and sizes, not their contents or
+    dates, which differ in copies. Splits without files have no digest of that name.
     """
-    return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
+    digests = {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
+    paths = () if split.written else dict.fromkeys(getattr(text, "path", None) for text in split.texts)
+    sizes = [Path(path).stat().st_size for path in paths if path is not None and is_file(path)]
+    return {**digests, "files": _digest(sizes)} if sizes else digests
 
 
 def _digest(values: Iterable[object]) -> str:

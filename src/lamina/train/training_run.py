@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -365,10 +365,10 @@ def _record_training(engine: Engine) -> None:
             }
     if isinstance(engine.runner, BankRunner):
         bank = engine.runner.bank
-        monitors = [pair for reader in bank.select(None, "fit").values() for pair in reader.monitors.items()]
-        # a cascade is stored with its second reader
-        for name in {name for name, kept in monitors if kept.get("first", {}).get("reader") in engine.plan.tasks}:
-            bank.drop_monitor(name)
+        with suppress(ConfigError):  # if a monitor cannot be read, none can be used
+            for name, monitor in bank.monitors.items():  # a cascade is stored with its second reader
+                if not engine.plan.tasks.keys().isdisjoint(monitor.readers):
+                    bank.drop_monitor(name)
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:

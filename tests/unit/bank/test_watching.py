@@ -428,8 +428,12 @@ def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
 def test_saved_monitors_that_cannot_be_understood_are_named(saved: Any):
     bank = bank_of()
     bank["cheap"].info = {"monitors": saved}
+    bank.keep_monitor(FLAG)
     with pytest.raises(ConfigError, match="the monitors that are saved with reader 'cheap' cannot be read"):
         _ = bank.monitors
+    bank.drop_monitor("flag")
+    assert bank["cheap"].info == {"monitors": saved}
+    assert not bank["flag"].monitors
 
 
 def test_a_monitor_follows_a_reader_that_is_renamed():

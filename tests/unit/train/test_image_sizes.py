@@ -24,6 +24,7 @@ from lamina.store import load, save
 from lamina.tasks.image_classification import target_of
 from lamina.tasks.task import Task
 from lamina.train import finetune
+from lamina.train.checkpoint import data_digests
 
 SIZE, BUILT_FOR = 16, 8
 
@@ -189,3 +190,13 @@ def test_a_recipe_with_a_size_for_texts_is_refused():
         parse_recipe(given)
     with pytest.raises(ConfigError, match="image_size is 0; it must be at least 1"):
         parse_recipe(recipe(image_size=0))
+
+
+def test_a_run_that_goes_on_tells_images_that_were_replaced_from_copies(task: Task, folder: Path):
+    before, (path, *_) = data_digests(task.split("train")), sorted(folder.rglob("*.png"))
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    assert data_digests(task.split("train")) == before
+    path.write_bytes(content + b"0")
+    assert {name for name, mark in data_digests(task.split("train")).items() if mark != before[name]} == {"files"}
