@@ -7,7 +7,7 @@ import json
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -38,11 +38,13 @@ class Cell:
             its table. For Ray it must be picklable, and should load its model itself: a `functools.partial` of a
             module's function over plain data.
         name: Name of the cell's file, without an extension. "": a hash of the key.
+        settings: What this cell's result alone depends on, such as a digest of its data; in studies.
     """
 
     key: Mapping[str, Value]
     work: Callable[[], object]
     name: str = ""
+    settings: JSONObject = field(default_factory=dict)
 
     @property
     def file(self) -> str:

@@ -282,8 +282,10 @@ def run_cells(
     keyed_cells = [replace(cell, work=partial(_run_cell, cell)) for cell in cells]
     if resume and output is None:
         raise ConfigError("study: resume is True, but there is no output to resume from. Pass the output folder.")
-    run = {"settings": {"": {"versions": library_versions(), **(settings or {})}}}
-    shelf = None if output is None else Shelf(output / CELLS, lambda _: run, op="study", what="study")
+    common = {"versions": library_versions(), **(settings or {})}
+    shelf = None
+    if output is not None:
+        shelf = Shelf(output / CELLS, lambda cell: {"settings": {"": common | cell.settings}}, op="study", what="study")
     with nullcontext() if output is None else claimed(output):
         done = shelf.read(keyed_cells) if resume and shelf else {}
         on_end = shelf.write if shelf else lambda _cell, _state: None

@@ -245,6 +245,17 @@ def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path
         run(model, folder, output=tmp_path, **quick, resume=True, scored=30)
 
 
+@pytest.mark.parametrize("changed", ["cleaned_data/1_mood", "OOD data/1_mood_OOD"])
+def test_cells_of_other_data_are_not_gone_on_with(model, changed: str, tmp_path: Path):
+    place = probing_sets(tmp_path / "data")
+    quick = {"output": tmp_path / "out", "methods": ["majority"], "setting": "shift"}
+    run(model, place, **quick)
+    run(model, copytree(place, tmp_path / "moved"), resume=True, **quick)
+    write(place / f"{changed}.csv.zst", rows(180, 5))
+    with pytest.raises(ConfigError, match=r"belongs to a study with data \w+, here \w+; resuming needs the same"):
+        run(model, place, resume=True, **quick)
+
+
 def test_few_rows_make_a_point_each(model, folder: Path):
     methods = ("majority", "knn")
     study = run(model, folder, setting="scarce", points=[16, 32], sets=["1_mood"], seeds=[0], methods=methods)
@@ -269,7 +280,10 @@ def test_rare_classes_and_shifted_texts_run(model, folder: Path, tmp_path: Path)
     ].drop_duplicates().to_numpy().tolist() == [["1_mood", 20]]
 
 
-def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch):
+def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch, tmp_path: Path):
+    write(tmp_path / "probing_datasets_MASTER.csv.zst", "Data type,Dataset save name\nMulticlass,1_a\n")
+    with pytest.raises(DataError, match="has no binary set for the setting 'normal'"):
+        run(model, tmp_path)
     with pytest.raises(UnknownNameError, match="bench: unknown set '9_none'"):
         run(model, folder, sets=["9_none"])
     with pytest.raises(UnknownNameError, match=r"unknown method 'defualt'.*Did you mean .default."):

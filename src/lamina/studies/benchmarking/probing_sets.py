@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, final, get_args
@@ -248,18 +249,23 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
     return train_rows, rng.permutation(np.concatenate([test_positives, test_negatives]))
 
 
-def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
+def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> dict[str, str]:
+    """Return name -> digest of the files, for the data sets that `names` lists by full names or numbers (None: all).
 
-    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; and the errors of
-    `set_names`.
+    Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; DataError if the
+    setting has no set; and the errors of `set_names`.
     """
     known = set_names(folder, setting)
-    if names is None:
-        return known
+    if not known:
+        raise DataError(f"{_OP}: {folder} has no binary set for the setting '{setting}'; {_MASTER} lists the sets.")
     numbers = {name.partition("_")[0]: name for name in known}
-    listed = [numbers.get(name, name) for name in names]
+    listed = known if names is None else [numbers.get(name, name) for name in names]
     check_known(_OP, listed, known, "set")
     if not listed or len(set(listed)) < len(listed):
-        raise ConfigError(f"{_OP}: sets are {list(names)}; at least one is needed, none twice.")
-    return tuple(listed)
+        raise ConfigError(f"{_OP}: sets are {list(listed)}; at least one is needed, none twice.")
+    digests: dict[str, str] = {}
+    for name in listed:
+        paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
+        used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
+        digests[name] = sha256(b"".join(used)).hexdigest()[:16]
+    return digests
