@@ -25,7 +25,9 @@ import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Self
+from typing import Self, TypeAlias
+
+ErrorTypes: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
 
 
 class LaminaError(Exception):
@@ -273,7 +275,7 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 
 
 @contextmanager
-def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
+def convert_errors(to_error: Callable[[str], LaminaError], kind: ErrorTypes = Exception) -> Generator[None]:
     """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
     `reason` is the first line of the original message. A LaminaError passes through unchanged. Use it around code that

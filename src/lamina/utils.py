@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from packaging.requirements import Requirement
 
-from lamina.errors import ConfigError, StoreError, convert_errors
+from lamina.errors import ConfigError, ErrorTypes, StoreError, convert_errors
 
 # What a JSON file can hold; an object of such a file: key -> JSON; and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
@@ -277,6 +277,28 @@ def similar_file(path: str | Path, *, folder: bool = False) -> str:
 
 
 @contextmanager
+def write_errors(
+    what: str,
+    left: str = "",
+    hint: str = "Check the rights and the space there.",
+    *,
+    kind: type[Exception] = Exception,
+    of_disk: ErrorTypes = OSError,
+) -> Iterator[None]:
+    """Convert errors of type `kind`, except Lamina's own, in the `with` block, which writes a file, to a StoreError.
+
+    Only those of the types `of_disk` are told as faults of the disk, with `hint`. `what` is the operation and the
+    place, and `left` says what is there after an error.
+    """
+    left = f"; {left}." if left else "."
+    with (
+        convert_errors(lambda reason: StoreError(f"{what} was not written ({reason}){left}"), kind),
+        convert_errors(lambda reason: StoreError(f"{what} cannot be written ({reason}){left} {hint}".strip()), of_disk),
+    ):
+        yield
+
+
+@contextmanager
 def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; at the end, rename the file written there to `path`.
 
@@ -292,8 +314,7 @@ def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path
     Raises:
         StoreError: If the file cannot be written.
     """
-    hint = "Check the rights and the space there."
-    with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}"), kind):
+    with write_errors(f"save: {path}", kind=kind):
         no_pipe(path).parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")  # `remove_leftovers` knows this form
         try:

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -26,13 +26,13 @@ from lamina.bank import ReaderBank
 from lamina.data.arrow import chunks
 from lamina.data.batches import Budget
 from lamina.data.read import existing, read_chunks
-from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError, convert_errors
+from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
 from lamina.tasks.lazy_file import beside, name_of
 from lamina.train.options import PassOptions
-from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_text
+from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_errors, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -343,13 +343,10 @@ class Partial:
                 "Start again with resume=False (--no-resume)."
             )
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Convert any error but Lamina's own in the `with` block to a StoreError, which says how many rows are kept."""
-        left = f"; {self.rows} rows are kept there. Free space and run again to continue." if self.rows else "."
-        where = f"predict: {self.lines.parent} cannot be written"
-        with convert_errors(lambda reason: StoreError(f"{where} ({reason}){left}")):
-            yield
+        left, hint = f"{self.rows} rows are kept there", "Free space and run again to continue."
+        return write_errors(f"predict: {self.lines.parent}", *((left, hint) if self.rows else ("", "")))
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
         """Append `rows`, the output of the next `read` source rows, and update the note; StoreError if that fails."""

@@ -5,13 +5,25 @@ from __future__ import annotations
 import re
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import PydanticCustomError
 
 from lamina.errors import ConfigError
 from lamina.prediction.backends import Backend
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
 _ORIGIN = re.compile(r"\*|null|file://|[a-z][-+.a-z0-9]*://(?:(?![/?#*A-Z])[!-~])+")
+_NO_ORIGIN = "no_origin"
+
+
+def _checked_origin(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin):
+        rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
+        raise PydanticCustomError(_NO_ORIGIN, f"{rule}; it has no path and no pattern")
+    return origin
+
+
+_Origin = Annotated[str, AfterValidator(_checked_origin)]
 Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 
 
@@ -59,7 +71,7 @@ class Settings(BaseModel):
     shutdown_timeout: float = Field(30.0, gt=0)
     api_key: str | None = Field(None, min_length=1, repr=False)
     admin_key: str | None = Field(None, min_length=1, repr=False)
-    cors_allow_origin: tuple[str, ...] = ()
+    cors_allow_origin: tuple[_Origin, ...] = ()
     title: str | None = Field(None, min_length=1)
     examples: tuple[Example, ...] | None = None
 
@@ -67,12 +79,8 @@ class Settings(BaseModel):
     def of(cls, **values: object) -> Settings:
         """Return settings with `values` in place of defaults; raise ConfigError if one is unknown or not allowed."""
         try:
-            settings = cls.model_validate(values)
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
+            name = ".".join(str(part) for part in first["loc"] if isinstance(part, str) or first["type"] != _NO_ORIGIN)
             raise ConfigError(f"serve: {name} is {first['input']!r}; {first['msg'].lower()}.") from None
-        for origin in (origin for origin in settings.cors_allow_origin if not _ORIGIN.fullmatch(origin)):
-            rule = "an origin is a scheme and a host in lower case, such as https://example.org, or *"
-            raise ConfigError(f"serve: cors_allow_origin is {origin!r}; {rule}. It has no path and no pattern.")
-        return settings

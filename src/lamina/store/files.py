@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 from rich.filesize import decimal
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import NotFiniteError, StoreError, convert_errors
 from lamina.layers.nan_checks import first_non_finite
-from lamina.utils import MAX_BYTES, RepeatedKeyError, fsync, is_file, parse_json, read_bytes, write_text
+from lamina.utils import MAX_BYTES, RepeatedKeyError, fsync, is_file, parse_json, read_bytes, write_errors, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -237,8 +238,7 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
     """Return a context manager that turns any error but Lamina's own, such as of a full disk, into StoreError."""
-    what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
-    return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
+    return write_errors(f"save: {folder}", "nothing in it was changed", of_disk=(OSError, SafetensorError))
 
 
 def _undo_plan(folder: Path) -> None:

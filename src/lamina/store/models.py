@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
+from zipfile import is_zipfile
 
 import huggingface_hub
 import torch
@@ -288,16 +289,19 @@ def _check_types(path: Path) -> None:
     types: dict[str, str] = {}
     with suppress(Exception):  # loading the file says what is wrong with it
         if path.suffix == ".bin":
-            content: object = torch.load(path, "meta", weights_only=True, mmap=True)
+            # only a zip file can be mapped; torch wrote others before 1.6
+            content: object = torch.load(path, "meta", weights_only=True, mmap=is_zipfile(path))
             entries = cast("dict[str, object]", content) if isinstance(content, dict) else {"": content}
             types = {key: str(getattr(entry, "dtype", type(entry).__name__)) for key, entry in entries.items()}
         else:
             with cast("Any", safe_open(path, "pt")) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
+    nested = next((key for key, kind in types.items() if kind in ("dict", "OrderedDict")), None)
+    if nested is not None:  # a step or a scale may be a tensor beside them
+        hint = f"Save them alone: torch.save(torch.load('{path.name}')['{nested}'], '{path.name}')"
+        raise StoreError(f"load: {path} has its weights inside '{nested}'; they must be at the top level. {hint}.")
     if types and path.suffix == ".bin" and not any(kind.startswith("torch.") for kind in types.values()):
-        key, kind = max(types.items(), key=lambda item: item[1] in ("dict", "OrderedDict"))
-        inside = f"has its weights inside '{key}'; they must be at the top level"
-        raise damaged(path, inside if "dict" in kind.lower() else f"holds a {kind}, and no weights by name")
+        raise damaged(path, f"holds a {next(iter(types.values()))}, and no weights by name")
     for key, kind in types.items():
         if key.endswith("weight") and re.match(r"(torch\.)?(u?int|bool|I|U|BO)", kind):
             what = f"has integers as '{key}', and config.json has no quantization_config that scales them"

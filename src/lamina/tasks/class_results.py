@@ -286,8 +286,9 @@ class Comparison(TypedDict):
         always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
         baseline: Metric -> score of the constant prediction.
         interval: Metric -> ends of the 95 % interval of the reader's own score: a percentile bootstrap over rows.
-        verdict: None if the reader is better by the first metric that was asked for: the 95 % interval of the
-            difference on the same rows lies above 0. Otherwise a phrase that says that it is not.
+        verdict: None if the reader is better by the first metric in `interval`: the 95 % interval of the difference on
+            the same rows lies above 0. Otherwise a phrase that says that it is not. It names the metric if that is not
+            the task's first, or says that no metric could be compared.
     """
 
     rows: int
@@ -301,8 +302,7 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
     """Return how predictions compare with the best constant prediction, by a bootstrap over rows.
 
     Args:
-        metrics: The metrics, at least one. The first decides the verdict, which is against the reader if `score` does
-            not return it.
+        metrics: The metrics, at least one. The first of them that `score` returns decides the verdict.
         rows: Number of rows, at least 1.
         always: The constant prediction, as text.
         score: Called with row indices `[rows]`, which may repeat, and a flag. Returns metric -> score on these rows: of
@@ -312,20 +312,23 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
         Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
     """
     rng, values, gains = np.random.default_rng(0), dict[str, list[float]](), list[float]()
-    sign = -1 if metrics[0] in LOWER else 1
+    baseline = dict(score(torch.arange(rows), True))
+    decisive = next((metric for metric in metrics if metric in baseline), None)
+    sign = -1 if decisive in LOWER else 1
     for _ in range(max(_FEWEST, min(REPEATS, _MOST_ROWS // rows))):
         drawn = torch.from_numpy(rng.integers(rows, size=rows))
         own, other = score(drawn, False), score(drawn, True)
         for metric, value in own.items():
             values.setdefault(metric, []).append(value)
-        gains.append(sign * (own.get(metrics[0], 0.0) - other.get(metrics[0], 0.0)))
+        gains.append(sign * (own[decisive] - other[decisive]) if decisive else 0.0)
     better = float(np.percentile(gains, _ENDS[0])) > 0
+    by = f"better by {decisive} than" if decisive != metrics[0] else "better than"
     return {
         "rows": rows,
         "always": always,
-        "baseline": dict(score(torch.arange(rows), True)),
+        "baseline": baseline,
         "interval": {metric: _interval(drawn) for metric, drawn in values.items()},
-        "verdict": None if better else f"not better than always answering '{always}'",
+        "verdict": None if better else f"not {by if decisive else 'compared with'} always answering '{always}'",
     }
 
 
@@ -338,16 +341,15 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
     """Compare the scores of predicted tags with those of the most frequent tag for every word.
 
     `guesses` and `truths` hold, for each text, the ids of every word's predicted and true tag; `labels` are the names
-    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared; `metrics` must have one of them.
+    of the tags. The bootstrap draws texts. Only "span_f1" and "accuracy" are compared.
     """
-    metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
     always, constant = most_frequent_tag(truths, labels)
     own, other = (_tag_counts(rows, truths, labels, spans="span_f1" in metrics) for rows in (guesses, constant))
 
     def score(rows: Tensor, is_constant: bool) -> Mapping[str, float]:
         right, guessed, true, right_words, words = (other if is_constant else own)[rows].sum(0).tolist()
         scores = {"span_f1": 2 * right / max(1.0, guessed + true), "accuracy": right_words / max(1.0, words)}
-        return {name: scores[name] for name in metrics}
+        return {name: scores[name] for name in metrics if name in scores}
 
     return compare(metrics, len(truths), always, score)
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 from tests.support.serving import moderating
 from tests.support.stored import tiny_bank, tiny_model, tiny_tokenizer
 
@@ -455,6 +457,14 @@ def test_requests_need_the_key():
 
 def test_responses_have_security_headers(client: TestClient):
     assert client.get("/info").headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("origin", ["https://a.example/", "a.example", "https://*.a.example"])
+def test_origins_are_checked_however_settings_are_made(origin: str):
+    with pytest.raises(ValidationError, match="an origin is a scheme and a host in lower case"):
+        Settings(cors_allow_origin=("*", origin))
+    with pytest.raises(ConfigError, match=f"cors_allow_origin is {re.escape(repr(origin))}; an origin is a scheme"):
+        Settings.of(cors_allow_origin=("*", origin))
 
 
 def test_cors_allows_the_given_origins_only():

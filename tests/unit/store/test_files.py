@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from lamina.errors import StoreError
 from lamina.store.files import (
@@ -24,7 +25,7 @@ from lamina.store.files import (
 NAMES = ("mark.json", "parts/one", "page.md")
 
 
-def save(folder: Path, text: str, part: str = "one", error: type[BaseException] | None = None) -> None:
+def save(folder: Path, text: str, part: str = "one", error: BaseException | None = None) -> None:
     with staged(folder, NAMES, ["parts/stale"]) as stage:
         (stage / "parts").mkdir()
         if error is not None:
@@ -63,6 +64,17 @@ class TestStaged:
                 save(tmp_path / name, "new", error=error)
         assert set(files(tmp_path).values()) == {"old"}
         assert not (tmp_path / "other").exists()
+
+    def test_an_error_that_is_not_of_the_disk_is_not_told_as_one(self, tmp_path: Path):
+        save(tmp_path, "old")
+        for error in (ValueError("no such shape"), RuntimeError("no such shape")):
+            with pytest.raises(StoreError, match=r"was not written \(no such shape\); nothing in it was changed\.$"):
+                save(tmp_path, "new", error=error)
+        for error in (SafetensorError("I/O error: full"), PermissionError(13, "full")):
+            with pytest.raises(
+                StoreError, match=r"cannot be written \(.*full\); .*changed\. Check the rights and the sp"
+            ):
+                save(tmp_path, "new", error=error)
 
     def test_a_failure_while_swapping_puts_the_old_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         save(tmp_path, "old")

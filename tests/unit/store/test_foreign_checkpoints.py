@@ -143,16 +143,21 @@ def test_floats_of_8_bits_without_scales_are_named(file: str, tmp_path: Path, ca
     ("wrap", "message"),
     [
         (lambda weights: {"epoch": 3, "state_dict": weights}, "has its weights inside 'state_dict'; they must be at"),
+        (
+            lambda weights: {"step": torch.tensor(3), "state_dict": weights},
+            r"Save them alone: torch\.save\(torch\.load\('pytorch_model\.bin'\)\['state_dict'\],",
+        ),
         (lambda weights: {"model": {"net": weights}}, "has its weights inside 'model'; they must be at the top"),
         (lambda weights: [*weights.values()], "holds a list, and no weights by name"),
         (lambda weights: {}, "hold no block of a BertModel, such as 'encoder"),
     ],
 )
+@pytest.mark.parametrize("as_zip", [True, False])
 def test_weights_that_are_not_at_the_top_of_their_file_are_refused(
-    wrap: Callable[[dict[str, torch.Tensor]], object], message: str, tmp_path: Path
+    wrap: Callable[[dict[str, torch.Tensor]], object], message: str, as_zip: bool, tmp_path: Path
 ):
     weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
-    torch.save(wrap(torch.load(weights)), weights)
+    torch.save(wrap(torch.load(weights)), weights, _use_new_zipfile_serialization=as_zip)
     with pytest.raises(StoreError, match=message):
         load(weights.parent)
 
