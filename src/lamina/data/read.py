@@ -165,16 +165,17 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     """Return the DataError for an invalid row of a CSV file.
 
     `used` has the lines of the row as pairs (line number, text), or (line number, DataError) for a line that is too
-    long or not UTF-8. `error` is the exception that reading the row raised. If `used` is empty, no further line of the
-    file could be read, and `error` itself is raised.
+    long or not UTF-8. `error` is the exception that reading the row raised. If it is a DataError that is not in `used`,
+    no further line of the file could be read, and `error` itself is raised.
     """
-    if not used:
+    if isinstance(error, DataError) and (not used or error is not used[-1][1]):
         raise error
     if isinstance(error, DataError) and len(used) == 1:
         return error
     if "new-line" in str(error):
         return bad_row(path, used[0][0], "has a carriage return outside quotes; cells with line ends are quoted")
-    why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
+    is_line = isinstance(error, DataError)
+    why = f"a quote is open, and row {error.row} is too long or not UTF-8" if is_line else error
     return bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
 
@@ -475,17 +476,18 @@ def _select_columns(
 
 
 def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
-    """Return a record's cell in column `name`, which may be "outer.inner"; None if the cell is missing.
+    """Return a record's cell in column `name`; None if the cell is missing.
 
-    Raises DataError if the file has no such column. In JSON Lines, where rows may have different columns, a missing
-    column is a missing cell.
+    If there is no such column, the cell of "outer.inner" is the value under "inner" of the object in column "outer".
+    Raises DataError if the file has neither. In JSON Lines, where rows may differ, this too is a missing cell.
     """
     outer, dot, inner = name.partition(".")
     if name in record:
         return record[name]
-    if dot and outer in record:
-        return record[outer].get(inner) if isinstance(record[outer], Mapping) else None
-    if file_format == "jsonl":
+    cell = record.get(outer, "") if dot else ""
+    if isinstance(cell, Mapping):
+        return cell.get(inner)
+    if cell is None or file_format == "jsonl":
         return None
     raise missing_column(path, name, record)
 

@@ -49,9 +49,11 @@ class PassLock:
         with self._changed:
             held = self._running.pop(me, 0)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._exclusive)
-            self._running[me] = held
-            self._running += Counter()
+            try:
+                self._changed.wait_for(lambda: not self._exclusive)
+            finally:  # Ctrl-C may interrupt the wait
+                self._running[me] = held
+                self._running += Counter()
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
@@ -64,9 +66,10 @@ class PassLock:
             held = self._running.pop(me, 0)  # this thread's own shared hold must not make it wait
             self._exclusive += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._running)
-            self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._running)  # Ctrl-C may interrupt it
+                self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
             yield
         finally:
             with self._changed:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import regex
+from pydantic import BaseModel, TypeAdapter
 
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
@@ -18,6 +20,7 @@ from lamina.utils import is_dir, no_pipe, parse_json, write_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lamina.recipes.paper_tables import SummaryRow
     from lamina.recipes.report_file import Cell, Curves, PivotTable, Report
     from lamina.report.charts import Rows
 
@@ -29,7 +32,8 @@ _SPECIAL = {
     "±": r"$\pm$",
 }
 _SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-_MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
+# signs with a meaning anywhere; "&" before an entity such as "&lt;"; and those that make a line a list item or a rule
+_MARKDOWN = regex.compile(r"(?m)([\\|*_<>\[\]`~#]|&(?=#?\w+;)|^[-+=](?=[-=\s]|$)|(?<=^\d+)[.)](?=\s))")
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
@@ -234,13 +238,42 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
     """
     from pyarrow import parquet
 
-    rows, table = folder / "importances.parquet", folder / "table.json"
-    if not (rows.exists() and table.exists()):
+    if not ((rows := folder / "importances.parquet").exists() and (table := read_table(folder))):
         return [], []
     with convert_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
-        importances = parquet.read_table(no_pipe(rows)).to_pylist()
-    with convert_errors(lambda reason: damaged(table, f"cannot be read ({reason})")):
-        return importances, parse_json(no_pipe(table).read_text(encoding="utf-8"))
+        return parquet.read_table(no_pipe(rows)).to_pylist(), table
+
+
+def read_table(folder: Path) -> list[SummaryRow]:
+    """Return the rows of a run's `table.json`; [] if there is none.
+
+    Raises StoreError if the file is damaged, or a row lacks what a report shows.
+    """
+    if not (path := folder / "table.json").exists():
+        return []
+    with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
+        rows = parse_json(no_pipe(path).read_text(encoding="utf-8"))
+        _ROWS.validate_python(rows)
+    return rows
+
+
+class _Run(BaseModel):
+    reader: str
+    score: float
+
+
+class _Row(BaseModel):
+    task: str
+    method: str
+    settings: dict[str, object]
+    metric: str
+    mean: float
+    spread: float
+    interval: float | None
+    runs: list[_Run]
+
+
+_ROWS = TypeAdapter(list[_Row])
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:

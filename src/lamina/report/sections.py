@@ -13,7 +13,17 @@ from lamina.recipes.paper_tables import plus_minus, word_of
 from lamina.recipes.report_file import read_report_file
 from lamina.report.charts import DOT, INTERVAL_SEEDS, Drawing, Mark, drawn_ends, single_runs
 from lamina.report.importance_charts import curves_drawing, importance_drawings, runs_remark, times
-from lamina.report.run_report import PAPER, chosen, escaped, grid, heads, markdown_text, read_importances, remarks
+from lamina.report.run_report import (
+    PAPER,
+    chosen,
+    escaped,
+    grid,
+    heads,
+    markdown_text,
+    read_importances,
+    read_table,
+    remarks,
+)
 from lamina.store.files import damaged, read_json
 from lamina.train.results import sort_key, summarise
 from lamina.utils import no_pipe, parse_json, pluralize
@@ -164,16 +174,13 @@ def _cell_text(cell: Cell) -> str:
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else " ".join(str(cell).split())
 
 
-TABLE = "table.json"
-
-
 def run_section(folder: Path, label: str) -> Section:
     """Return the section of the page about the training run in a folder; `label` is its name on the page.
 
     Raises StoreError if the folder has no `report.json`, or one of its files is damaged. Figures without points and
     tables without cells get no chart.
     """
-    report, table = read_report_file(folder), _table(folder)
+    report, table = read_report_file(folder), read_table(folder)
     drawings: dict[str, Drawing] = {}
     for number, curves in enumerate(report.figures, start=1):
         if curves.points:
@@ -190,14 +197,6 @@ def run_section(folder: Path, label: str) -> Section:
     conclusions = [*_conclusions(table), *map(rates_text, report.monitors)]
     tables += [_monitors_table(report.monitors)] if report.monitors else []
     return Section(label, "training run", conclusions, drawings, tables, settings, seeds, model=model, tasks=tasks)
-
-
-def _table(folder: Path) -> list[SummaryRow]:
-    """Return the rows of a run's `table.json`; [] if there is none. Raises StoreError if the file is damaged."""
-    if not (path := folder / TABLE).exists():
-        return []
-    with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
-        return parse_json(no_pipe(path).read_text(encoding="utf-8"))
 
 
 def _settings(folder: Path) -> dict[str, JSON]:

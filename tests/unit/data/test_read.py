@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import cProfile
 import csv
+import io
 import json
 import pstats
 import tracemalloc
@@ -65,6 +66,30 @@ def test_csv_with_an_open_quote(tmp_path: Path):
     with pytest.raises(DataError, match=r"a\.csv row 3 is not CSV") as info:
         read_table(put(tmp_path, "a.csv", 'text,label\nfine,x\n"open,y\n'))
     assert info.value.row == 3
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"x" * 50])
+def test_csv_with_an_open_quote_before_a_line_that_cannot_be_read(
+    tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lamina.data.read.MAX_BYTES", 40)
+    path = put(tmp_path, "a.csv", b'text,label\n"open,y\n' + line + b"\nfine,x\n")
+    with pytest.raises(DataError, match=r"row 2 is not CSV \(a quote is open, and row 3 is too long or not UTF-8\)"):
+        read_table(path)
+
+
+def test_csv_with_an_open_quote_where_the_disk_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            if line := super().readline(size):
+                return line
+            raise OSError(5, "Input/output error")
+
+    content = b'text,label\nfine,x\n"open,y\n'
+    path = put(tmp_path, "a.csv", content)
+    monkeypatch.setattr(type(path), "open", lambda *_, **__: Failing(content))
+    with pytest.raises(DataError, match=r"a\.csv cannot be read \(Input/output error\)"):
+        list(read_chunks(path, on_bad_row=lambda _: None))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt"])
@@ -378,7 +403,7 @@ def test_only_the_columns_asked_for_are_handed_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "txt"])
-@pytest.mark.parametrize("column", ["sentence", "sentence.en"])
+@pytest.mark.parametrize("column", ["sentence", "sentence.en", "text.en"])
 def test_a_column_that_a_file_lacks_is_no_matter_of_a_row(tmp_path: Path, ending: str, column: str):
     with pytest.raises(DataError, match=rf"no column '{column}'; its columns are: text") as info:
         list(read_chunks(written(tmp_path, ending), columns=[column], on_bad_row=lambda _: None))

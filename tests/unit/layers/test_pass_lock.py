@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 from threading import Barrier, Event, Thread
 
+import pytest
 from torch import nn
 
 from lamina.layers.pass_lock import PassLock, exclusive, pass_lock
@@ -65,6 +67,48 @@ def test_a_thread_gives_way_between_its_passes():
         lock.give_way()
         assert looked.is_set() or looked.wait(LONG)
     looking.join(LONG)
+
+
+def interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_an_interrupted_wait_leaves_the_lock_as_it_was(gives_way: bool):
+    lock, running, go, passed, looked = PassLock(), Event(), Event(), Event(), Event()
+
+    def run() -> None:
+        with lock.exclusive() if gives_way else lock.shared():
+            running.set()
+            go.wait(LONG)
+
+    def look() -> None:
+        with lock.exclusive():
+            looked.set()
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with lock.shared():
+            other = started(run)
+            assert running.wait(SOON) is not gives_way
+            signal.setitimer(signal.ITIMER_REAL, SOON)
+            with pytest.raises(KeyboardInterrupt):
+                lock.give_way() if gives_way else lock.exclusive().__enter__()
+            looking = started(look)
+            go.set()
+            other.join(LONG)
+            assert not looked.wait(SOON)  # this thread still holds the lock
+        looking.join(LONG)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    def pass_by() -> None:
+        with lock.shared():
+            passed.set()
+
+    started(pass_by).join(LONG)
+    assert looked.is_set()
+    assert passed.is_set()
 
 
 def test_two_threads_may_look_between_passes_of_their_own():

@@ -101,9 +101,16 @@ def test_bars_end_where_the_metric_does_and_the_table_keeps_its_number(tmp_path:
     assert found.tables[0].rows == [["one", "90.0 ± 20.0"]]
 
 
-def test_damage(tmp_path: Path):
+@pytest.mark.parametrize("text", ["[{", "[1]", "{}", "3", '[{"task": "film"}]'])
+def test_damage(tmp_path: Path, text: str):
     folder = written(tmp_path / "run")
-    (folder / "table.json").write_text("[{")
+    (folder / "table.json").write_text(text)
+    with pytest.raises(StoreError, match=r"table\.json cannot be read"):
+        run_section(folder, "run")
+
+
+def test_damaged_runs_in_a_row(tmp_path: Path):
+    folder = written(tmp_path / "run", row("a", [0.7]) | {"runs": [{"seed": 1}]})
     with pytest.raises(StoreError, match=r"table\.json cannot be read"):
         run_section(folder, "run")
 

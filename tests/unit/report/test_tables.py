@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lamina.recipes.report_file import Cell, Curves, PivotTable
-from lamina.report.run_report import _image, chosen, escaped, grid, heads, latex, markdown, remarks
+from lamina.report.run_report import _image, chosen, escaped, grid, heads, latex, markdown, markdown_text, remarks
 
 
 def cell(row: str, column: str, mean: float, interval: float | None = None, runs: int = 1, **settings: Any) -> Cell:
@@ -73,6 +73,21 @@ def test_markdown():
     ]
     assert lines[7] == "| T5\\* |  | 51.155 |  |"
     assert lines[-1] == "- new, attention (cola; wnli): layers=1-4"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("R&D &amp; &#38;", r"R&D \&amp; \&\#38;"),
+        ("~~a~~ C#", r"\~\~a\~\~ C\#"),
+        ("- a", r"\- a"),
+        ("a\n---", "a\n\\---"),
+        ("12. a", r"12\. a"),
+        ("-0.12 - 1.5", "-0.12 - 1.5"),
+    ],
+)
+def test_markdown_text_reads_as_it_was_written(text: str, expected: str):
+    assert markdown_text(text) == expected
 
 
 def test_latex_is_booktabs_with_every_sign_escaped():
