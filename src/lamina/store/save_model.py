@@ -120,10 +120,7 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
 
 
 def _named(model: nn.Module, under: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for saved tensors whose name begins with `under`, without a compiled model's prefixes.
-
-    A shared weight is yielded once per name.
-    """
+    """Yield (name, tensor), once per name, for saved tensors below `under`, without a compiled model's prefixes."""
     for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False)):
         for name, tensor in own_state(module).items():
             plain = f"{path}.{name}".lstrip(".").replace("_orig_mod.", "")  # the name in a model that is not compiled
@@ -137,10 +134,7 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return a set of names for each weight that several blocks share; the names differ only in block numbers.
-
-    Only weights whose name begins with `under` are considered.
-    """
+    """Return the names of each weight below `under` that blocks share; the names differ only in block numbers."""
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
         names.setdefault((id(weight), without_numbers(name)), []).append(name)

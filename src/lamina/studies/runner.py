@@ -265,9 +265,7 @@ def run_cells(
         resume: Read the rows of cells that are already finished in `output` instead of running these cells again. Cells
             that failed before are run again. False: all cells are run, and replace their older files.
         progress: Show a bar with the number of finished cells and the remaining time.
-        ray: Run the cells as tasks of Ray: "local" starts a cluster on this machine, "auto" uses the cluster that runs
-            on this machine, and "HOST:PORT" another cluster. A cell whose worker died is tried again. None: run the
-            cells one after the other in this process.
+        ray: Run the cells as tasks of Ray, as in `lamina.cells.run_cells`. None: in this process, one by one.
 
     Returns:
         The table, in the order of the cells, with the columns of the keys first; and the failed cells in the same

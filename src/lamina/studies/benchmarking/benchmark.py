@@ -142,7 +142,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     check_known(_OP, methods, METHODS, "method")
     _check_choices(methods, seeds, scored, max_length)
     folder = find_data(data)
-    digests = chosen_sets(folder, setting, sets)
+    chosen = {name: {"data": digest} for name, digest in chosen_sets(folder, setting, sets).items()}
     used_points = _points(setting, points)
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
@@ -158,12 +158,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         arguments = (source, tokenizer, folder)
         kept = states if len(used_points) > 1 else None
         cells = [
-            Cell(
-                {"set": name, "point": point},
-                partial(cell_rows, *arguments, name, point, settings, kept),
-                settings={"data": digest},
-            )
-            for name, digest in digests.items()
+            Cell({"set": name, "point": point}, partial(cell_rows, *arguments, name, point, settings, kept), "", data)
+            for name, data in chosen.items()
             for point in used_points
         ]
         table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
