@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, get_args
 
 from lamina.data.recorded_states import ENDINGS, RecordedStates, place_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
+from lamina.layers.recorded import StatesPooling
 from lamina.store.files import write_json
 from lamina.store.manifest import STATES, StatesArray, StatesAxis, StatesManifest
-from lamina.utils import atomic_write, check_range, is_dir
+from lamina.utils import atomic_write, check_range, check_types, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from os import PathLike
-
-    from lamina.layers.recorded import StatesPooling
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ FORMS = {
 _POOLED: dict[str, StatesPooling] = {"last_token": "last", "first_token": "first", "mean": "mean"}
 
 
+@check_types("states")
 def describe_states(  # noqa: PLR0913
     folder: str | PathLike[str],
     files: Iterable[str] | None = None,
@@ -105,13 +105,14 @@ def describe_states(  # noqa: PLR0913
         The manifest that was written.
 
     Raises:
-        UnknownNameError: If there is no such form or axis.
-        ConfigError: If no axis is "width", no layer is named, or a number is below 1.
+        UnknownNameError: If there is no such form, axis or pooling.
+        ConfigError: If no axis is "width", no layer is named, a number is below 1, or an option has a wrong type.
         DataError: If the folder or a file is missing, or there is no file of states; or if a file is damaged, does not
             have these axes, or does not show the lengths of its rows.
         StoreError: If the facts contradict each other, or `states.json` or a temporary file cannot be written.
     """
     check_known("states", [form] if form else [], FORMS, "form")
+    check_known("states", [pooling] if pooling is not None else [], get_args(StatesPooling), "pooling")
     known = FORMS[form] if form else StatesForm(tuple(axes or ()), tensor, mask)
     check_known("states", known.axes, get_args(StatesAxis), "axis")
     if "width" not in known.axes:
@@ -163,7 +164,7 @@ def sorted_files(folder: Path) -> list[str]:
     """
     if not is_dir(folder):
         raise DataError(f"states: the folder {folder} does not exist.", path=str(folder))
-    names = [path.name for path in folder.iterdir() if path.suffix in ENDINGS and path.name != "lengths.npy"]
+    names = [path.name for path in folder.iterdir() if path.suffix.lower() in ENDINGS and path.name != "lengths.npy"]
     return sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
     )

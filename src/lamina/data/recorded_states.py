@@ -112,7 +112,7 @@ class RecordedStates:
     def digest(self) -> str:
         """A hash of the manifest and of the files' sizes and dates: equal as long as the files are not changed."""
         arrays = self.manifest.arrays
-        masks = {array.mask for array in arrays if array.mask and array.mask.endswith(".npy")}
+        masks = {array.mask for array in arrays if array.mask and array.mask.lower().endswith(".npy")}
         names = {array.file for array in arrays} | masks | ({self.manifest.lengths} if self.manifest.lengths else set())
         stats = [(self.folder / name).stat() for name in sorted(names)]
         files = [(facts.st_size, facts.st_mtime_ns) for facts in stats]
@@ -248,7 +248,7 @@ class RecordedStates:
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             column = tensor or ""
             file, found = unpacked(path, column, column_shape(path, column) if shape is None else shape)
             self._unpacked.append(file)
@@ -262,7 +262,7 @@ class RecordedStates:
         """
         if array.mask is None:
             return None
-        path, is_file = self.folder / array.mask, array.mask.endswith(".npy")
+        path, is_file = self.folder / array.mask, array.mask.lower().endswith(".npy")
         place = self._place(path, None) if is_file else self._place(self.folder / array.file, array.mask)
         sizes = dict(zip(array.axes, array.shape, strict=True))
         expected = (array.rows, sizes.get("tokens", 0))
@@ -356,9 +356,9 @@ def place_of(path: Path, tensor: str | None) -> Place:
     """
     if not path.is_file():
         raise DataError(f"states: {path} is not there.", path=str(path))
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return Place(path, 0, "<f4", column_shape(path, tensor or ""))
-    return _tensor_place(path, tensor) if path.suffix == ".safetensors" else _npy_place(path)
+    return _tensor_place(path, tensor) if path.suffix.lower() == ".safetensors" else _npy_place(path)
 
 
 def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:

@@ -274,10 +274,11 @@ class FileKind(ClassKind[InputsT]):
         """
         if not isinstance(source, str | Path):
             return super().read(source, spec, header)
-        if Path(source).suffix == ".parquet":
+        ending = Path(source).suffix.lower()
+        if ending == ".parquet":
             rows = parquet_rows(source, self.column(spec), self.file.feature)
             return self.from_rows(str(source), rows, spec)
-        if Path(source).suffix in _TABLES and Path(source).is_file():
+        if ending in _TABLES and Path(source).is_file():
             table, column = read_table(source, header=header), self.column(spec)
             files = object_files(str(source), table.column(column), column, self.file, Path(source).parent)
             return replace(table, columns={**table.columns, column: files})

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
+from lamina.errors import ConfigError, DataError, MissingExtraError, convert_errors, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind
 from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
-from lamina.utils import derive_seed
+from lamina.utils import derive_seed, pluralize
 
 try:
     from PIL import Image, ImageOps
@@ -199,11 +199,14 @@ class ImageInputs:
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the images with the indices `rows` as `pixel_values`, float32 `[batch, channels, height, width]`.
 
-        With augmentation, crops differ in each `epoch`. Raises DataError if an image cannot be read.
+        With augmentation, crops differ in each `epoch`. Raises DataError if an image cannot be read, or the processor
+        fails.
         """
         lazy = cast("Column", self._split.texts).read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
-        values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
+        got = f"{type(self._processor).__name__} fails on {pluralize(len(images), 'image')}"
+        with convert_errors(lambda reason: DataError(f"images: {got} ({reason}); check its settings.")):
+            values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:

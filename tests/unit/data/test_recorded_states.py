@@ -85,6 +85,32 @@ def test_pooled_cache_of_lmprobe(tmp_path: Path):
     check(tmp_path, states)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"pooling": "median"}, UnknownNameError, "states: unknown pooling 'median'; known: first, last, mean"),
+        ({"stack": 3}, ConfigError, "states: stack is 3; it must be"),
+        ({"pairs": "some"}, ConfigError, "states: pairs is 'some'; it must be"),
+        ({"model": 1.5}, ConfigError, "states: model is 1.5; it must be"),
+    ],
+)
+def test_options_of_a_description_that_do_not_exist(tmp_path: Path, options: Any, error: Any, match: str):
+    np.save(tmp_path / "x.npy", torch.cat(rows(1, 1)).numpy())
+    with pytest.raises(error, match=match):
+        describe_states(tmp_path, axes=["rows", "layers", "width"], layers=LAYERS, depth=3, **options)
+
+
+def test_endings_have_no_case(tmp_path: Path):
+    states = rows(2, 2)
+    tensors = {"states": torch.stack(states)}
+    save_file(tensors, tmp_path / "0.SAFETENSORS")
+    with (tmp_path / "MASK.NPY").open("wb") as file:
+        np.save(file, np.ones((2, 2), bool))
+    axes: Any = ["rows", "tokens", "layers", "width"]
+    describe_states(tmp_path, axes=axes, tensor="states", mask="MASK.NPY", layers=LAYERS, depth=3)
+    check(tmp_path, states)
+
+
 @pytest.mark.parametrize("name", ["lost", "file"])
 def test_a_folder_that_does_not_exist_is_named(name: str, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")

@@ -129,6 +129,32 @@ def test_batch_has_one_size(split: Split, name: str, augment: bool):
     assert found["pixel_values"].dtype == torch.float32
 
 
+def test_a_processor_that_fails_on_images(split: Split, monkeypatch: pytest.MonkeyPatch):
+    images = ImageInputs(split, vit())
+
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no room\nat all")
+
+    monkeypatch.setattr(images, "_processor", fails)
+    with pytest.raises(DataError, match=r"images: function fails on 2 images \(no room\); check its settings"):
+        images.batch([0, 1])
+
+
+@pytest.mark.parametrize("name", ["rows.CSV", "rows.Jsonl", "rows.PARQUET"])
+def test_endings_of_tables_have_no_case(tmp_path: Path, name: str):
+    picture(0).save(tmp_path / "0.png")
+    table = pa.table({"image": [str(tmp_path / "0.png")] * 2, "label": ["a", "b"]})
+    if name.endswith("CSV"):
+        table.to_pandas().to_csv(tmp_path / name, index=False)
+    elif name.endswith("Jsonl"):
+        table.to_pandas().to_json(tmp_path / name, orient="records", lines=True)
+    else:
+        cells = [{"bytes": (tmp_path / "0.png").read_bytes(), "path": "0.png"}] * 2
+        pq.write_table(pa.table({"image": cells, "label": ["a", "b"]}), tmp_path / name)
+    task = Task.from_files("image_classification", train=tmp_path / name, validation=tmp_path / name)
+    assert task.labels == ("a", "b")
+
+
 def test_rows_are_all_of_one_length(split: Split):
     pictures = ImageInputs(split, vit())
     assert (pictures.lengths, KIND.truncated(pictures)) == ([1, 1, 1], 0)
