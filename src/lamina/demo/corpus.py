@@ -136,12 +136,11 @@ def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str]
     Words end at spaces, before punctuation, and at both ends of an entity. `names` are the text and type of each
     entity; if entities overlap, the longer one wins.
     """
-    longest_first = sorted(names, key=lambda name: -len(name[0]))
-    spans = [
-        (*match.span(), entity_type)
-        for name, entity_type in longest_first
-        for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text)
-    ]
+    spans: list[tuple[int, int, str]] = []
+    for name, entity_type in sorted(names, key=lambda name: -len(name[0])):
+        for start, end in (match.span() for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text)):
+            if all(end <= first or last <= start for first, last, _ in spans):
+                spans.append((start, end, entity_type))
     cuts = {edge for start, end, _ in spans for edge in (start, end)}
     cuts |= {mark.start() for mark in _PUNCTUATION.finditer(text)}
     words, tags = [], []

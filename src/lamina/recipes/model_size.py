@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -458,17 +459,17 @@ def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[Tab
 
     Returns:
         Rows with "task", "method" (None: the base model, whose passes all readers of the task share), "runs", "flops"
-        and "hours" (card -> hours).
+        and "hours" (card -> hours). A run that reads several passes is one of "runs".
     """
-    costs: dict[tuple[str, str | None], tuple[int, int, str]] = {}
+    costs: dict[tuple[str, str | None], list[tuple[Sequence[SizedRun], int]]] = defaultdict(list)
     for shared in passes:
-        _, flops, precision = costs.get((shared.task, None), (0, 0, shared.runs[0].options.precision))
-        costs[shared.task, None] = (len(shared.runs), flops + shared.flops, precision)
+        costs[shared.task, None].append((shared.runs, shared.flops))
     for run in planned:
-        key = (run.spec.task, str(run.spec.settings["method"]))
-        count, flops, precision = costs.get(key, (0, 0, run.options.precision))
-        costs[key] = (count + 1, flops + run.flops, precision)
-    return [
-        {"task": task, "method": method, "runs": count, "flops": flops, "hours": gpu_hours(flops, precision)}
-        for (task, method), (count, flops, precision) in costs.items()
-    ]
+        costs[run.spec.task, str(run.spec.settings["method"])].append(([run], run.flops))
+    rows: list[TableRow] = []
+    for (task, method), summands in costs.items():
+        runs = {run.spec.name: run for some, _ in summands for run in some}
+        flops = sum(flops for _, flops in summands)
+        hours = gpu_hours(flops, next(iter(runs.values())).options.precision)
+        rows.append({"task": task, "method": method, "runs": len(runs), "flops": flops, "hours": hours})
+    return rows

@@ -452,7 +452,7 @@ def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrain
         model.config.__dict__["_name_or_path"] = base.id or ""
         return model, processor
     if base.id is None:
-        why = "names no base, since it was changed and not saved"
+        why = "names no base, since it was built in memory, or changed and not saved"
         raise StoreError(f"load: {folder / MANIFEST} {why}. Pass `model`.")
     try:
         revision = None if is_dir(base.id) else base.revision

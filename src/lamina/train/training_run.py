@@ -233,19 +233,20 @@ def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
     Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer. `op` begins
     the message. Only rank 0 logs.
     """
-    by_examples = {task.split("train").key: (name, task) for name, task in tasks.items() if not rank()}
-    counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for _, task in by_examples.values())
-    same_rows: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
-    for name, task in by_examples.values():
+    by_examples = {task.split("train").key: task for task in tasks.values() if not rank()}
+    counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for task in by_examples.values())
+    same_rows: dict[tuple[str, frozenset[int]], list[object]] = defaultdict(list)
+    for key, task in by_examples.items():
         parts = [task.split(part) for part in _READ_PARTS]
         # texts are compared only if another task has as many rows, since hashing all of them takes a while
         if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
             texts = frozenset(hash(text) for part in parts for text in part.texts)
-            same_rows[task.kind.inputs, texts].append(name)
-    for names in (names for names in same_rows.values() if len(names) > 1):
+            same_rows[task.kind.inputs, texts].append(key)
+    for keys in (keys for keys in same_rows.values() if len(keys) > 1):
+        names = [name for name, task in tasks.items() if task.split("train").key in keys]
         problem = f"{', '.join(map(repr, names))} have the same rows but different validation parts"
         hint = "Give them one validation part, or read them from one file with the same seed"
-        logger.warning("%s: %s, so they cannot share a pass. %s.", op, problem, hint)
+        logger.warning("%s: %s, so they cannot all share a pass. %s.", op, problem, hint)
 
 
 def open_runner(

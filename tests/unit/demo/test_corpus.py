@@ -267,6 +267,19 @@ def test_same_corpus_in_every_process():
     assert json.loads(made) == demo.corpus(rows=60)
 
 
+@pytest.mark.parametrize(
+    ("names", "tags"),
+    [
+        ((("City Hall", "ORG"), ("New York City", "LOC")), "O B-LOC I-LOC I-LOC O O"),
+        ((("New York", "LOC"), ("York City Hall", "ORG")), "O O B-ORG I-ORG I-ORG O"),
+        ((("York", "PER"), ("New York City", "LOC"), ("Hall", "ORG")), "O B-LOC I-LOC I-LOC B-ORG O"),
+    ],
+)
+def test_the_longer_of_overlapping_entities_wins(names, tags):
+    pair = demo.Pair("Near New York City Hall.", "Near New York City Hall.", "form", "neutral", names)
+    assert [row["tags"] for row in pair.rows()] == [tags.split()] * 2
+
+
 def test_too_few_rows():
     with pytest.raises(ConfigError, match=r"demo corpus: rows is 47; .* Give at least 48\."):
         demo.corpus(rows=47)

@@ -221,9 +221,12 @@ def test_separate_readers_share_no_pass():
 
 def test_repeats_learn_apart_and_validate_together():
     rows: dict[str, Any] = {"subsample": {"rows": 64, "repeats": 3}}
-    found = estimate(recipe({"a": task({"last": LAST}, **rows)}, fit={"epochs": 1, "batch_size": 32}))
+    fields: dict[str, Any] = {"fit": {"epochs": 1, "batch_size": 32}}
+    found = estimate(recipe({"a": task({"last": LAST}, **rows)}, **fields))
     assert found.flops["base"] == 2 * DEPTH * BLOCK * TOKENS * (3 * 64 + VALIDATION)
     assert (found.tasks[0]["steps"], found.tasks[0]["repeats"]) == (3 * 2, 3)
+    two = estimate(recipe({"a": task({"last": LAST, "ada": ADA}, **rows)}, **fields))
+    assert [(row["method"], row["runs"]) for row in two.parts] == [(None, 6), ("last", 3), ("ada", 3)]
 
 
 def test_a_trained_base_costs_three_times_its_forward_in_training_and_has_no_cache():

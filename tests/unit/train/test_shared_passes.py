@@ -61,10 +61,10 @@ def test_tasks_that_hold_out_other_rows_of_the_same_are_named(pair: dict[str, An
         name: Task.from_dataset(
             "sequence_classification", {"train": rows}, text="text", label="a", name="train", seed=seed, **pair
         )
-        for seed, name in enumerate("ab")
+        for name, seed in (("a", 0), ("b", 1), ("c", 0))
     }
     train(bank_for(**tasks), tasks, epochs=1)
-    wanted = "fit: 'a', 'b' have the same rows but different validation parts, so they cannot share a pass."
+    wanted = "fit: 'a', 'b', 'c' have the same rows but different validation parts, so they cannot all share a pass."
     assert [wanted in message for message in caplog.messages] == [True]
 
 
