@@ -156,6 +156,8 @@ def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str
         table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True)
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
+    if table.empty:
+        raise SystemExit("frontier: every run failed, as listed above, so there is no table")
     return table
 
 

@@ -39,6 +39,16 @@ def test_all_rows_lift_the_limit_of_a_task(frontier: Any, data: Path, monkeypatc
         assert len(task.split("train")) + len(task.split("validation")) == count
 
 
+def test_a_run_without_any_result_ends_in_one_sentence(
+    frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folders = ("--data", str(data / "lost"), "--output", str(data / "out"))
+    monkeypatch.setattr(sys, "argv", ["frontier.py", "--tasks", "cola", "--methods", "default", *folders])
+    with pytest.raises(SystemExit, match="frontier: every run failed, as listed above, so there is no table"):
+        frontier.main()
+    assert "failed: {'task': 'cola'" in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_a_regression_runs_once_a_reader_with_every_seed_and_neither_twice(
     frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
