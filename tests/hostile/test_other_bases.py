@@ -215,6 +215,10 @@ def test_packed_weights_are_read_and_not_changed(tmp_path: Path):
     bank.add("mood", reader(yes_no()))
     with pytest.raises(ConfigError, match=r"fit: the model was quantised after it was loaded"):
         fit(bank, {"mood": yes_no()}, progress=False)
+    quantised = tiny_model()
+    quantised.encoder.layer[1].output.dense.weight_qtype = "qint8"  # as quanto marks it before its `freeze`
+    with pytest.raises(ConfigError, match=r"save: the model was quantised after it was loaded"):
+        save(quantised, tmp_path / "model")
     inserted = tiny_model()
     insert_(inserted, layers=[1])
     with pytest.raises(UnsupportedModelError, match=r"is a Linear whose weight is packed, not a plain linear map"):

@@ -159,7 +159,12 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
 
 
 def has_packed(module: nn.Module) -> bool:
-    """Return whether a module itself has quantised parameters, or weights that are not tensors (quantised by torch)."""
+    """Return whether a module itself has quantised parameters, or weights that are not tensors (quantised by torch).
+
+    A module that quanto quantises at each call, before its `freeze`, counts too.
+    """
+    if vars(module).get("weight_qtype", vars(module).get("activation_qtype")) is not None:
+        return True
     parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     tensors = {**parameters, **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
     # weights that are spread over devices (DTensor) wrap other tensors too

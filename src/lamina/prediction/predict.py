@@ -28,7 +28,7 @@ from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
-from lamina.utils import JSONObject
+from lamina.utils import JSONObject, check_type
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -246,6 +246,8 @@ class Predictor:
         self._readers: dict[str, ReaderModule] = {}
         self._whole: TaskOutline | None = None
         self._runner: Runner
+        if processor is not None:
+            check_type("predict", "processor", processor, "Processor")
         if isinstance(target, ReaderBank):
             if kind is not None:
                 raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")

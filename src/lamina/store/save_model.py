@@ -8,17 +8,14 @@ import shutil
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-from torch import Tensor
-from torch.nn import Parameter
+from typing import TYPE_CHECKING
 
 from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers import stacks
 from lamina.layers.adapters import adapted_layers, check_no_adapters
-from lamina.layers.stack import by_path, own_state
+from lamina.layers.stack import by_path
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
@@ -119,18 +116,15 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
     return problem
 
 
-def _named(model: nn.Module, under: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor), once per name, for saved tensors below `under`, without a compiled model's prefixes."""
-    for path, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False)):
-        for name, tensor in own_state(module).items():
-            plain = f"{path}.{name}".lstrip(".").replace("_orig_mod.", "")  # the name in a model that is not compiled
-            if isinstance(tensor, Tensor) and plain.startswith(under):
-                yield plain, tensor
+def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (name, weight), once per name, for weights below `under`, without a compiled model's prefixes."""
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
+            yield plain, weight
 
 
 def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of each saved tensor; () for buffers, some of which grow as the model runs."""
-    return {name: tuple(tensor.shape) if isinstance(tensor, Parameter) else () for name, tensor in _named(model, under)}
+    return {name: tuple(weight.shape) for name, weight in _named(model, under)}
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:

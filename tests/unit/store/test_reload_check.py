@@ -54,10 +54,6 @@ def another_head(model: Any) -> None:
     model.classifier = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 2))
 
 
-def with_a_scale(model: Any) -> None:
-    model.bert.encoder.layer[1].output.dense.register_buffer("input_scale", torch.ones(()))
-
-
 CHANGES = {
     deleted: "there is no weight 'bert.encoder.layer.2.",
     sliced: "there is no weight 'bert.encoder.layer.2.",
@@ -66,7 +62,6 @@ CHANGES = {
     shared_in_part: "'bert.encoder.layer.0.output.dense.weight' and 'bert.encoder.layer.2.* are shared",
     widened: r"layer.1.intermediate.dense.bias' is \[24\], and its config says \[16\]",
     another_head: "there is no weight 'classifier.bias'",
-    with_a_scale: "the weight 'bert.encoder.layer.1.output.dense.input_scale' has no place",
 }
 
 
