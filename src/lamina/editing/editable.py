@@ -163,7 +163,7 @@ def has_packed(module: nn.Module) -> bool:
 
     A module that quanto quantises at each call, before its `freeze`, counts too.
     """
-    if vars(module).get("weight_qtype", vars(module).get("activation_qtype")) is not None:
+    if any(vars(module).get(name) is not None for name in ("weight_qtype", "activation_qtype")):
         return True
     parameters = dict(module.named_parameters(recurse=False, remove_duplicate=False))
     tensors = {**parameters, **dict(module.named_buffers(recurse=False, remove_duplicate=False))}
