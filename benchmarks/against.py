@@ -22,7 +22,7 @@ from typing import Any
 from common import report
 
 HERE = Path(__file__).resolve().parents[1]
-NOT_TIMED = ("against", "common", "few_shot", "frontier", "rivals")
+NOT_TIMED = ("against", "common", "few_shot", "frontier", "operations", "rivals")
 UNITS = ("s", "ms", "seconds", "MiB")
 Row = tuple[str, str]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 
 RATES = {"LoRA": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
-DEVICE = usable_device("auto")
 MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its adapter, in one pass
+
+
+@cache
+def device() -> torch.device:
+    """Return the device to compute on: a GPU if there is one. A process that has asked cannot be forked any more."""
+    return usable_device("auto")
 
 
 def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> d
     torch.manual_seed(seed)
     start = time.perf_counter()
     model, tokenizer = _with_head(task)
-    adapted = _adapted(model).to(DEVICE)
+    adapted = _adapted(model).to(device())
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=_rate(only), weight_decay=0.0)
     parts = {part: _Part(task, part, tokenizer, max_length) for part in ("train", "validation", "test")}
@@ -159,14 +164,14 @@ class _Part:
     def rows(self, seed: int) -> Any:
         for rows in self.batches(seed):
             labels = self._kind.model_labels(self._targets.tensor(rows), self._task)  # pyright: ignore
-            yield to_device(self._inputs.batch(rows), DEVICE), labels.to(DEVICE)
+            yield to_device(self._inputs.batch(rows), device()), labels.to(device())
 
     @torch.no_grad()
     def score(self, model: Any) -> float:
         model.eval()
         results = self._kind.results(self._task, self._split, self._inputs)
         for rows in self.batches(size=64):
-            batch = to_device(self._inputs.batch(rows), DEVICE)
+            batch = to_device(self._inputs.batch(rows), device())
             results.add(rows, self._kind.outputs(model, batch, self._processor, GenerationOptions()))
         return results.scores([self._task.metric])[self._task.metric]
 
@@ -193,12 +198,14 @@ def _means(texts: tuple[str, ...], max_length: int) -> tuple[np.ndarray, float]:
     """Return each layer's states, averaged over the tokens, `[texts, layers, width]`, and the seconds that it took."""
     start = time.perf_counter()
     model, tokenizer = lamina.load("minilm")
-    torch.nn.Module.to(model, DEVICE)
+    torch.nn.Module.to(model, device())
     shape = len(texts), model.config.num_hidden_layers + 1, model.config.hidden_size
     means: Any = np.empty(shape, dtype=np.float32)
     for rows in length_batches([len(text) for text in texts], 64):
         chosen = [texts[row] for row in rows]
-        batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt").to(DEVICE)
+        batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt").to(
+            device()
+        )
         states = torch.stack(model(**batch, output_hidden_states=True).hidden_states, dim=1)
         mask = batch["attention_mask"][:, None, :, None]
         means[rows] = ((states * mask).sum(2) / mask.sum(2)).cpu().numpy()

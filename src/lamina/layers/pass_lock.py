@@ -66,16 +66,23 @@ class PassLock:
             held = self._running.pop(me, 0)  # this thread's own shared hold must not make it wait
             self._exclusive += 1
             self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: not self._running)
+            except BaseException:  # Ctrl-C may interrupt the wait
+                self._end_exclusive(me, held)
+                raise
+            self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._running)  # Ctrl-C may interrupt it
-                self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
             yield
         finally:
             with self._changed:
-                self._exclusive -= 1
-                self._running[me] = held
-                self._forget_idle_threads()
+                self._end_exclusive(me, held)
+
+    def _end_exclusive(self, thread: int, held: int) -> None:
+        """End exclusive access of a thread, which holds the lock `held` times after it; the caller holds `_changed`."""
+        self._exclusive -= 1
+        self._running[thread] = held
+        self._forget_idle_threads()
 
     def _forget_idle_threads(self) -> None:
         """Drop threads that no longer hold the lock, and wake the waiting threads. The caller must hold `_changed`."""

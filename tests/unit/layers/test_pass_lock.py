@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from threading import Barrier, Event, Thread
 
 import pytest
@@ -51,6 +52,30 @@ def test_who_is_alone_waits_for_passes_and_they_for_it():
     for thread in (looking, running):
         thread.join(LONG)
     assert passed.is_set()
+
+
+def test_who_is_alone_stays_alone_when_it_asks_again():
+    lock, asked, entered = PassLock(), Event(), Event()
+
+    def look() -> None:
+        asked.set()
+        with lock.exclusive():
+            entered.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that the other thread runs wherever the lock is free for a moment
+    try:
+        with lock.exclusive():
+            looking = started(look)
+            assert asked.wait(LONG)
+            for _ in range(2000):
+                with lock.exclusive():
+                    pass
+            assert not entered.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    looking.join(LONG)
+    assert entered.is_set()
 
 
 def test_a_thread_gives_way_between_its_passes():
