@@ -261,7 +261,7 @@ def check_files(name: str, config: PretrainedConfig) -> None:
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
             is damaged or names a file outside the folder; or if the config names no quantization, and weights are
-            integers or a `.bin` file has none at its top level.
+            integers, or a `.bin` file has no weights at its top level, or fewer than in a dict inside it.
     """
     if not is_dir(name):
         return
@@ -281,27 +281,22 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _check_types(path: Path) -> None:
-    """Raise StoreError if a weight in a file is an integer or boolean, or a `.bin` file has no tensor at its top level.
+    """Raise StoreError if a weight in a file is an integer or boolean; check the top level of a `.bin` file too.
 
     A warning is logged for 8-bit floats, which may have been divided by scales or not. Biases may be integers: GPT-2
     and its kin saved their causal masks as "attn.bias". A file that cannot be read is left to transformers.
     """
     types: dict[str, str] = {}
+    content: object = {}
     with suppress(Exception):  # loading the file says what is wrong with it
         if path.suffix == ".bin":
             # only a zip file can be mapped; torch wrote others before 1.6
-            content: object = torch.load(path, "meta", weights_only=True, mmap=is_zipfile(path))
-            entries = cast("dict[str, object]", content) if isinstance(content, dict) else {"": content}
-            types = {key: str(getattr(entry, "dtype", type(entry).__name__)) for key, entry in entries.items()}
+            content = torch.load(path, "meta", weights_only=True, mmap=is_zipfile(path))
         else:
             with cast("Any", safe_open(path, "pt")) as file:
                 types = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
-    nested = next((key for key, kind in types.items() if kind in ("dict", "OrderedDict")), None)
-    if nested is not None:  # a step or a scale may be a tensor beside them
-        hint = f"Save them alone: torch.save(torch.load('{path.name}')['{nested}'], '{path.name}')"
-        raise StoreError(f"load: {path} has its weights inside '{nested}'; they must be at the top level. {hint}.")
-    if types and path.suffix == ".bin" and not any(kind.startswith("torch.") for kind in types.values()):
-        raise damaged(path, f"holds a {next(iter(types.values()))}, and no weights by name")
+    if path.suffix == ".bin":
+        types = {key: str(tensor.dtype) for key, tensor in _tensors_at_top(path, content).items()}
     for key, kind in types.items():
         if key.endswith("weight") and re.match(r"(torch\.)?(u?int|bool|I|U|BO)", kind):
             what = f"has integers as '{key}', and config.json has no quantization_config that scales them"
@@ -309,6 +304,30 @@ def _check_types(path: Path) -> None:
     if small := next((key for key, kind in types.items() if re.match(r"F8|torch\.float8", kind)), None):
         what = "load: %s has 8-bit floats as '%s', and config.json has no quantization_config that scales them"
         logger.warning(f"{what}; they are used as they are", path, small)
+
+
+def _tensors_at_top(path: Path, content: object) -> dict[str, torch.Tensor]:
+    """Return the tensors at the top level of `content`, which the `.bin` file at `path` holds.
+
+    Raises StoreError if it has fewer weights there than in a dict of tensors inside it, or has other objects and no
+    weights. If there are several such dicts, the one with the most elements counts. Scalars are not weights.
+    """
+    kind = type(content).__name__
+    entries = cast("dict[object, Any]", content) if isinstance(content, dict) else {"": None}
+    tensors = {key: entry for key, entry in entries.items() if isinstance(key, str) and torch.is_tensor(entry)}
+    dicts = {key: cast("dict[str, Any]", entry) for key, entry in entries.items() if isinstance(entry, dict)}
+    inside = {key: entry for key, entry in dicts.items() if all(map(torch.is_tensor, entry.values()))}
+    nested = max(inside, key=lambda key: sum(map(torch.numel, inside[key].values())), default="")
+    # scalars, such as a step or a loss, do not count
+    count, count_inside = (sum(one.ndim > 0 for one in some.values()) for some in (tensors, inside.get(nested, {})))
+    if count_inside > count:
+        whole = path.with_suffix(".ckpt")
+        save = f"torch.save(torch.load({str(whole)!r}, 'cpu')[{nested!r}], {str(path)!r})"
+        hint = f"Rename the file to {whole.name}, then save them alone: {save}"
+        raise StoreError(f"load: {path} has its weights inside '{nested}'; they must be at the top level. {hint}.")
+    if not count and len(tensors) < len(entries):
+        raise damaged(path, f"holds a {kind} without weights by name at its top level")
+    return tensors
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:

@@ -145,10 +145,22 @@ def test_floats_of_8_bits_without_scales_are_named(file: str, tmp_path: Path, ca
         (lambda weights: {"epoch": 3, "state_dict": weights}, "has its weights inside 'state_dict'; they must be at"),
         (
             lambda weights: {"step": torch.tensor(3), "state_dict": weights},
-            r"Save them alone: torch\.save\(torch\.load\('pytorch_model\.bin'\)\['state_dict'\],",
+            r"save them alone: torch\.save\(torch\.load\('/.*model\.ckpt', 'cpu'\)\['state_dict'\], '/.*_model\.bin'\)",
         ),
-        (lambda weights: {"model": {"net": weights}}, "has its weights inside 'model'; they must be at the top"),
-        (lambda weights: [*weights.values()], "holds a list, and no weights by name"),
+        (
+            lambda weights: {"optimizer": {"lr": 0.1, "state": {0: weights}}, "model": weights},
+            r"weights inside 'model'.*Rename the file to pytorch_model\.ckpt.*\['model'\]",
+        ),
+        (
+            lambda weights: {"scaler": {"scale": torch.ones(2)}, "loops": {}, "net": weights},
+            "weights inside 'net'",
+        ),
+        (lambda weights: {"model": {"net": weights}}, "holds a dict without weights by name at its top level"),
+        (
+            lambda weights: {"step": torch.tensor(3), "logs": {"loss": torch.ones(())}, "model": {"net": weights}},
+            "holds a dict without weights by name",
+        ),
+        (lambda weights: [*weights.values()], "holds a list without weights by name"),
         (lambda weights: {}, "hold no block of a BertModel, such as 'encoder"),
     ],
 )
@@ -160,6 +172,13 @@ def test_weights_that_are_not_at_the_top_of_their_file_are_refused(
     torch.save(wrap(torch.load(weights)), weights, _use_new_zipfile_serialization=as_zip)
     with pytest.raises(StoreError, match=message):
         load(weights.parent)
+
+
+@pytest.mark.parametrize("beside", [{}, {"a": 1}, {"mean": torch.zeros(3)}])
+def test_a_dict_beside_the_weights_is_no_error(beside: dict[str, object], tmp_path: Path):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    torch.save({**torch.load(weights), "config": beside}, weights)
+    assert_loaded(weights.parent)
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
