@@ -174,7 +174,8 @@ def has_packed(module: nn.Module) -> bool:
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not is_number)
 
 
 def _computed(module: nn.Module) -> str | None:

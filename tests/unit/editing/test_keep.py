@@ -133,6 +133,14 @@ def test_a_quantised_model_is_refused():
         lamina.drop_(torch.ao.quantization.quantize_dynamic(tiny_model(), {torch.nn.Linear}), 1)
 
 
+def test_complex_weights_are_not_quantised():
+    model = tiny_model()
+    phases = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
+    model.encoder.layer[1].register_parameter("phases", phases)
+    assert lamina.drop_(model, 1).layers == (1,)
+    assert model.encoder.layer[0].phases is phases
+
+
 def test_keeping_all_in_order_is_no_edit():
     model = tiny_model()
     assert lamina.keep_(model, "all").layers == ()
