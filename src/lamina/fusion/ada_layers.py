@@ -129,13 +129,14 @@ class _ProjectedStream(Stream):
     def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
         """Return whether `step` only stores each layer's `state`, so that `finish` projects all layers at once.
 
-        That is faster for up to `FEW` tokens, on a GPU for up to `KEPT_ON_GPU` elements. It is not done for
-        SingleLayer, with dropout or gradients, or in an export, where the number of tokens is not known.
+        That is faster for up to `FEW` tokens, on a GPU for up to `KEPT_ON_GPU` elements of states and of features. It
+        is not done for SingleLayer, with dropout or gradients, or in an export, where the number of tokens is unknown.
         """
-        layers = len(self._members[0].projection)
+        layers, tokens = len(self._members[0].projection), state.shape[:2].numel()
         if layers == 1 or self._p > 0 or torch.is_grad_enabled() or torch.compiler.is_exporting():
             return False
-        return layers * state.numel() <= KEPT_ON_GPU if self._on_gpu else state.shape[:2].numel() <= FEW
+        size = max(state.shape[2], len(self._members) * self._config.dim)
+        return layers * tokens * size <= KEPT_ON_GPU if self._on_gpu else tokens <= FEW
 
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0; on the meta device, False for all.

@@ -65,6 +65,46 @@ def test_layers_computed_together_are_those_computed_one_by_one(
     assert few < many / 2 if limit is None else few < many + 2 * LAYERS
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_and_dropout_are_those_of_layers_computed_one_by_one(dropout: float, monkeypatch: pytest.MonkeyPatch):
+    states = torch.randn(LAYERS, 2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(TOKENS) < torch.tensor([[TOKENS], [150]])
+    fusions = [PooledLayers(dim=4, dropout=dropout).build(LAYERS, WIDTH).train(dropout > 0) for _ in range(3)]
+    for number, fusion in enumerate(fusions):
+        stir_(fusion, number)
+    target = torch.randn(3, 2, TOKENS, 4, generator=torch.Generator().manual_seed(3))
+
+    def learn() -> tuple[torch.Tensor, int, list[torch.Tensor | None]]:
+        for number, fusion in enumerate(fusions):
+            fusion.zero_grad()
+            fusion.generator = torch.Generator().manual_seed(number)
+        features, count = read(fusions, states, mask)
+        (features * target).sum().backward()
+        return features, count, [parameter.grad for fusion in fusions for parameter in fusion.parameters()]
+
+    monkeypatch.setattr(pooled_layers, "_KEPT", 0)
+    monkeypatch.setattr(pooled_layers, "_TOGETHER", 1)
+    one_by_one, many, alone = learn()
+    monkeypatch.setattr(pooled_layers, "is_on_gpu", lambda _: True)
+    together, few, joint = learn()
+    torch.testing.assert_close(together, one_by_one, rtol=3e-6, atol=3e-6)
+    torch.testing.assert_close(joint, alone, rtol=3e-5, atol=3e-5)
+    assert all(gradient is not None and gradient.any() for gradient in alone)
+    assert few < many / 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("members", "is_together"), [(1, True), (3, False)])
+def test_features_of_many_readers_count_towards_the_limit(
+    members: int, is_together: bool, monkeypatch: pytest.MonkeyPatch
+):
+    states, mask = torch.zeros(LAYERS, 2, TOKENS, WIDTH), torch.ones(2, TOKENS, dtype=torch.bool)
+    monkeypatch.setattr(ada_layers, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(ada_layers, "KEPT_ON_GPU", states.numel())
+    fusions = [AdaLayers(dim=WIDTH // 2, layers="all").build(LAYERS, WIDTH).eval() for _ in range(members)]
+    assert (read(fusions, states, mask)[1] < 4 * LAYERS) == is_together
+
+
 def test_only_accelerators_count_as_a_gpu():
     assert not base.is_on_gpu(torch.zeros(1))
     assert not base.is_on_gpu(torch.zeros(1, device="meta"))
