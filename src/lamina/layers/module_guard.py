@@ -156,17 +156,17 @@ class ModuleGuard:
         for cls, known in zip(self._classes, self._forwards, strict=True):
             if _forward(cls) is not known:
                 return f"{cls.__name__}.forward was replaced"
-        changed = self._changed_config() or next(filter(None, map(self._changed_setting, self._settings)), None)
-        return changed or self._changed_buffer()
+        changed = next(filter(None, map(self._changed_setting, self._settings)), None)
+        return self._changed_config_or_adapter() or changed or self._changed_buffer()
 
-    def _changed_config(self) -> str | None:
+    def _changed_config_or_adapter(self) -> str | None:
         """Return which setting of the config or of an active adapter has changed, as a phrase; None if none has."""
         # a new setting of the config counts only if its class knows it
         kind, config = type(self._owner.config), settings_of(self._owner.config)
         config = {name: value for name, value in config.items() if name in self._config or hasattr(kind, name)}
         adapters = self._adapter_settings()
-        known = adapters if self._adapters is None else self._adapters
-        both = ((self._config, config, " of its config"), (known, adapters, ""))
+        recorded = adapters if self._adapters is None else self._adapters
+        both = ((self._config, config, " of its config"), (recorded, adapters, ""))
         for known, now, where in both:
             for name in (*known, *now):
                 if now.get(name) != known.get(name):
