@@ -118,7 +118,7 @@ def test_rows_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCa
     task = classify(train=path, test=path, missing_labels="drop")
     assert task.split("test").texts == ("a", "d", "e")
     said = [record.getMessage() for record in caplog.records]
-    rest = "and are left out (rows 3, 4). Some hold 'NA'; if that is a class, name it in labels"
+    rest = "and are left out (rows 3, 4)"
     assert said == [f"task: {path}: 2 of 5 rows have no label in column 'label' {rest}"] * 2
     with pytest.raises(DataError, match=r"some\.tsv has no row with a label in column 'label'"):
         classify(test=tsv(path, ["a\t", "b\tnull"]), missing_labels="drop", labels=["x", "y"])

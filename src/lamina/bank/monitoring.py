@@ -73,8 +73,7 @@ def drop_monitor(readers: Readers, name: str) -> None:
     check_known("bank.drop_monitor", [name], stored, "monitor")
     for reader in readers.values():
         if name in reader.monitors:
-            rest = {other: fields for other, fields in reader.info.pop(MONITORS).items() if other != name}
-            reader.info |= {MONITORS: rest} if rest else {}
+            reader.drop_monitor(name)
 
 
 # Checks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
@@ -305,14 +305,30 @@ class ReaderModule(nn.Module):
 
     def rename_in_monitors(self, name: str, to: str) -> None:
         """Replace the reader name `name` by `to` in the monitors that are stored with this reader."""
-        for fields in self.monitors.values():
-            for part in (fields, fields.get("first", {}), fields.get("second", {})):  # the last two in cascades
-                if part.get("reader") == name:
-                    part["reader"] = to
+        for part in (part for fields in self.monitors.values() for part in _parts(fields)):
+            if part.get("reader") == name:
+                part["reader"] = to
+
+    def drop_monitors_of(self, readers: Collection[str]) -> None:
+        """Remove the stored monitors that use one of `readers`; a cascade is stored with its second reader alone."""
+        for name, fields in self.monitors.items():
+            if any(str(part.get("reader")) in readers for part in _parts(fields)):
+                self.drop_monitor(name)
+
+    def drop_monitor(self, name: str) -> None:
+        """Remove a monitor that is stored with this reader."""
+        rest = {other: fields for other, fields in self.info.pop(MONITORS).items() if other != name}
+        self.info |= {MONITORS: rest} if rest else {}
 
     def size(self) -> int:
         """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _parts(fields: object) -> list[Info]:
+    """Return the dicts of a stored monitor, or of the two of a cascade; what is damaged is left out."""
+    parts = (fields, fields.get("first"), fields.get("second")) if isinstance(fields, dict) else ()
+    return [part for part in parts if isinstance(part, dict)]
 
 
 @dataclass

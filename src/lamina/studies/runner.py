@@ -115,7 +115,8 @@ def labelled_task(op: str, task: Task, *parts: str) -> Task:
     """
     splits = dict(task.splits)
     for part in parts:
-        if (split := task.split(part)).unlabelled == len(split) > 0:
+        split = task.split(part)
+        if split and split.unlabelled == len(split):
             raise DataError(f"{op}: no row of task '{task.name}' ({part}) has a label; at least one needs one.")
         splits[part] = split.select_rows(split.labelled_rows()) if split.unlabelled else split
     return replace(task, splits=splits)

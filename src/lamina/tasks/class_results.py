@@ -311,16 +311,19 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
     Source:
         Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
     """
-    rng, values, gains = np.random.default_rng(0), dict[str, list[float]](), list[float]()
     baseline = dict(score(torch.arange(rows), True))
     decisive = next((metric for metric in metrics if metric in baseline), None)
+    if decisive is None:
+        verdict = f"not compared with always answering '{always}'"
+        return {"rows": rows, "always": always, "baseline": baseline, "interval": {}, "verdict": verdict}
+    rng, values, gains = np.random.default_rng(0), dict[str, list[float]](), list[float]()
     sign = -1 if decisive in LOWER else 1
     for _ in range(max(_FEWEST, min(REPEATS, _MOST_ROWS // rows))):
         drawn = torch.from_numpy(rng.integers(rows, size=rows))
         own, other = score(drawn, False), score(drawn, True)
         for metric, value in own.items():
             values.setdefault(metric, []).append(value)
-        gains.append(sign * (own[decisive] - other[decisive]) if decisive else 0.0)
+        gains.append(sign * (own[decisive] - other[decisive]))
     better = float(np.percentile(gains, _ENDS[0])) > 0
     by = f"better by {decisive} than" if decisive != metrics[0] else "better than"
     return {
@@ -328,7 +331,7 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
         "always": always,
         "baseline": baseline,
         "interval": {metric: _interval(drawn) for metric, drawn in values.items()},
-        "verdict": None if better else f"not {by if decisive else 'compared with'} always answering '{always}'",
+        "verdict": None if better else f"not {by} always answering '{always}'",
     }
 
 

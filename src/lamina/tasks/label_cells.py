@@ -23,12 +23,9 @@ SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
-# Numbers as spreadsheets show them: with signs between thousands, a comma, a currency, percent, or a unit.
-_GROUPED, _MONEY = r"\d{1,3}(?:[,.'\u2019 \xa0\u202f]\d{3})+(?:[.,]\d+)?", r"[$\xa3\xa5\u20ac\u20b9]"
-_FORMATTED = re.compile(
-    rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?({_MONEY} ?)?"
-    rf"(({_GROUPED}|\d+[.,]\d+)( [a-zA-Z]{{1,3}})?|({_GROUPED}|\d+([.,]\d+)?)( ?({_MONEY}|%))?)"
-)
+# Numbers as spreadsheets show them: with signs between thousands, a comma, a currency or percent.
+_GROUPED, _MONEY = r"\d{1,3}(?:[,.'\u2019 \xa0\u202f]\d{3})+(?:[.,]\d+)?", "$\xa3\xa5\u20ac\u20b9"
+_FORMATTED = re.compile(rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?([{_MONEY}] ?)?({_GROUPED}|\d+([.,]\d+)?)( ?[{_MONEY}%])?")
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
@@ -177,8 +174,13 @@ def is_whole(cell: object) -> bool:
 
 
 def is_formatted_number(cell: object) -> bool:
-    """Return whether a cell is a text that is a number, but not a plain one: "1,5", "1,234,567", "5%" or "4.5 kg"."""
+    """Return whether a cell is a text that is a number, but not a plain one: "1,5", "1,234,567", "5%" or "$10"."""
     return isinstance(cell, str) and _FORMATTED.fullmatch(trimmed(cell)) is not None
+
+
+def is_amount(cell: str) -> bool:
+    """Return whether a formatted number is a plain number but for its currency or percent: "5%", but not "1,5"."""
+    return is_number(trimmed(cell).lstrip("-+").strip(f"{_MONEY}% "))
 
 
 # Several classes in one cell

@@ -139,8 +139,9 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
     fate = "are left out" if spec.missing_labels == "drop" else "give no loss and no score for it"
     what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
-    texts_there = dict.fromkeys(trimmed(cell) for cell in dropped.values() if isinstance(cell, str) and cell.strip())
-    hint = f". Some hold '{listed(list(texts_there))}'; if that is a class, name it in labels" if texts_there else ""
+    there = dict.fromkeys(repr(trimmed(cell)) for cell in dropped.values() if isinstance(cell, str) and cell.strip())
+    is_told = there and spec.missing_labels is None
+    hint = f". Some hold {listed(list(there))}; if one is a class, name it in labels" if is_told else ""
     logger.warning(f"task: {what}%s", table.path, len(dropped), len(table), column, listed(list(dropped)), hint)
     rest = table.select_rows(present)
     return rest if spec.missing_labels == "drop" else replace(rest, whole=table, places=present)
@@ -179,8 +180,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
     Raises:
         DataError: If some labels are lists and others are not. Unless `spec.labels` names classes, also if numbers with
-            a decimal point stand among names; if a text may be a list of names, or a number with a comma; or if all
-            numbers are like 1.0 and some rows have no label, or may have been dropped for that. Then they may be
+            a decimal point stand among names; if a text may be a list of names, or all may be numbers with a comma; or
+            if all numbers are like 1.0 and some rows have no label, or may have been dropped for that. Then they may be
             classes, because pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
@@ -231,18 +232,25 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
 
+    They may be numbers if all labels are. But up to 20 such as "25%" or "$10" are classes, with a warning.
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
     other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the other signs, one is
     enough.
     """
-    rows: dict[str, int] = {}  # text -> the first row with it
+    rows, are_numbers = dict[str, int](), True  # text -> the first row with it
     for row, cell in _cells(table, column):
-        if cell_forms.is_formatted_number(cell):
-            got = f"has {cell!r} in column '{column}', which may be a number with a comma, a unit or another sign"
-            hint = "Write numbers as in 1234.5, or set problem_type to 'classification' or 'multi_label'"
-            raise bad_cell(table, row, column, f"{got}; labels must have one meaning. {hint}.")
         if isinstance(cell, str):
             rows.setdefault(trimmed(cell), row)
+        are_numbers = are_numbers and (cell_forms.is_number(cell) or cell_forms.is_formatted_number(cell))
+    if are_numbers and (signed := [text for text in rows if cell_forms.is_formatted_number(text)]):
+        text = next((text for text in signed if not cell_forms.is_amount(text)), signed[0])
+        if len(signed) > _FEW_CLASSES or not cell_forms.is_amount(text):
+            got = f"has '{text}' in column '{column}', which may be a number with a comma or another sign"
+            hint = "Write numbers as in 1234.5, or set problem_type to 'classification' or 'multi_label'"
+            raise bad_cell(table, rows[text], column, f"{got}; labels must have one meaning. {hint}.")
+        what = "label column '%s' has numbers such as '%s', each of which is read as a class"
+        hint = "Write them as in 12.5 and set problem_type='regression' if they are amounts"
+        logger.warning(f"task: %s: {what}. {hint}.", table.path, column, text)
     for sign in SEPARATORS:
         joined = {text: [trimmed(part) for part in text.split(sign)] for text in rows if sign in text}
         uses = Counter(part for parts in joined.values() for part in set(parts))

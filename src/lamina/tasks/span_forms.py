@@ -101,17 +101,21 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
 
 
 def _mentions(span: object) -> list[object]:
-    """Return the mentions of an entity in Google's form, each with the entity's type; any other span alone."""
-    mentions = span.get("mentions") if isinstance(span, Mapping) else None
-    if not isinstance(mentions, list | tuple) or not all(isinstance(mention, Mapping) for mention in mentions):
+    """Return the mentions of an entity in Google's form, each with the entity's label; any other span alone."""
+    if not isinstance(span, Mapping) or any(key in span for key in (*_STARTS, "offset", "offsets")):
         return [span]
-    flat: list[object] = []
+    mentions = span.get("mentions")
+    if (
+        not mentions
+        or not isinstance(mentions, list | tuple)
+        or not all(isinstance(part, Mapping) for part in mentions)
+    ):
+        return [span]
+    own, flat = {key: span[key] for key in _LABELS if key in span}, list[object]()
     for mention in cast("Sequence[Mapping[str, object]]", mentions):
         text = mention.get("text")
-        place = (
-            {"text": text.get("content"), "offset": text.get("beginOffset")} if isinstance(text, Mapping) else mention
-        )
-        flat.append({**place, "type": cast("Mapping[str, object]", span).get("type")})
+        google = {"text": text.get("content"), "offset": text.get("beginOffset")} if isinstance(text, Mapping) else None
+        flat.append({key: value for key, value in (google or mention).items() if not own or key not in _LABELS} | own)
     return flat
 
 
@@ -142,7 +146,7 @@ def _spelled(text: str) -> object:
     Objects with commas between them are a list.
     """
     try:
-        values = cast("list[object]", plain(spelled_list(text if text[0] == "[" else f"[{text}]")))
+        values = cast("list[object]", plain(spelled_list(text if text[0] + text[-1] == "[]" else f"[{text}]")))
         return values[0] if text[0] == "{" and len(values) == 1 else values
     except ValueError as error:
         why = f"in which {error.__cause__}" if isinstance(error.__cause__, RepeatedKeyError) else "which is not JSON"

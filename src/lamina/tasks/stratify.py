@@ -165,7 +165,7 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
             side_of[row] = side = side if room[side] > 0 else 1 - side
             room[side] -= 1
             wanted[side] -= 1
-            left[list(strata[row])] -= 1
+            np.subtract.at(left, list(strata[row]), 1)  # a class may come twice in a row
     rest = [row for row in order if row not in side_of]
     return {row for row, side in side_of.items() if side} | set(rest[: room[1]])
 

@@ -543,9 +543,10 @@ def _assemble(
     spec = with_declared_names(spec, tables)
     check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
+    check_columns(spec, tables.values() if kind.file is None else ())  # columns of files have other defaults
     named = bool(spec.labels)
     spec, splits = build_rows(spec, tables) if isinstance(tables, RecordedTables) else kind.build(spec, tables)
-    check_columns(spec, tables.values())
+    check_columns(spec, tables.values())  # now with the kind's defaults
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
     if len(labels) == 1 and "train" in splits and is_one_class:

@@ -24,7 +24,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.utils import barrier, derive_seed, is_file, no_pipe, rank, world_size
+from lamina.utils import barrier, derive_seed, no_pipe, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,8 +107,10 @@ def data_digests(split: Split) -> dict[str, str]:
     dates, which differ in copies. Splits without files have no digest of that name.
     """
     digests = {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
-    paths = () if split.written else dict.fromkeys(getattr(text, "path", None) for text in split.texts)
-    sizes = [Path(path).stat().st_size for path in paths if path is not None and is_file(path)]
+    cells, sizes = None if split.written else split.rows.select_columns(["text"]).flatten(), list[int]()
+    for path in dict.fromkeys(cells["text.path"] if cells is not None and "text.path" in cells.column_names else ()):
+        with suppress(OSError, ValueError, TypeError):  # None, or no name of a file; the bytes are elsewhere
+            sizes.append(Path(path).stat().st_size)
     return {**digests, "files": _digest(sizes)} if sizes else digests
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -365,11 +365,8 @@ def _record_training(engine: Engine) -> None:
                 **({"positive": task.positive} if task.positive else {}),
             }
     if isinstance(engine.runner, BankRunner):
-        bank = engine.runner.bank
-        with suppress(ConfigError):  # if a monitor cannot be read, none can be used
-            for name, monitor in bank.monitors.items():  # a cascade is stored with its second reader
-                if not engine.plan.tasks.keys().isdisjoint(monitor.readers):
-                    bank.drop_monitor(name)
+        for name in engine.runner.bank:
+            engine.runner.bank[name].drop_monitors_of(engine.plan.tasks)
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:

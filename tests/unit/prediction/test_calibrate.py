@@ -229,5 +229,7 @@ def test_training_either_reader_of_a_cascade_removes_it():
     bank, task = copy.deepcopy(fitted()), whole_task()
     bank.keep_monitor(Cascade(Monitor("whole", "bad", threshold=0.4), SPANS, name="both"))
     bank.keep_monitor(Monitor("spans", "B-bad", name="other"))
+    damaged = {"odd": 3, "first": {"first": "whole"}}  # what cannot be read stays, and hides nothing
+    bank["spans"].info["monitors"].update(damaged)
     fit(bank, {"whole": task}, max_steps=1, progress=False)
-    assert list(bank.monitors) == ["other"]
+    assert bank["spans"].monitors.keys() == {"other", *damaged}

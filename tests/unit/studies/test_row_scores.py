@@ -85,7 +85,7 @@ def test_spans_of_other_schemes():
 def test_words_without_a_label_are_not_scored(metric: str, expected: float):
     task = TaskOutline("token_classification", "classification", ("O", "B-x"))  # pyright: ignore
     assert ours(task, metric, [(1, 0, 1), (1,), (1,)], [(-100, 1, 1), (1,), (-100,)]) == pytest.approx(
-        expected, abs=0.27
+        expected, rel=1e-5
     )
 
 

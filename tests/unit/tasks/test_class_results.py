@@ -38,5 +38,7 @@ def test_tags_are_compared_by_texts():
     assert wrong["verdict"] == "not better than always answering 'O'"
     other = compare_tags(["macro_f1", "accuracy"], [[0, 0, 0, 0]] * 30, truths, labels)
     assert other["verdict"] == "not better by accuracy than always answering 'O'"
+    once = iter([{}])  # a bootstrap would need more scores
+    assert compare(["f1"], 9, "O", lambda *_: next(once))["interval"] == {}
     none = compare_tags(["macro_f1"], truths, truths, labels)
     assert (none["verdict"], none["interval"]) == ("not compared with always answering 'O'", {})

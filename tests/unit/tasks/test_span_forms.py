@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -86,6 +87,11 @@ FORMS = {
             for word, (start, _), label in PLACED
         ]
     },
+    "mentions by place": [
+        {"label": label, "mentions": [{"start": start, "end": end, "type": "PROPER"}]}
+        for _, (start, end), label in PLACED
+    ],
+    "mentions of the same": spans("start", "end", "label", mentions=[[{"start": 0, "end": 3}], []]),
     "bigbio": [
         {"id": f"T{start}", "type": label, "text": [word], "offsets": [[start, end]], "normalized": []}
         for word, (start, end), label in PLACED
@@ -177,6 +183,12 @@ def test_two_labels_of_a_word_are_an_error(both: list[Any], caplog: pytest.LogCa
 )
 def test_a_key_that_comes_twice_in_a_cell_is_an_error(cell: str):
     with pytest.raises(DataError, match="in which the key 'label' comes twice"):
+        read(cell)
+
+
+@pytest.mark.parametrize("cell", ["[1,2] x", "[1, 2", '{"start": 0} x'])
+def test_text_that_is_not_json_is_quoted(cell: str):
+    with pytest.raises(DataError, match=rf"row 1 has '{re.escape(cell)}'.*, which is not JSON; a text with spans is a"):
         read(cell)
 
 

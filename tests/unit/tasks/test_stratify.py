@@ -129,3 +129,7 @@ def test_rows_with_many_classes_keep_their_shares():
     totals = Counter(label for row in strata for label in row)
     taken = Counter(label for row in chosen for label in strata[row])
     assert all(abs(taken[label] - total / 10) <= 2 for label, total in totals.items())
+
+
+def test_a_class_that_comes_twice_in_a_row_counts_twice():
+    assert len(choose([(0, 0), (1,), (0,), (1, 1)] * 10, 8, 0)) == 8

@@ -28,8 +28,14 @@ AUDIO = "audio_classification"
 
 @pytest.mark.parametrize("how", [{"label": "sentence"}, {"text_pair": "label"}])
 def test_one_column_is_no_text_and_label(how: dict[str, str]):
+    others = [{"sentence": "new one", "label": "a"}]
     with pytest.raises(ConfigError, match=r"text and label are both '.*'; a model would learn to copy"):
-        Task.from_dataset("sequence_classification", {"train": ROWS}, **how)
+        Task.from_dataset("sequence_classification", {"train": ROWS, "validation": others}, **how)
+
+
+def test_files_may_have_labels_in_the_default_column_of_texts():
+    rows = [{"image": np.zeros((4, 4, 3), np.uint8), "sentence": name} for name in "ab"]
+    assert Task.from_dataset(IMAGE, {"train": rows, "test": rows}, label="sentence").labels == ("a", "b")
 
 
 def test_one_column_is_no_text_and_label_by_default(tmp_path: Path):

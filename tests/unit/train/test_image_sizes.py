@@ -200,3 +200,5 @@ def test_a_run_that_goes_on_tells_images_that_were_replaced_from_copies(task: Ta
     assert data_digests(task.split("train")) == before
     path.write_bytes(content + b"0")
     assert {name for name, mark in data_digests(task.split("train")).items() if mark != before[name]} == {"files"}
+    path.unlink()
+    assert data_digests(task.split("train"))["texts"] == before["texts"]

@@ -71,7 +71,7 @@ def test_tasks_that_hold_out_other_rows_of_the_same_are_named(pair: dict[str, An
 def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: pytest.LogCaptureFixture):
     rows = three_columns(60)
     for at in range(0, 60, 3):
-        rows[at]["mood"] = None if at < 48 else "NONE"
+        rows[at]["mood"] = None if at < 48 else "NONE" if at < 54 else "NA"
     parts = {"train": rows[:48], "validation": rows[48:]}
     tasks = {
         name: Task.from_dataset("sequence_classification", parts, text="text", label=name) for name in ("mood", "topic")
@@ -80,7 +80,7 @@ def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: 
         "task: task/train: 16 of 48 rows have no label in column 'mood' and give no loss and no score for it "
         "(rows 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, ...)",
         "task: task/validation: 4 of 12 rows have no label in column 'mood' and give no loss and no score for it "
-        "(rows 1, 4, 7, 10). Some hold 'NONE'; if that is a class, name it in labels",
+        "(rows 1, 4, 7, 10). Some hold 'NONE', 'NA'; if one is a class, name it in labels",
     ]
     bank = bank_for(**tasks)
     result = train(bank, tasks, epochs=2, batch_size=8)

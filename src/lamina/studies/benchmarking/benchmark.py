@@ -142,7 +142,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     check_known(_OP, methods, METHODS, "method")
     _check_choices(methods, seeds, scored, max_length)
     folder = find_data(data)
-    chosen = {name: {"data": digest} for name, digest in chosen_sets(folder, setting, sets).items()}
+    chosen = chosen_sets(folder, setting, sets, digests=output is not None)
     used_points = _points(setting, points)
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))

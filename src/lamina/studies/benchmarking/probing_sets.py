@@ -249,8 +249,10 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
     return train_rows, rng.permutation(np.concatenate([test_positives, test_negatives]))
 
 
-def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> dict[str, str]:
-    """Return name -> digest of the files, for the data sets that `names` lists by full names or numbers (None: all).
+def chosen_sets(
+    folder: Path, setting: Setting, names: Sequence[str] | None, *, digests: bool
+) -> dict[str, dict[str, str]]:
+    """Return name -> {"data": digest of its files}, or {} without `digests`, for the sets in `names` (None: all).
 
     Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; DataError if the
     setting has no set; and the errors of `set_names`.
@@ -263,9 +265,9 @@ def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> 
     check_known(_OP, listed, known, "set")
     if not listed or len(set(listed)) < len(listed):
         raise ConfigError(f"{_OP}: sets are {list(listed)}; at least one is needed, none twice.")
-    digests: dict[str, str] = {}
-    for name in listed:
+    chosen: dict[str, dict[str, str]] = {name: {} for name in listed}
+    for name in listed if digests else ():
         paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
         used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
-        digests[name] = sha256(b"".join(used)).hexdigest()[:16]
-    return digests
+        chosen[name]["data"] = sha256(b"".join(used)).hexdigest()[:16]
+    return chosen
