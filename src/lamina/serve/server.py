@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 _FOR_ANSWERING = 0.9  # share of uvicorn's shutdown time for running requests; the rest is for sending errors
 
 
-# The wish for another protocol, which Java's HTTP client sends with every request (h2c). It is renamed, because
-# httptools 0.9 would drop the body of such a request.
-_UPGRADE = re.compile(rb"(^|\n)upgrade(?= *:)", re.IGNORECASE)
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 68\r\n\r\n"
     b'{"error":"the headers did not come in time.","error_type":"Timeout"}'
@@ -50,6 +47,43 @@ def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port
 _Protocol: Any = AutoHTTPProtocol  # uvicorn annotates the name with a type that lacks its attributes
 
 
+class _StaysHTTP:
+    """httptools' parser of a connection, which parses a request that asks for another protocol as HTTP.
+
+    Java's client asks for h2c in every request. httptools takes the body of such a request for the other protocol's
+    data, so the headers are parsed again without "upgrade", and then the body.
+    """
+
+    def __init__(self, protocol: TimedProtocol) -> None:
+        self._protocol, self._parser = protocol, protocol.parser
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._parser, name)
+
+    def asks(self) -> bool:
+        """Return whether the request asks for another protocol, and not for a tunnel (CONNECT)."""
+        return self.should_upgrade() and self.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse data; raise HttpParserUpgrade at the end of a request for a tunnel."""
+        from httptools import HttpParserUpgrade, HttpRequestParser
+
+        while data:
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as error:
+                if not self.asks():
+                    raise
+                data = data[error.args[0] :]
+                head = b"%b %b HTTP/%b\r\n" % (self.get_method(), self._protocol.url, self.get_http_version().encode())
+                lines = [b"%b: %b\r\n" % pair for pair in self._protocol.headers if pair[0].lower() != b"upgrade"]
+                self._parser = HttpRequestParser(self._protocol)  # the old one takes no more after "connection: close"
+                with suppress(AttributeError):  # httptools before 0.6.3; uvicorn sets this too
+                    self.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parser.feed_data(b"".join([head, *lines, b"\r\n"]))
+
+
 class TimedProtocol(_Protocol):
     """uvicorn's protocol for one connection. It closes the connection if the headers of a request do not come in time.
 
@@ -63,6 +97,8 @@ class TimedProtocol(_Protocol):
 
     def __init__(self, header_timeout_s: float, **options: object) -> None:
         super().__init__(**options)
+        if hasattr(self, "parser"):  # uvicorn uses httptools if it is installed, else h11
+            self.parser = _StaysHTTP(self)
         self._header_timeout_s = header_timeout_s
         self._timer: asyncio.TimerHandle | None = None  # the timer, while headers are incomplete
         self._has_begun = False  # whether a part of the headers has come
@@ -81,12 +117,20 @@ class TimedProtocol(_Protocol):
         if not self._is_under_way():
             self._has_begun = True
             self._start_timer()
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(rb"\1x-upgrade", head) + end + rest
         super().data_received(data)
         if self._is_under_way():
             self._has_begun = False
             self._stop_timer()
+
+    def on_headers_complete(self) -> None:
+        """Begin a request. httptools calls this, and the next function at the end of its body."""
+        if not self.parser.asks():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the body of a request."""
+        if not self.parser.asks():
+            super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, and tell the application that the client has gone.

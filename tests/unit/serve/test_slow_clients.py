@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -76,13 +76,54 @@ def test_the_headers_of_a_second_request_have_the_same_time(port: int):
     assert (found.count(b"HTTP/1.1 200"), found.count(b"HTTP/1.1 408")) == (1, 1)
 
 
-def test_a_client_that_would_rather_speak_http_2_is_answered(port: int):
-    """Java's client asks for HTTP/2 in each request."""
-    body = b'{"inputs": "the film", "tasks": "mood"}'
+def http_2(*headers: str, method: str = "POST", path: str = "/predict") -> bytes:
+    """Return the head of a request as Java's client sends it, which asks for HTTP/2."""
+    asks = ["Host: x", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *asks, *headers, "", ""]).encode()
+
+
+BODY = b'{"inputs": "the film", "tasks": "mood"}'
+POST = http_2("Content-Type: application/json", f"Content-Length: {len(BODY)}") + BODY
+CHUNK = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+CHUNKED = http_2("Content-Type: application/json", "Transfer-Encoding: chunked") + CHUNK
+GET = http_2(method="GET", path="/health")
+LAST = GET.replace(b": Upgrade", b": close, Upgrade")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (POST,),
+        (CHUNKED,),
+        (GET,),
+        (POST, CHUNKED, GET, POST),
+        tuple(POST.partition(b"grade: h2c")),
+        tuple(POST.partition(BODY)),
+        (POST[:-5], POST[-5:] + CHUNKED[:-9], CHUNKED[-9:]),
+        (POST + POST + GET + CHUNKED,),
+    ],
+)
+def test_a_client_that_would_rather_speak_http_2_is_answered(port: int, parts: Sequence[bytes]):
+    requests = b"".join(parts).count(b"HTTP/1.1")
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        asks = ["Host: x", "Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAA"]
-        headers = [*asks, "Content-Type: application/json", f"Content-Length: {len(body)}"]
-        connection.sendall("\r\n".join(["POST /predict HTTP/1.1", *headers, "", ""]).encode() + body)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.02)
+        connection.sendall(LAST)
+        found = received(connection)
+    assert (found.count(b"HTTP/1.1"), found.count(b"HTTP/1.1 200")) == (requests + 1, requests + 1)
+
+
+def test_a_late_body_with_the_word_upgrade_is_not_taken_for_headers():
+    settings, body = Settings.of(api_key="k"), b'{"inputs": "x",\nupgrade: 1}'
+    server = server_of(create_app(tiny_bank(), settings), settings)
+    with running(server) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+        connection.sendall(body)
+        time.sleep(0.02)
+        connection.sendall(LAST)
         assert received(connection).startswith(b"HTTP/1.1 200")
 
 
