@@ -30,7 +30,7 @@ from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, S
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.tasks.lazy_file import beside, name_of
+from lamina.tasks.lazy_file import FILE_KEYS, beside, name_of
 from lamina.train.options import PassOptions
 from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_errors, write_text
 
@@ -256,11 +256,15 @@ def read_examples(
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
+
+    def fits(cell: object) -> bool:
+        return isinstance(cell, forms) and not (isinstance(cell, dict) and cell.keys().isdisjoint(FILE_KEYS))
+
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
         examples: list[object] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
-            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, forms)]
+            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not fits(cell)]
             if not wrong:
                 lines.append(line)
                 examples.append(cells[0] if len(cells) == 1 else tuple(cells))

@@ -27,7 +27,7 @@ from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, InputsT, LabelledTask, Source
 from lamina.tasks.class_results import ClassResults
 from lamina.tasks.kind import ClassKind
-from lamina.tasks.lazy_file import LazyFile, beside
+from lamina.tasks.lazy_file import FILE_KEYS, LazyFile, beside
 from lamina.tasks.split import Split
 from lamina.tasks.targets import RowTargets, label_array
 
@@ -89,7 +89,7 @@ def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile
 
 
 def _has_files(feature: object) -> bool:
-    return isinstance(feature, dict) and bool(feature.keys() & {"bytes", "path", "array"})
+    return isinstance(feature, dict) and not feature.keys().isdisjoint(FILE_KEYS)
 
 
 def object_files(
@@ -104,8 +104,8 @@ def object_files(
         cells: The cells of the column.
         column: Name of the column, for messages.
         file_class: Class of the files.
-        folder: Folder from which relative paths in strings start. None: the working directory. Other cells, such as a
-            `Path` or a mapping with "path", always start from the working directory.
+        folder: Folder from which relative paths in strings and in mappings with "path" start. None: the working
+            directory, from which a `Path` always starts.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):

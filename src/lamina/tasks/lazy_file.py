@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 
 from lamina.errors import DataError
 
+FILE_KEYS = frozenset({"bytes", "path", "array"})  # of a file as `datasets` writes it; one of them is enough
 _MOST_BYTES = 1 << 30  # size of the largest file that is read
 
 
@@ -132,7 +133,9 @@ class LazyFile(ABC):
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a file in a table's cell, with its path from the table's `folder` on if it is a string."""
+    """Return a file in a table's cell, with its path from `folder` on if it is a string, also inside a mapping."""
+    if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
+        return {**entry, "path": beside(folder, entry["path"])}
     return str(folder / entry) if folder is not None and isinstance(entry, str) else entry
 
 

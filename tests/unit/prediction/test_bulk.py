@@ -425,10 +425,13 @@ def cells_of(paths: list[Path]) -> dict[str, list[Any]]:
         "as datasets write them": [{"bytes": data, "path": None} for data in whole],
         "paths of datasets": [{"bytes": None, "path": str(path)} for path in paths],
         "relative paths": [path.name for path in paths],
+        "relative paths of datasets": [{"bytes": None, "path": path.name} for path in paths],
     }
 
 
-@pytest.mark.parametrize("form", ["bytes", "as datasets write them", "paths of datasets", "relative paths"])
+@pytest.mark.parametrize(
+    "form", ["bytes", "as datasets write them", "paths of datasets", "relative paths", "relative paths of datasets"]
+)
 def test_images_in_parquet(form: str, tmp_path: Path):
     paths = [Path(path) for path in pictures(tmp_path)]
     cells, source = cells_of(paths)[form], tmp_path / "in.parquet"
@@ -437,8 +440,18 @@ def test_images_in_parquet(form: str, tmp_path: Path):
     run(model, source, tmp_path / "out.jsonl", **given)
     found = rows(tmp_path / "out.jsonl")
     assert [row["readers"] for row in found] == predict(model, paths, **given)
-    named = {"paths of datasets": str(paths[0]), "relative paths": "0.png"}
+    named = {"paths of datasets": str(paths[0]), "relative paths": "0.png", "relative paths of datasets": "0.png"}
     assert found[0]["text"] == named.get(form)
+
+
+def test_an_object_without_a_file_is_a_bad_row(tmp_path: Path):
+    cells = [{"path": path, "foo": None} for path in pictures(tmp_path)[:1]]
+    lines = [{"image": cell} for cell in (*cells, {"foo": 1}, {})]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    parquet.write_table(pyarrow.table({"image": [{"foo": 1}]}), tmp_path / "in.parquet")
+    how = {"processor": image_processor(), "skip_bad": True}
+    found = [run(vit(), tmp_path / f"in.{ending}", tmp_path / "out.jsonl", **how) for ending in ("jsonl", "parquet")]
+    assert [(result.rows, result.skipped) for result in found] == [(1, 2), (0, 1)]
 
 
 def test_a_text_is_no_file(tmp_path: Path):
@@ -450,6 +463,12 @@ def test_a_text_is_no_file(tmp_path: Path):
 def test_weights_that_no_reader_reads_may_start_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
 
+    class KilledError(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise KilledError
+
     def with_head(seed: int, moved: bool = False) -> ReaderBank:
         model = bert()
         torch.manual_seed(seed)
@@ -459,8 +478,8 @@ def test_weights_that_no_reader_reads_may_start_at_random(tmp_path: Path, monkey
         return tiny_bank({"mood": reader(yes_no())}, model)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bulk.Partial, "finish", None)
-        with pytest.raises(TypeError):
+        patch.setattr(bulk.Partial, "finish", stop)
+        with pytest.raises(KilledError):
             run(with_head(0), source, output)
     with pytest.raises(ConfigError, match=r"to an earlier run whose weights was"):
         run(with_head(1, moved=True), source, output)
