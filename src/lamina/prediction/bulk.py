@@ -256,15 +256,15 @@ def read_examples(
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
-
-    def fits(cell: object) -> bool:
-        return isinstance(cell, forms) and not (isinstance(cell, dict) and cell.keys().isdisjoint(FILE_KEYS))
-
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
         examples: list[object] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
-            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not fits(cell)]
+            wrong = [
+                (name, cell)
+                for name, cell in zip(columns, cells, strict=True)
+                if not isinstance(cell, forms) or (isinstance(cell, dict) and cell.keys().isdisjoint(FILE_KEYS))
+            ]
             if not wrong:
                 lines.append(line)
                 examples.append(cells[0] if len(cells) == 1 else tuple(cells))
@@ -541,8 +541,7 @@ class Answering:
                 yield from self._rows(lines[:half], examples[:half], problems)
                 yield from self._rows(lines[half:], examples[half:], problems)
                 return
-            message = f"predict: {self._source} row {lines[0]}: {error}"
-            problem = DataError(message, path=self._source, row=lines[0])
+            problem = DataError(f"predict: {self._source} row {lines[0]}: {error}", path=self._source, row=lines[0])
             if not self._skip_bad:
                 raise problem from None
             problems.append(problem)

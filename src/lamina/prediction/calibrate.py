@@ -135,6 +135,7 @@ def calibrate(  # noqa: PLR0913
         came = f"reader '{monitor.readers[0]}' reads the decoder, and only the encoder reads a task's texts"
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
+    bank.seal_base("calibrate")
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
     features = not isinstance(monitor, Cascade)  # a cascade has no sketch
     scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
@@ -271,9 +272,8 @@ def score_texts(
     `group` has the task's encoded windows, `runner` the bank, and `options` the batch size. With `finished`, a model
     that reads in both directions is allowed: each score then depends on the whole text. With `features`, the readers'
     features are averaged too, for a sketch. Raises NotFiniteError if a score is NaN, and ConfigError if the frozen
-    model has changed.
+    model is seen to have changed, as in any pass; call `seal_base` before if a threshold is chosen.
     """
-    runner.bank.seal_base(runner.op)
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
     pieces: dict[str, list[list[Piece]]] = defaultdict(lambda: [[] for _ in range(texts)])

@@ -138,6 +138,7 @@ def choose_cascade(  # noqa: PLR0913
     flags = flagged_labels(op, second.flag if positive is None else positive, task.labels)
     options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     runner = BankRunner(bank, op, None)
+    bank.seal_base(op)
     (group,) = scoring_groups(runner, {first.reader: task}, split, options)
     labels = positives_of(task, split, flags)
     halves = _halves(labels, seed)

@@ -95,7 +95,9 @@ def test_replies_that_are_trained_on_and_scored_are_counted(tmp_path: Path, capl
     assert float(counts[3]) == pytest.approx(100 * int(counts[1]) / int(counts[2]), abs=0.1)
 
 
-def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     found = trained(written(tmp_path, replies()), rate=10, per="1000 tokens", output=tmp_path / "bank")
     rates = found.calibration
     assert (rates.per, rates.target, rates.guaranteed) == ("1000 tokens", 10, True)
@@ -103,6 +105,7 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(tmp_path: Path, c
     bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
     assert bank.monitors["monitor"].calibration == rates
     assert "at most 10 false alarms per thousand tokens with 95% confidence" in str(model_card(bank, "bank"))
+    monkeypatch.delattr(ReaderBank, "seal_base")  # a check of all weights is for thresholds, not for every call
     score_replies(bank, "monitor", [("a", "the film is good " * 9)])
     assert "for those, the rate of the calibration is not promised" in caplog.text  # alarms may come late in a text
 
