@@ -33,7 +33,9 @@ _SPECIAL = {
 }
 _SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 # signs with a meaning anywhere; "&" before an entity such as "&lt;"; and those that make a line a list item or a rule
-_MARKDOWN = regex.compile(r"(?m)([\\|*_<>\[\]`~#]|&(?=#?\w+;)|^[-+=](?=[-=\s]|$)|(?<=^\d+)[.)](?=\s))")
+_MARKDOWN = regex.compile(
+    r"(?m)([\\|*_<>\[\]`~#]|&(?=#?\w+;)|(?<=^[ \t]*)[-+=](?=[-=\s]|$)|(?<=^[ \t]*\d+)[.)](?=\s|$))"
+)
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
