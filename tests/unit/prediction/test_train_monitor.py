@@ -105,7 +105,7 @@ def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(
     bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
     assert bank.monitors["monitor"].calibration == rates
     assert "at most 10 false alarms per thousand tokens with 95% confidence" in str(model_card(bank, "bank"))
-    monkeypatch.delattr(ReaderBank, "seal_base")  # a check of all weights is for thresholds, not for every call
+    monkeypatch.setattr(ReaderBank, "seal_base", None)  # all weights are checked for thresholds only
     score_replies(bank, "monitor", [("a", "the film is good " * 9)])
     assert "for those, the rate of the calibration is not promised" in caplog.text  # alarms may come late in a text
 
