@@ -500,8 +500,8 @@ BREAKS = (
     # serve
     _break(
         "serve: any key is accepted",
-        'hmac.compare_digest(sent, b"Bearer " + key.encode())',
-        'sent.startswith(b"Bearer ")',
+        'if hmac.compare_digest(sent, key.encode()) and scheme.lower() == b"bearer":',
+        'if scheme.lower() == b"bearer":',
         "unit/serve/test_middleware.py",
     ),
     _break(
