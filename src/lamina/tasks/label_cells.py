@@ -24,6 +24,7 @@ _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "no
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 # Numbers as spreadsheets show them: with signs between thousands, a comma, a currency or percent.
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(,\d{3})+\.\d+)")
 _GROUPED, _MONEY = r"\d{1,3}(?:[,.'\u2019 \xa0\u202f]\d{3})+(?:[.,]\d+)?", "$\xa3\xa5\u20ac\u20b9"
 _FORMATTED = re.compile(rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?([{_MONEY}] ?)?({_GROUPED}|\d+([.,]\d+)?)( ?[{_MONEY}%])?")
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
@@ -171,6 +172,11 @@ def is_whole(cell: object) -> bool:
     """Return whether a cell is an int or bool, or a text that is a whole number without a decimal point."""
     cell = plain(cell)
     return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
+
+
+def has_decimal_comma(cell: Cell) -> bool:
+    """Return whether a cell is a number with a comma, such as "1,5" or "1,234.5", which is hardly a class name."""
+    return isinstance(cell, str) and _COMMA_NUMBER.fullmatch(trimmed(cell)) is not None
 
 
 def is_formatted_number(cell: object) -> bool:

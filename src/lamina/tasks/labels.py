@@ -232,17 +232,18 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
 
-    They may be numbers if all labels are. But up to 20 such as "25%" or "$10" are classes, with a warning.
-    A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
-    other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the other signs, one is
-    enough.
+    One with a comma is enough; others may be numbers if all labels are. But up to 20 such as "25%" or "$10" are
+    classes, with a warning. A text counts as several names if one of the signs `,` `;` `|` divides it into known parts:
+    parts that are labels of other rows, or parts of several texts. If the sign is a comma, all parts must be known; for
+    the other signs, one is enough.
     """
     rows, are_numbers = dict[str, int](), True  # text -> the first row with it
     for row, cell in _cells(table, column):
         if isinstance(cell, str):
             rows.setdefault(trimmed(cell), row)
         are_numbers = are_numbers and (cell_forms.is_number(cell) or cell_forms.is_formatted_number(cell))
-    if are_numbers and (signed := [text for text in rows if cell_forms.is_formatted_number(text)]):
+    may_be = cell_forms.is_formatted_number if are_numbers else cell_forms.has_decimal_comma
+    if signed := [text for text in rows if may_be(text)]:
         text = next((text for text in signed if not cell_forms.is_amount(text)), signed[0])
         if len(signed) > _FEW_CLASSES or not cell_forms.is_amount(text):
             got = f"has '{text}' in column '{column}', which may be a number with a comma or another sign"

@@ -233,10 +233,16 @@ def test_a_few_amounts_are_classes_and_many_an_error(sign: str, caplog: pytest.L
         read(names)
 
 
-@pytest.mark.parametrize("name", ["9.30 am", "1.5 T", "3.10 LTS", "100 000", "1,5", "5$"])
+@pytest.mark.parametrize("name", ["9.30 am", "1.5 T", "3.10 LTS", "100 000", "5$"])
 def test_numbers_with_signs_beside_names_are_names(name: str, caplog: pytest.LogCaptureFixture):
     assert read([name, "x"]).labels == tuple(sorted([name, "x"]))
     assert not caplog.text
+
+
+@pytest.mark.parametrize("number", ["1,5", "-1,5", "1.234,5", "1,234.5"])
+def test_a_number_with_a_comma_is_an_error_also_beside_names(number: str):
+    with pytest.raises(DataError, match=rf"row 2 has '{re.escape(number)}' .*may be a number with a comma"):
+        read(["unknown", number])
 
 
 @pytest.mark.parametrize("name", ["5 stars", "2.0L", "1.2.3", "10.0.0.1", "01.02.2020", "10-20", "<=50K", "$$", "1 2"])
