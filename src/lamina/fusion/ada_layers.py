@@ -132,10 +132,10 @@ class _ProjectedStream(Stream):
         That is faster for up to `FEW` tokens, on a GPU for up to `KEPT_ON_GPU` elements of states and of features. It
         is not done for SingleLayer, with dropout or gradients, or in an export, where the number of tokens is unknown.
         """
-        layers, tokens = len(self._members[0].projection), state.shape[:2].numel()
+        layers = len(self._members[0].projection)
         if layers == 1 or self._p > 0 or torch.is_grad_enabled() or torch.compiler.is_exporting():
             return False
-        size = max(state.shape[2], len(self._members) * self._config.dim)
+        tokens, size = state.shape[:2].numel(), max(state.shape[2], len(self._members) * self._config.dim)
         return layers * tokens * size <= KEPT_ON_GPU if self._on_gpu else tokens <= FEW
 
     def _zeros(self) -> list[list[bool]]:
