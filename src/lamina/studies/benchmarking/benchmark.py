@@ -21,7 +21,15 @@ from lamina.layers import default_stack
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, SetStates, cell_rows, set_texts
-from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
+from lamina.studies.benchmarking.probing_sets import (
+    MOST_TRAINED,
+    SETTINGS,
+    SHARES,
+    SIZES,
+    chosen_sets,
+    find_data,
+    set_digest,
+)
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import corrected, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
@@ -142,7 +150,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     check_known(_OP, methods, METHODS, "method")
     _check_choices(methods, seeds, scored, max_length)
     folder = find_data(data)
-    chosen = chosen_sets(folder, setting, sets, digests=output is not None)
+    chosen = chosen_sets(folder, setting, sets)
     used_points = _points(setting, points)
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
@@ -157,9 +165,16 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     with SetStates(partial(set_texts, folder, used_points, settings)) as states:
         arguments = (source, tokenizer, folder)
         kept = states if len(used_points) > 1 else None
+        # a result depends on the files of its set, which matters for results that are kept
+        files = {name: {} if place is None else {"data": set_digest(folder, name, setting)} for name in chosen}
         cells = [
-            Cell({"set": name, "point": point}, partial(cell_rows, *arguments, name, point, settings, kept), "", data)
-            for name, data in chosen.items()
+            Cell(
+                {"set": name, "point": point},
+                partial(cell_rows, *arguments, name, point, settings, kept),
+                "",
+                files[name],
+            )
+            for name in chosen
             for point in used_points
         ]
         table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)

@@ -249,10 +249,8 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
     return train_rows, rng.permutation(np.concatenate([test_positives, test_negatives]))
 
 
-def chosen_sets(
-    folder: Path, setting: Setting, names: Sequence[str] | None, *, digests: bool
-) -> dict[str, dict[str, str]]:
-    """Return name -> {"data": digest of its files}, or {} without `digests`, for the sets in `names` (None: all).
+def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
 
     Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; DataError if the
     setting has no set; and the errors of `set_names`.
@@ -261,13 +259,15 @@ def chosen_sets(
     if not known:
         raise DataError(f"{_OP}: {folder} has no binary set for the setting '{setting}'; {_MASTER} lists the sets.")
     numbers = {name.partition("_")[0]: name for name in known}
-    listed = known if names is None else [numbers.get(name, name) for name in names]
+    listed = known if names is None else tuple(numbers.get(name, name) for name in names)
     check_known(_OP, listed, known, "set")
     if not listed or len(set(listed)) < len(listed):
         raise ConfigError(f"{_OP}: sets are {list(listed)}; at least one is needed, none twice.")
-    chosen: dict[str, dict[str, str]] = {name: {} for name in listed}
-    for name in listed if digests else ():
-        paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
-        used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
-        chosen[name]["data"] = sha256(b"".join(used)).hexdigest()[:16]
-    return chosen
+    return listed
+
+
+def set_digest(folder: Path, name: str, setting: Setting) -> str:
+    """Return a digest of the files of a data set; with the setting "shift" also of its shifted twin."""
+    paths = folder / _SETS / f"{name}.csv.zst", _shifted_file(folder, name)
+    used = [path.read_bytes() for path in paths[: 2 if setting == "shift" else 1] if path.is_file()]
+    return sha256(b"".join(used)).hexdigest()[:16]
