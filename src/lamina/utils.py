@@ -287,8 +287,8 @@ def write_errors(
 ) -> Iterator[None]:
     """Convert errors of type `kind`, except Lamina's own, in the `with` block, which writes a file, to a StoreError.
 
-    Those of the types `of_disk` are told as faults of the disk, with `hint`; other errors of `kind` have no hint.
-    `what` is the operation and the place, and `left` says what is there after an error.
+    For an error of one of the types `of_disk` the message blames the disk and ends with `hint`. For other errors of
+    `kind` it only gives the reason. `what` is the operation and the place, and `left` says what is there after an error.
     """
     left = f"; {left}." if left else "."
     with (

@@ -217,7 +217,7 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     is_nested = len(tensor.shape) == 2 and any(isinstance(part, list) for part in tensor.data)
     is_torn = is_nested and any(len(row) != columns for row in rows)
     if size != len(cells) or columns not in (1, 2) or not cells or is_torn:
-        came = f"the shape is {tensor.shape} for {len(cells)} cells" + " in other rows" * is_torn
+        came = f"the shape is {tensor.shape} for {len(cells)} cells{' in other rows' if is_torn else ''}"
         rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
         raise ConfigError(f"serve: {came}; {rule}.")
     if columns == 1:
