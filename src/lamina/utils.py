@@ -288,7 +288,7 @@ def write_errors(
     """Convert errors of type `kind`, except Lamina's own, in the `with` block, which writes a file, to a StoreError.
 
     For an error of one of the types `of_disk` the message blames the disk and ends with `hint`. For other errors of
-    `kind` it only gives the reason. `what` is the operation and the place, and `left` says what is there after an error.
+    `kind` it only gives the reason. `what` is the operation and the place. `left` says what is there after an error.
     """
     left = f"; {left}." if left else "."
     with (
