@@ -50,7 +50,10 @@ _SELECTORS = (int, str, list, tuple, range)
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "float": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "float": (  # `float` raises OverflowError for longer integers
+        "a number",
+        lambda value: isinstance(value, float) or (_TYPES["int"][1](value) and cast("int", value).bit_length() < 1024),
+    ),
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
     "Path": ("a path", lambda value: isinstance(value, os.PathLike)),

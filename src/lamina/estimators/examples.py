@@ -26,11 +26,12 @@ Texts = list[str] | list[tuple[str, str]]
 # X and y come in every form that scikit-learn accepts: list, array, Series, DataFrame, sparse array.
 TextsLike: TypeAlias = Any
 TargetsLike: TypeAlias = Any
+_LARGEST = 1e37  # of a regressor's numbers: its head's weights are scaled to them in float32, which ends at 3.4e38
 
 
 @contextmanager
 def data_errors(op: str) -> Iterator[None]:
-    """Convert a TypeError or ValueError in the `with` block to a DataError with `op` and the same message.
+    """Convert errors of value and type in the `with` block to a DataError with `op` and the same message.
 
     scikit-learn's messages are kept, because its users know them. Errors of Lamina pass unchanged.
     """
@@ -38,7 +39,7 @@ def data_errors(op: str) -> Iterator[None]:
         yield
     except LaminaError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{op}: {error}") from error
 
 
@@ -246,13 +247,17 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
     Raises DataError, whose message begins with `op`, if y is None, is not as long as `texts`, or holds anything but
-    finite numbers.
+    numbers from -1e37 to 1e37.
     """
     check_given(y, op)
     with data_errors(op):
+        if np.asarray(y).dtype.kind in "mM":
+            raise ValueError("y has dates or durations, whose unit is not known later. Convert them to numbers.")
         checked = as_array(y, "y", dtype=np.float64)
         check_consistent_length(texts, checked)
         numbers = column_or_1d(checked, warn=True)
+        if (most := np.abs(numbers).max()) > _LARGEST:
+            raise ValueError(f"y has the size {most:g}; at most {_LARGEST:g} is possible. Divide y by a constant.")
     mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0
     return Targets("regression", ("value",), ((numbers - mean) / scale).tolist(), mean=mean, scale=scale)
 

@@ -151,7 +151,7 @@ class Calibration:
         try:
             # NumPy's numbers would not be written as JSON
             scores = [float(cast("SupportsFloat", score)) for score in highest]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(
                 "calibrate: `highest` has an entry that is not a number; it has a score per text."
             ) from None
@@ -250,7 +250,7 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
         confidence: Probability with which the rate holds on other texts. None: it need only hold on these texts.
     """
     if confidence is None:
-        return math.floor(negatives * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
+        return min(math.floor(negatives * false_positive_rate + 1e-9), negatives - 1)  # 0.29 * 100 is 28.999...
     from scipy.stats import binom
 
     count = int(binom.ppf(1 - confidence, negatives, false_positive_rate))  # lowest with cdf >= 1 - confidence
@@ -298,7 +298,7 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
         return least
     if tie == -math.inf:  # a text without a score, which rounding cannot lift
         return above - 2 * _rounding(above)
-    return max(least, tie + (above - tie) / 2)
+    return max(least, tie / 2 + above / 2)  # a sum could be infinite
 
 
 def _rounding(score: float) -> float:

@@ -42,8 +42,18 @@ def test_one_number_for_all(base: str, texts: list[str]):
     np.testing.assert_allclose(said, 7.0, atol=0.5)
 
 
-@pytest.mark.parametrize(("y", "message"), [(["a"] * 8, "could not convert"), ([1.0] * 7 + [np.inf], "infinity")])
-def test_what_is_no_number(base: str, texts: list[str], y: list, message: str):
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (["a"] * 8, "could not convert"),
+        ([1.0] * 7 + [np.inf], "infinity"),
+        ([1.0] * 7 + [-1e300], r"y has the size 1e\+300; at most 1e\+37 is possible"),
+        ([1.0] * 7 + [2e38], r"y has the size 2e\+38"),
+        ([1] * 7 + [10**400], "int too large"),
+        (np.array(["2020-01-01", "2021-01-01"] * 4, dtype="datetime64[D]"), "y has dates or durations"),
+    ],
+)
+def test_what_is_no_number(base: str, texts: list[str], y: Any, message: str):
     with pytest.raises(DataError, match=f"LaminaRegressor.fit: .*{message}"):
         LaminaRegressor(base).fit(texts, y)
 

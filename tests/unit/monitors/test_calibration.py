@@ -57,6 +57,14 @@ def test_no_score_stands_near_the_threshold():
     assert found.threshold == pytest.approx(0.6)  # between 0.4, which must not be flagged, and 0.8
 
 
+@pytest.mark.parametrize(
+    ("highest", "rate", "threshold"), [([-1e308, 1.5e308], 0.999, 2.5e307), ([0.1, 0.9], 1 - 1e-10, -5e307)]
+)
+def test_the_threshold_is_finite_for_the_largest_scores_and_rates(highest: list[float], rate: float, threshold: float):
+    found = Calibration.of([-1e308, *highest], [False, False, True], false_positive_rate=rate)
+    assert found.threshold == pytest.approx(threshold)
+
+
 def test_equal_scores_are_flagged_together_or_not_at_all():
     found = Calibration.of([0.5] * 10 + [1.0], [False] * 10 + [True], false_positive_rate=0.2)
     assert (found.false_positive_rate, found.recall) == (0.0, 1.0)
@@ -193,6 +201,8 @@ def test_a_score_equal_to_the_threshold_counts_as_flagged():
     [
         ({"highest": 5}, "calibrate: highest is 5; it must be a list"),
         ({"highest": [0.1, None, 0.9]}, "calibrate: `highest` has an entry that is not a number"),
+        ({"highest": [0.1, 10**400, 0.9]}, "calibrate: `highest` has an entry that is not a number"),
+        ({"threshold": 10**400}, "calibrate: threshold is 1000.*; it must be a number or None"),
         ({"positive": True}, "calibrate: positive is True; it must be a list"),
         ({"false_positive_rate": "low"}, "calibrate: false_positive_rate is 'low'; it must be a number"),
         ({"threshold": "0.5"}, "calibrate: threshold is '0.5'; it must be a number or None"),
