@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.base import Generators, dropout, is_full
-from lamina.heads.base import check_attention_heads, linear
+from lamina.heads.base import TokenMap, check_attention_heads, linear
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -70,7 +70,7 @@ def attend(
         generators: Each member's generator for dropout. None: torch's global generator.
     """
     first = members[0]
-    mixed = linear(members, features)
+    mixed = linear([TokenMap(member.weight, member.bias) for member in members], features)
     query, key, value = mixed.unflatten(-1, (3, first.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
     # [batch, members * attention heads, tokens, size]: the kernel sees members as more attention heads
     query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 from unicodedata import normalize
 
 import torch
@@ -228,26 +228,14 @@ class PassThrough(nn.Module):
         self.register_buffer("bias", torch.zeros(labels), persistent=False)
 
 
-@runtime_checkable
-class AffineMap(Protocol):
-    """A module with the weight and bias of an affine map, such as `nn.Linear`; a protocol."""
-
-    @property
-    def weight(self) -> Tensor:
-        """Weight `[out, dim]`."""
-        ...
-
-    @property
-    def bias(self) -> Tensor:
-        """Bias `[out]`."""
-        ...
-
-
 class TokenMap(NamedTuple):
     """The weight `[out, dim]` and bias `[out]` of an affine map of a token's features; see `Head.token_map`."""
 
     weight: Tensor
     bias: Tensor
+
+
+AffineMap: TypeAlias = nn.Linear | PassThrough | TokenMap
 
 
 def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
