@@ -170,7 +170,7 @@ class ReaderBank(ReaderCollection):
 
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
-        """The monitors saved with the bank's readers: name -> monitor. ConfigError if a monitor cannot be read."""
+        """Monitors saved with the bank's readers, by name. ConfigError if one cannot be read or two have one name."""
         return monitoring.stored_monitors(self.select(None, "bank"))
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
@@ -259,7 +259,7 @@ class ReaderBank(ReaderCollection):
             ```python
             with bank.watch([lamina.Monitor("safety", "unsafe", threshold=0.9)]) as watch:
                 model.generate(**batch, stopping_criteria=[watch.stopping])
-            watch.flagged_at  # {"safety": [17, None]}: the index of the flagged token of each sequence
+            watch.flagged_at  # {"safety": [17, None]}: each sequence's first flagged new token, from 0
             ```
 
         Args:
@@ -316,7 +316,7 @@ class ReaderBank(ReaderCollection):
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
 
         Yields:
-            One `Step` per new token.
+            A `Step` for each new token, with all sequences in it.
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.

@@ -93,7 +93,7 @@ class FramedInputs(Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """Inputs for cached states, with which the model does not run: only the masks of the states.
+    """Stands in for the inputs when states are cached: its batches hold the states' masks; the model does not run.
 
     Attributes:
         lengths: Number of tokens of each row.

@@ -115,9 +115,9 @@ _BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blo
 def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
     """Change the config `part` so that a decoder's cache for generation has an entry for each of its blocks.
 
-    Transformers counts the entries by `num_hidden_layers`, which is the depth of the encoder in some families. If a
-    config has `decoder_layers`, that counts instead, even in a family that does not define it (T5 has
-    `num_decoder_layers`). `op` is the operation, for the message.
+    Transformers makes `num_hidden_layers` entries, which is the depth of the encoder in some families; but
+    `decoder_layers` entries if an encoder-decoder's config has this setting. So it is set, even in a family that does
+    not define it (T5 has `num_decoder_layers`). `op` is the operation, for the message.
 
     Raises:
         ConfigError: If the cache would still have fewer entries than the decoder has blocks.
@@ -204,7 +204,7 @@ def _is_computed(part: PretrainedConfig, name: str) -> bool:
 
 
 def _list_periods(part: PretrainedConfig, depth: int) -> None:
-    """Replace periods in the config `part`, such as "every second block is sparse", by lists of its `depth` blocks."""
+    """Replace settings of the config `part` that repeat, such as "every second block is sparse", by lists of blocks."""
     period, dense = getattr(part, "decoder_sparse_step", 1), getattr(part, "mlp_only_layers", None)
     if dense is not None and period > 1:
         part.mlp_only_layers = [number for number in range(depth) if (number + 1) % period or number in dense]

@@ -106,10 +106,10 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features: each layer's states, scaled to length 1; features that are not kept are 0.
+        """Return each layer's states, scaled to length 1 and concatenated; features that are not kept are 0.
 
-        Without `per_token`, the states are first averaged over the tokens of each chunk, and all tokens get the same
-        features.
+        So are layers that `states` lacks. Without `per_token`, a layer's states are first averaged over each chunk of
+        tokens, the averages are scaled together, and all tokens get the same features.
         """
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)

@@ -78,10 +78,10 @@ class _PairedStream(PoolingStream):
         return list(map(PooledTokens.from_mask, masks))
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
-        """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
+        """Return `[p_i; |u_i - v_i|; u_i * v_i]` of `PairedLayers`.
 
-        It also adds the terms `M_i m_i` to their sum. `view` has one layer's state or several, stacked; `layers` are
-        their positions among the selected layers.
+        It also adds the terms `M_i m_i` to the stream's sum of them. `view` has one layer's state or several, stacked;
+        `layers` are their positions among the selected layers.
         """
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]

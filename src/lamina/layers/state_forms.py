@@ -177,8 +177,8 @@ def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
 def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
     """Return the form of a sequence that the model has padded to more than `tokens` tokens: "first" or "last".
 
-    It is padded at the end ("first": keep the first tokens) or at the start, where all rows are equal. None if they are
-    equal on neither side, or if `state` has no values (meta device).
+    All rows of the batch are equal where they are padded: at the end ("first": keep the first tokens) or at the start.
+    None if they are equal on neither side, or if `state` has no values (meta device).
     """
     if state.is_meta:
         return None

@@ -98,7 +98,7 @@ class Monitor:
         """Raise an error unless the monitor fits the head of its reader.
 
         Args:
-            heads: Reader name -> config of its head.
+            heads: Reader name -> config of its head; the monitor's reader must be among them.
 
         Raises:
             UnknownNameError: If the reader does not have a flagged label.

@@ -100,7 +100,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
     """Yield a run for each setting, seed and repeat of a method.
 
     `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    seed of a run is seed x number of repeats + repeat.
+    seed of a run is seed x number of repeats + repeat (from 0).
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample

@@ -45,7 +45,7 @@ class Job(Generic[AnswerT]):
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
-        overtaken: Cost, in tokens, of the batches with later requests that have overtaken this one.
+        overtaken: Total cost, in tokens, of the batches that were started before this job although it was queued first.
     """
 
     texts: Sequence[Example]

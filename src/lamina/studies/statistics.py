@@ -116,7 +116,7 @@ def paired_bootstrap(
         seed: Seed of the resampling.
 
     Returns:
-        The difference of the scores with its interval and p value.
+        The score of the first method minus that of the second, with interval and p value.
 
     Source:
         Efron and Tibshirani 1993, chapter 13. Seeds and rows are resampled as in Sellam et al. 2022, arXiv:2106.16163,

@@ -319,7 +319,7 @@ class Target(NamedTuple):
     Attributes:
         height: Height of an image.
         width: Width of an image.
-        fixed: Whether images of every aspect ratio get this size. False: only those with the same aspect ratio do.
+        fixed: Whether images of every aspect ratio get this size. False: square images do, others may not.
     """
 
     height: int
@@ -353,7 +353,7 @@ def target_of(processor: Processor) -> Target:
 
 
 def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
-    """Return the shape of the image processor's output for an image of `size`; ConfigError if the processor fails."""
+    """Return `pixel_values`' shape for one image of `size` (width, height); ConfigError if the processor fails."""
     try:
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
     except Exception as error:  # processors raise errors of many types

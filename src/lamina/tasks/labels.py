@@ -42,7 +42,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
     `spec.missing_labels` says how: "drop" removes them, "error" and "ignore" raise DataError, and "mask" keeps them in
     `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the kind allows it and
-    another column looks like labels (see `label_columns`), whose tasks may share the rows, otherwise "error".
+    another column looks like the labels of another task (see `label_columns`), else "error".
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too. Splits that `with_labels` leaves out are left out
@@ -60,9 +60,9 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     """Return the tables without the splits whose labels are secret, as in published test sets; a warning names these.
 
     A split other than "train" is left out if it has neither the label column nor one of a similar name, but "train" has
-    (without "train": another split). It is also left out if all its labels are empty or -1, unless -1 is a class of
-    `spec.labels` or "train", or no split would be left. Any other split beside "train" that lacks the column raises
-    DataError.
+    (without "train": another split). A split whose labels are all empty or -1 is left out too, except if -1 is a class
+    (in `spec.labels` or in "train"), or if no split would be left. Any other split beside "train" that lacks the column
+    raises DataError.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     lacking = {part for part, table in others.items() if not _has_like(table, str(spec.label))}
@@ -232,8 +232,10 @@ def _number(cell: object) -> float:
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
     """Raise DataError if labels of a column may be numbers with signs, such as "1,5", or several names in one text.
 
-    One with a comma is enough; others may be numbers if all labels are. But up to 20 such as "25%" or "$10" are
-    classes, with a warning. A text counts as several names if one of the signs `,` `;` `|` divides it into known parts:
+    One "1,5" is enough, even beside names; numbers with other signs count only if all labels are numbers. If there are
+    only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
+
+    A text counts as several names if one of the signs `,` `;` `|` divides it into known parts:
     parts that are labels of other rows, or parts of several texts. If the sign is a comma, all parts must be known; for
     the other signs, one is enough.
     """
@@ -521,8 +523,8 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool) -> Iterator[tuple[int, ...]]:
     """Yield each list of a column as 0 and 1 per class. The lists hold that already (`is_hot`), or names or ids.
 
-    Names and ids follow the rules and errors of `class_ids`. DataError is also raised if ids, which the column's type
-    declares, can only be 0 and 1 per class: one comes twice in a list that has an entry per class.
+    Names and ids follow the rules and errors of `class_ids`. DataError is also raised if the column's type declares
+    class ids, but a list can only be 0 and 1 per class: it has an entry per class, only 0 and 1, and one comes twice.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):

@@ -189,9 +189,9 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
-    """Return the fraction of positive rows above the lowest threshold that at most `rate` of the negative rows exceed.
+    """Return the recall of a threshold: the lowest that at most the fraction `rate` of the negative rows exceed.
 
-    `positive` is a mask `[rows]`. The result is 0 if one of the classes has no row.
+    `positive` is a mask `[rows]`. The result is 0 if there are no positive or no negative rows.
     """
     negatives = scores[~positive].sort(descending=True).values
     if not len(negatives) or bool(positive.logical_not().all()):

@@ -82,7 +82,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
-    """Return the name of a preset's task, and the preset. `name` is like "cola", "glue/cola" or "wikiann/de" (German).
+    """Return the name of a preset's task ("cola", "wikiann-de"), and the preset.
+
+    `name` is like "cola", "glue/cola" or "wikiann/de" (German).
 
     Raises UnknownNameError if there is no such preset, and ConfigError if the language is not a language code.
     """

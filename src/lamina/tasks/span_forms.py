@@ -156,8 +156,8 @@ def _spelled(text: str) -> object:
 def _list_of(cell: Mapping[str, object]) -> object:
     """Return the list of spans inside the object `cell`; if the object is itself a span, a list with only this span.
 
-    The list may be under a key such as "entities", or be spelled as one list per field. Raises SpanError if lists of
-    starts, ends and labels have different lengths.
+    The spans may be under a key such as "entities" (whose value need not be a list), be spelled as one list per field,
+    or as label -> texts. Raises SpanError if lists of starts, ends and labels have different lengths.
     """
     for key in _CONTAINERS:
         if key in cell and not any(name in cell for name in _STARTS):

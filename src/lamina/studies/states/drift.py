@@ -147,7 +147,7 @@ def drift(
 
 
 def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> list[_DriftRow]:
-    """Return the table rows that compare `base` with `other`, checkpoint number `seed` of the run `name`."""
+    """Return a row per layer, role and measure: `other`, checkpoint `seed` (from 0) of run `name`, against `base`."""
     return [
         _DriftRow(run=name, seed=seed, stack=base.stack.name, layer=layer, role=role, measure=measure, score=score)
         for layer in base.layers
