@@ -65,7 +65,7 @@ class Form:
 
 
 def state_of(value: Tensor, form: Form | None, tokens: int | None) -> Tensor:
-    """Convert a value to a state `[batch, tokens, width]` by its form; if `form` is None, return the value itself."""
+    """Return `form.state(value, tokens)`, or `value` itself if `form` is None."""
     return value if form is None else form.state(value, tokens)
 
 

@@ -237,10 +237,10 @@ def _may_be_place(key: str, text: str) -> bool:
 
 
 def _label(span: object, labels: Sequence[object], default: str) -> str:
-    """Return the label of a span, from the values of its label keys: names, or lists with one name.
+    """Return the label of a span. `labels` are the values of its label keys: names, or lists with one name.
 
     Raises SpanError if a label is missing, or is a tag such as "O" or "B-PER"; LabelCellError if one is not a class
-    name; UnplacedSpanError if there are several labels. The message names `default`, the label of spans without one.
+    name; UnplacedSpanError if labels differ. `default`, the label of spans without a key for it, is for the message.
     """
     entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
     # flair writes its labels with their confidence
@@ -371,6 +371,6 @@ def _quoted(text: str, span: LabelledSpan) -> str:
 
 
 def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
-    """Return whether one of `spans` does not begin and end where `words` do, so that readers learn its whole words."""
+    """Return whether a span begins or ends where no word does; readers then learn the whole words that it touches."""
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     return any(start not in starts or end not in ends for (start, end), _ in spans)

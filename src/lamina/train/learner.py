@@ -355,8 +355,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
     Raises:
         ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
             without "!" matches no parameter.
-        LayerIndexError: If the options give a rate to a layer that does not exist.
-        UnsupportedModelError: If layers have rates of their own, and the model's layers cannot be found.
+        LaminaError: For the reasons that `learning_rates` names.
     """
     rates, decayed = learning_rates(model, options, rate), decayed_names(model, options, op)
     groups: dict[tuple[float, float], ParameterGroup] = {}
