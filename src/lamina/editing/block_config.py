@@ -162,7 +162,7 @@ def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -
 def _set_blocks(
     part: PretrainedConfig, names: Sequence[str], depth: int, order: Sequence[int], *, every_list: bool
 ) -> bool:
-    """Change the config `part` so that it describes the blocks in `order`, which are numbers of its `depth` old blocks.
+    """Change the config `part` so that it describes the blocks in `order`, numbers (from 1) of its `depth` old blocks.
 
     `names` are the settings that hold the depth. With `every_list`, lists of unknown meaning with an entry per old
     block are changed too. A config raises ValueError if its settings contradict each other.

@@ -91,7 +91,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers that still have at least one kept feature."""
+        """Return which of the selected layers (from 0) have at least one kept feature."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
     def is_token_wise(self) -> bool:

@@ -250,9 +250,9 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model too."""
 
     def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
-        """Return what is served, the names of the readers of a model (None: all), and the model's version.
+        """Return what is served, the names of a model's readers (None: all), and the version of the model.
 
-        Raises HTTPException with status 404 if there is no such model, or no such version of it.
+        Raises HTTPException with status 404 if there is no such model, or `version` is not its present one (or None).
         """
         served = scheduler.served
         if model != name and model not in served.bank:

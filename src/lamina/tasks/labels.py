@@ -236,7 +236,7 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
     only amounts such as "25%" or "$10", and at most 20 of them, they are classes, and a warning is logged.
 
     A text counts as several names if one of the signs `,` `;` `|` divides it into known parts: parts that are labels of
-    other rows, or parts of several texts. If the sign is a comma, all parts must be known; for the others, one is enough.
+    other rows, or parts of several texts. With a comma all parts must be known, with the other signs one is enough.
     """
     rows, are_numbers = dict[str, int](), True  # text -> the first row with it
     for row, cell in _cells(table, column):
