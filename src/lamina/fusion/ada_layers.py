@@ -149,7 +149,7 @@ class _ProjectedStream(Stream):
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """Return the projection matrices of layer `index`, for the members with the numbers `rows`."""
+        """Return layer `index`'s projections, for the members numbered `rows`; the next call may overwrite them."""
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]

@@ -98,8 +98,8 @@ class InferRoute(JSONRoute):
 def _with_data(body: bytes, size: str, max_depth: int) -> object:
     """Return the value of a request's JSON, with the binary data behind it moved into its tensors.
 
-    Only here, with the header of the size, does "binary_data_size" count; without the header it is ignored. Data of a
-    datatype other than BYTES become []; such a tensor is refused later.
+    Only called if the header gives the size of the JSON; otherwise "binary_data_size" is ignored. The data of another
+    datatype than BYTES become [], and the tensor is refused later.
 
     Args:
         body: JSON, followed by the binary data of its tensors in their order.

@@ -210,7 +210,7 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open the image `lazy` and crop it. With augmentation, the crop is random, seeded by `row` and `epoch`.
+        """Open the image `lazy` and crop it; to augment, crop at random by `row` and `epoch`, resize, perhaps mirror.
 
         Without augmentation, the image is cropped to the aspect ratio of the processor's output, unless the processor
         itself brings all images to one size. Raises DataError if the image cannot be read.
