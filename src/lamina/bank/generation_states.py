@@ -106,6 +106,8 @@ class GenerationStates:
     def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin a pass: store its arguments, and the length of the cache before the pass adds to it.
 
+        Without an assistant, the length is read in the first two passes only.
+
         Args:
             batch: Arguments of the modules around the one that contains the stack.
             args: Positional arguments of the module that contains the stack.
@@ -167,7 +169,7 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _check_tokens(self, count: int, ids: object) -> None:
-        """Raise ConfigError if this pass has another number of states than the tokens that it should read.
+        """Raise ConfigError if this pass does not have one state per token that it read.
 
         `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read. If
         `ids` is no tensor (embeddings were read), only the first pass is checked: it may read at most the prompt. With

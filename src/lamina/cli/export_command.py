@@ -170,7 +170,7 @@ def _export_int8(
 
     The scores are measured on the file `validation`, by default with the columns of the training; `label` holds other
     columns as "READER=COLUMN". Raises ConfigError if a text in `label` has another form or names a reader twice, and
-    the errors of the function `export_int8`. With `progress`, progress bars are shown.
+    the errors of the function `export_int8`, whose `max_loss` and `progress` these are.
     """
     from lamina.prediction.int8 import export_int8
 

@@ -417,7 +417,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
     """Join texts; yield their tokens in blocks of `max_length`, as tables (see `window_table`), while texts are read.
 
-    There is at least one table, which may be empty.
+    The last block may be shorter. There is at least one table, which may be empty.
     """
     joined: dict[str, list[int]] = {}
     count = 0

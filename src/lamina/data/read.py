@@ -76,10 +76,10 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
 
 
 def read_lines(path: Path) -> Lines:
-    """Yield the lines of a UTF-8 file, line ends included, with their numbers, counted from 1.
+    """Yield (line number, from 1; line with its line end) of a UTF-8 file.
 
     A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
-    Raises DataError if the file cannot be opened or read.
+    Raises DataError if the file cannot be opened or read, or has carriage returns for line feeds.
     """
     start = 0  # position of the line's first byte in the file
     problem = f"read: {path} cannot be read"
@@ -134,7 +134,10 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
-        """Yield lines to the csv module, and append them to `used`. Raises the line's DataError, or csv.Error."""
+        """Yield lines to the csv module, and append them to `used`.
+
+        Raises the line's DataError, or csv.Error once they have more than `MAX_BYTES` characters: an open quote.
+        """
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             used.append(item)
@@ -183,8 +186,8 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
-    DataError if that row cannot be read or is blank, two columns have the same name, or the only name has a sign that
-    may divide columns, such as ";".
+    DataError if the names cannot be read or are blank, two are the same, or the only one has a sign that may divide
+    columns, such as ";".
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -271,7 +274,10 @@ class Table:
         return cells
 
     def key(self, name: str | int) -> str:
-        """Return the name of a column that is named as in `cells`: in a CoNLL file, -1 becomes the last number."""
+        """Return the name of a column that is named as in `cells`: in a CoNLL file, -1 becomes the last number.
+
+        It is not checked that there is such a column.
+        """
         is_from_end = self.numbered and re.fullmatch(r"-\d+", str(name))
         return str(len(self.columns) + int(name)) if is_from_end else str(name)
 
@@ -496,7 +502,7 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
 
 
 def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
-    """Yield the sentences of a CoNLL file with the number of the first line: column number -> cells of all words.
+    """Yield (number of the sentence's first line, {"0": its words' cells in column 0, ...}) from a CoNLL file.
 
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
     repeat words (`1-2`, `8.1`) are skipped. Each other line is a word with its columns, separated by tabs or blanks; a
@@ -548,7 +554,7 @@ def _is_header(cells: list[str]) -> bool:
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
-    """Return the number of columns of the first line that has no `#` in front, and the last cells of all such lines."""
+    """Return the first word's number of columns, and all words' last cells. Lines with `#` in front do not count."""
     texts = (text for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (_cells(text) for text in texts if "-DOCSTART-" not in text)
     first = next(rows, [])

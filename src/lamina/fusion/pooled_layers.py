@@ -258,8 +258,8 @@ class PooledLayers(PoolingConfig):
             separator that the bank's tokenizer puts between two texts shows where the second begins.
 
     Raises:
-        ConfigError: If a value is not valid; when the reader is attached, if `heads` does not divide the width, or the
-            head labels tokens; with "second", in a pass, if there are no token ids, or the bank has no fast tokenizer
+        ConfigError: If a value is not valid. When the reader is attached: if `heads` does not divide the width, or the
+            head labels tokens. In a pass with "second": if there are no token ids, or the bank has no fast tokenizer
             that puts a token between two texts.
         UnknownNameError: If `over` is unknown.
 
@@ -317,7 +317,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         return (super().group(), self.config.over)
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
-        """Return each layer's weight, divided among the tokens by the mean attention of its queries.
+        """Return `[layers, tokens]`: each layer's weight, divided among the tokens by its queries' mean attention.
 
         None if `over` is "second", because a single text does not show where a second one begins.
         """

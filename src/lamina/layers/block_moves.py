@@ -31,8 +31,8 @@ class Move(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """The arguments of the edit.
 
-        For a kind in `MOVES` they include the blocks' new "order", and the "path" of their list: None if one block
-        serves as all layers.
+        For a kind in `MOVES` they include the blocks' new "order", and "path", which says where the list of blocks is
+        (None if one block serves as all layers).
         """
         ...
 

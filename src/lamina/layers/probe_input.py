@@ -47,8 +47,8 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
         tokens: Length of texts, and number of audio frames. Texts for a decoder are two tokens shorter. Images have the
             size that the config states.
         seed: Seed of the random values.
-        full: Whether to add images and boxes to texts that can have them, and to have spectrograms as
-            `[batch, bins, frames]`. None: only if `prefer_full` was called for the model.
+        full: Add images and boxes to texts that can have them, and swap the last two axes of spectrograms. None: only
+            if `prefer_full` was called for the model.
 
     Raises:
         NoInputError: If the model reads another kind of input, or its config does not state a size that is needed.

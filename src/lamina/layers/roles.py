@@ -93,7 +93,7 @@ class Roles:
         ffn_in: First projections of the feed-forward network; two if one of them is a gate.
         ffn_out: Its last projection.
         cross: The attention over the encoder, in decoders that have one.
-        ffn_norm: The norm before the network, if nothing else reads its output.
+        ffn_norm: The norm whose output only the network reads. None: there is no such norm.
     """
 
     attention: Attention

@@ -100,5 +100,5 @@ class Tokenizer(Processor, Protocol):
 
 
 def tokenizer_of(processor: object) -> Tokenizer:
-    """Return the tokenizer inside a processor; anything that contains none, None too, is returned unchanged."""
+    """Return the tokenizer inside a processor, or `processor` itself if it has none inside, as None and tokenizers."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))

@@ -134,10 +134,11 @@ class Calibration:
 
         Raises:
             ConfigError: If the confidence level is out of range; if the numbers of scores and labels differ; if there
-                are no positive or no negative texts; if a score or the threshold is NaN or no number; if an entry of
-                `positive` is neither true nor false; or if `guarantee` is set beside a threshold. Without a threshold
-                also: if the rate is out of range; if there are fewer negative texts than `needed_negatives` returns; if
-                no text has a score; or if a cascade's first monitor alone flags more texts than the rate allows.
+                are no positive or no negative texts; if a score is NaN or no number, or the threshold NaN; if an entry
+                of `positive` is neither true nor false; or if `guarantee` is set beside a threshold. Without a
+                threshold also: if the rate is out of range; if there are fewer negative texts than `needed_negatives`
+                returns; if no text has a score; or if a cascade's first monitor alone flags more texts than the rate
+                allows.
             MissingExtraError: If scipy is not installed.
         """
         require_packages("calibrate", "metrics", "scipy")

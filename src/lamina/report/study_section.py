@@ -155,7 +155,7 @@ def _example(row: Row) -> Example:
 
 
 def _parsed(cell: object) -> JSON:
-    """Return the value that a cell had before the table was saved as Parquet, which returns lists as arrays or JSON."""
+    """Return a cell as it was before the table was saved: lists come back from Parquet as arrays or JSON text."""
     cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:

@@ -561,9 +561,9 @@ class Scheduler:
                 return
 
     def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
-        """Return whether jobs need no answer any more: all clients have left, or the time of a shutdown is up.
+        """Fail all jobs with ClosedError if all their clients have left, or the time of a shutdown is up.
 
-        The jobs are then failed with ClosedError.
+        Return whether they were failed.
         """
         is_late = time.monotonic() >= self._ends_at
         if not is_late and not all(job.future.has_left for job in jobs):

@@ -108,7 +108,7 @@ class OnnxFacts(SavedFacts):
         max_difference: Largest difference to PyTorch that was measured.
         files: All files of the export, without `onnx.json`.
         sha256: Hash of the graph's files, see `hash_of_graph`; None in exports of earlier versions.
-        int8: Task -> metric, and its value in PyTorch and in the quantised graph; None if the graph is not quantised.
+        int8: Task -> its scores in PyTorch and in the quantised graph; None if the graph is not quantised.
     """
 
     format: int

@@ -128,7 +128,7 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return the names of each weight below `under` that blocks share; the names differ only in block numbers."""
+    """Return a set of names for each weight below `under` that blocks share; they differ only in block numbers."""
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
         names.setdefault((id(weight), without_numbers(name)), []).append(name)
@@ -226,7 +226,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a model that `save` wrote, and the folder if nothing else is in it.
+    """Delete a model that `save` wrote, and the folder if nothing else is in it. No folder: do nothing.
 
     Raises StoreError if other software wrote the model, or the folder cannot be written.
     """

@@ -113,7 +113,7 @@ def odd_tag(tags: Iterable[str]) -> str | None:
 
 
 def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether class names stay as they are: each is "O", or a mark of IOB2, IOBES or BILOU with a label."""
+    """Return whether every class name is "O", or a mark of IOB2, IOBES or BILOU with a label: no need for `to_iob2`."""
     return all(_KEPT.fullmatch(label) for label in labels)
 
 

@@ -104,7 +104,7 @@ class Task:
             object.__setattr__(self, "positive", named_class(f"task {self.name}", self.positive, self.labels))
 
     def with_positive(self, positive: str | int) -> Task:
-        """Return the same task with another positive class, and with "f1" among its metrics.
+        """Return the same task with another positive class, and with "f1" after its metrics if it was not among them.
 
         A number or bool names a label as `lamina.tasks.metrics.named_class` says.
 
@@ -423,9 +423,9 @@ class Task:
 
         `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
-        `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits have
-        these three names, and a split with another name is an error; or only a warning if that split has no labels (as
-        "unsupervised" in IMDB). Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
+        `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits must
+        have these three names. A split of another name that has no labels (as "unsupervised" in IMDB) is left out with
+        a warning. Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
         in the forms that `predict` accepts; `inputs` is their column. `labels` are by default those that the dataset
         has for its column, otherwise those of "train", sorted.
 
