@@ -219,7 +219,7 @@ class OutOfMemoryError(MemoryError, LaminaError):  # MemoryError first: CPython 
 
     Attributes:
         op: The operation that was called.
-        reason: The allocator's own message. The size that was asked for is read from it, if it is there.
+        reason: The allocator's own message. If it names the size that was asked for, the error's message does too.
     """
 
     def __init__(self, *, op: str, reason: str) -> None:

@@ -106,7 +106,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes; of a longer line, yield only the first `MAX_BYTES` + 1 bytes."""
+    """Yield the lines of a file as bytes. A line of more than `MAX_BYTES` bytes is cut to `MAX_BYTES` + 1."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
@@ -287,7 +287,7 @@ class Table:
         Raises DataError if there is no such column.
 
         Args:
-            name: Name of the column; or its number in a CoNLL file, where -1 is the last column. If no column is
+            name: Name of the column; or its number in a CoNLL file, from 0, or -1 for the last. If no column is
                 called "translation.en" but all cells of column "translation" are objects or missing, the cells are the
                 values that these objects have under "en", or None.
         """
@@ -399,8 +399,8 @@ def _tables(
     `file_format` is that of `read_records` or "parquet"; `start` and `on_bad_row` are those of `read_chunks`.
 
     Raises:
-        DataError: The first DataError among `records` that is not skipped, if `on_bad_row` is None. The good records
-            before it are yielded first.
+        DataError: If `on_bad_row` is None and a record after the first `start` good ones is a DataError. The good
+            records before it are yielded first.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None

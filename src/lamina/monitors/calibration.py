@@ -189,8 +189,8 @@ def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list
     """Return the highest scores of the negative texts and of the positive texts, each in descending order.
 
     `highest` has the highest score of each text, and `positive` whether it should be flagged. Raises ConfigError if
-    their numbers differ, a score is NaN, an entry of `positive` is neither true nor false, or no text is negative, or
-    none is positive.
+    their numbers differ, a score is NaN, an entry of `positive` is neither true nor false, or there are no negative or
+    no positive texts.
     """
     if len(highest) != len(positive):
         raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")

@@ -532,7 +532,8 @@ class Scheduler:
     def _continue(self, run: _Run, turn: _Turn) -> None:
         """Run the passes of a batch in a turn, and answer its jobs. If all clients have left, the batch is dropped.
 
-        A single request with more than `_piece` tokens pauses after each pass, so that others can run in between.
+        A single request with more than `_piece` tokens pauses after each pass, so that others can run in between. If a
+        pass fails, see `_run_apart`.
         """
         is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:

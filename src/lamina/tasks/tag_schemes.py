@@ -44,7 +44,7 @@ class TagScheme:
         return match and (match["mark"].upper(), match.groupdict().get("label") or SPAN_LABEL)
 
     def marks(self, tags: Iterable[str]) -> set[str]:
-        """Return the set of marks among the tags that fit this scheme."""
+        """Return the marks that `read` finds in `tags`, "O" included; tags that do not fit this scheme have none."""
         return {found[0] for tag in tags if (found := self.read(tag)) is not None}
 
 

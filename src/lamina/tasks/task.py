@@ -458,14 +458,16 @@ class Task:
     ) -> Task:
         """Make a task from recorded hidden states, so that readers can be trained without running the model.
 
-        `train`, `validation` and `test` are each a folder with `states.json` (see `lamina extract`), whose table has
-        the labels; or a pair of such a folder and another table: a file, or a list of dicts with a row for each row of
-        states. For "token_classification", `label` has lists with a tag per token, -100 for none. `options` are
+        `train`, `validation` and `test` are each a folder with `states.json` (see `lamina extract`), or None for no
+        such split; validation rows are then taken from `train`. The table that `states.json` names has the labels. If
+        they are elsewhere, give a tuple (folder, table): the table is a file, or a list of dicts, with a row for each
+        row of states. For "token_classification", `label` has lists with a tag per token, -100 for none. `options` are
         `label`, `labels`, `metric`, `positive`, `name`, `problem_type`, `missing_labels`, `limit`, `limit_validation`,
         `seed` and `stratify`, as in `from_files`.
 
         Raises:
-            DataError: If a file does not have the shape of its manifest, or a table does not fit the states.
+            DataError: If no split is given, a file does not have the shape of its manifest, or a table is missing or
+                does not fit the states.
             StoreError: If a folder has no manifest, or the manifest contradicts itself.
             UnknownNameError: If there is no such kind, problem type, metric or option.
             ConfigError: If tasks of the kind need more than states, or parts have states of several models.

@@ -73,7 +73,8 @@ def check_device(options: FitOptions, output: Path | None) -> None:
     """Check that this machine has what the options need.
 
     Raises:
-        ConfigError: If float16 is set without a GPU, TensorBoard without an output folder, or a tracker is missing.
+        ConfigError: If float16 is set without a GPU or TensorBoard without an output folder, or another tracker is not
+            installed.
         MissingExtraError: If TensorBoard is set and not installed.
     """
     if options.precision == "float16" and not torch.cuda.is_available():

@@ -167,9 +167,9 @@ Rates = Annotated[Mapping[str | int, NotNegative], BeforeValidator(lambda rates:
 
 
 def _patterns(names: object) -> object:
-    """Return a list of patterns as a tuple, and anything but a list or tuple unchanged.
+    """Return a list of patterns as a tuple. A tuple of patterns, and a value of another type, comes back unchanged.
 
-    Raises ValueError if the list is empty or holds anything but strings.
+    Raises ValueError if a list or tuple is empty, or an entry is not a string, "" or "!".
     """
     if not isinstance(names, list | tuple):
         return names

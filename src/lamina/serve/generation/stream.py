@@ -186,7 +186,7 @@ class TokenStreamer(StopOnEvent):
         )
 
     def finish(self) -> None:
-        """Emit the event of the last token, without scores. Call it once `generate` has returned."""
+        """Emit the event of the last token, if any, without scores. Call it once `generate` has returned."""
         self._emit(is_read=False)
 
 
