@@ -83,7 +83,7 @@ def describe_states(  # noqa: PLR0913
         depth: Number of blocks of the model.
         form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
             (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
-            It replaces `axes`, `tensor` and `mask`, and a pooled form also `pooling`. None: these describe the files.
+            It replaces `axes`, `tensor` and `mask`; a pooled form replaces `pooling` too. None: these four are used.
         axes: Name of each axis of the arrays, in order: "rows", "tokens", "layers", "width".
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file; None for `.npy`. "{layer}"
             in it stands for the number of a layer, if each layer has a tensor of its own.
@@ -93,7 +93,7 @@ def describe_states(  # noqa: PLR0913
         lengths: A `.npy` file with the number of tokens of each row. None: the mask or the arrays show it.
         pooling: How the states of a row's tokens became one: "first", "last" or "mean". None: each token has a state.
         stack: Name of the stack.
-        model: Hub id or folder of the model.
+        model: Hub id or folder of the model; None if unknown.
         fingerprint: `lamina.store.fingerprint` of the model, if known; readers of these states can then be attached to
             no other model.
         max_length: Maximum number of tokens of a row when the states were computed.

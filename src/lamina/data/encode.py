@@ -281,8 +281,8 @@ def encode(
             every window begins with the first text. If this is longer than half a window, it is cut to half a window,
             and the pair counts as truncated. Offsets and token ranges are those of the second text. A start token
             between the two is left out, so that a reply follows its prompt as it does when the model writes it.
-        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, or less if the text's
-            part of a window is not longer.
+        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`; if the text's part of
+            a window is not longer than that, one token less than this part.
         offsets: Whether to store the character range of each token, which only fast tokenizers tell. Only token tasks
             need them; they take much memory.
         add_prefix_space: Whether to put a space before each text, if the tokenizer is byte-level BPE (as RoBERTa's) and

@@ -24,7 +24,7 @@ class Move(Protocol):
 
     @property
     def layers(self) -> Sequence[int]:
-        """Numbers of the edited layers; for "truncate", "keep" and "drop", of those that were removed."""
+        """Numbers of the edited layers; for "truncate", "keep" and "drop", the layers that were removed."""
         ...
 
     @property

@@ -175,9 +175,10 @@ _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 
 
 def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return a random image, or a clip of several frames, of the size in the config; `tokens` is not used.
+    """Return a random image, or a clip of several frames, of the size in the config.
 
-    Models that need a grid or positions of patches get an image that is already cut into patches.
+    Models that need a grid or positions of patches get an image that is already cut into patches. Only with a grid does
+    the size depend on `tokens`; see `_packed`.
     """
     accepted = inspect.signature(model.forward).parameters
     if any(name in accepted for name in _GRIDS):

@@ -248,7 +248,7 @@ def saved_names(folder: Path) -> list[str]:
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of all files that a folder's record lists, with a processor's; [] without a readable record."""
+    """Return the names of all files that a folder's record lists; [] if there is no readable record."""
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

@@ -196,8 +196,8 @@ def _training_groups(
     """Return the encoded training examples of a run's learners, together with their entries in `states`.
 
     `specs` is learner name -> its `RunSpec`; `encodings` and `states` are as in `train`. Raises the errors of
-    `groups_of`, and DataError if a task whose `missing_labels` is None has rows without a label, and no other task
-    shares its rows.
+    `groups_of`, and DataError if a task has rows without a label, its `missing_labels` is None and no other task shares
+    its rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
     for group in groups if states else ():

@@ -58,7 +58,7 @@ class GenerationEnd:
         tokens: Number of generated tokens.
         prompt_tokens: Number of tokens of the prompt.
         seed: Seed of sampling; None: tokens were not sampled.
-        flagged_at: Monitor -> index (from 1) of the token at which it flagged the text.
+        flagged_at: Monitor -> index (from 1) of the token at which it flagged the text, for those that did.
         answers: Task -> answer, for the readers that answer only once, at the end.
         drift: Monitor -> a warning sentence, for monitors whose replies have drifted away from their calibration texts.
     """
