@@ -564,7 +564,7 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment, rather than the word "#" with its columns.
 
-    It is a comment if it does not have `columns` cells, or its last cell is not a tag. `tags` are the last cells of all
-    lines that do not begin with `#`.
+    It is a comment if it does not have `columns` cells, or its last cell is neither among `tags` (the last cells of all
+    lines that do not begin with `#`) nor in the form of a span's tag, such as "B-PER".
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

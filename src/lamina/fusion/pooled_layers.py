@@ -126,7 +126,10 @@ class PoolingStream(Stream):
         """Return the sets of tokens to pool, from the masks of `view`, the first layer; all layers use these sets."""
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch width"]:
-        """Return the pooled vectors of the layers whose states are in `view`: their positions are `layers`."""
+        """Return the pooled vectors of the layers whose states are in `view`.
+
+        `layers` says which of the fusion's layers these are, from 0.
+        """
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:

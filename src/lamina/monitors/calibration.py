@@ -95,7 +95,7 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return the rate that the threshold keeps as text, such as "at most 0.01 with 95% confidence"; "" if none."""
+        """Return, as text, which rate was the target: "at most 0.01 with 95% confidence"; "" if `target` is None."""
         if self.target is None:
             return ""
         what = f"{self.target:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")

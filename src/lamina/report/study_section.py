@@ -390,7 +390,7 @@ def _records(rows: Frame) -> list[Mark]:
 def plain(cell: object) -> Cell:
     """Return a cell of a pandas table as a value that JSON can represent.
 
-    Floats are rounded to 6 significant digits. Infinite floats, and values of other types, become strings.
+    Floats are rounded to 6 significant digits. NaN, infinite floats and values of other types become strings.
     """
     cell = _plain_python(cell)
     if isinstance(cell, float):

@@ -99,8 +99,8 @@ class Pivot:
 class _StudyFacts(SavedFacts):
     """The content of `lamina_study.json`, the file that marks a folder as a saved study.
 
-    Its fields are those of `Study`, except that `table` is the SHA-256 of the table's Parquet file; and the file's
-    `format` and the version of `lamina`.
+    It has the fields of `Study`, the file's `format` and the version of `lamina`. `table` is the SHA-256 of the table's
+    Parquet file.
     """
 
     format: int

@@ -146,8 +146,9 @@ def _rendered(
 def _differences(tokenizer: Tokenizer, messages: list[Message], op: str) -> tuple[str, list[Span]]:
     """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    The span of a reply is what the reply adds to the text of the messages before it. Raises ConfigError, whose message
-    begins with `op`, if the text of the first messages does not begin the whole text, because no span is known then.
+    The span of a reply is what the reply adds to the text of the messages before it with the prompt for a reply. Raises
+    ConfigError, whose message begins with `op`, if that text does not begin the text up to the reply, or the latter
+    does not begin the whole text, because no span is known then.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):
