@@ -243,7 +243,7 @@ class Table:
     Attributes:
         path: Where the columns came from, for error messages.
         columns: Name of each column -> its cells. A cell that is missing in the file is None.
-        rows: The line of each row in the file, counted from 1 with the header; for Parquet, the number of the row.
+        rows: The line of each row in the file, counted from 1 with the header; for Parquet, the row's number, from 1.
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.

@@ -104,9 +104,10 @@ def _others(
 
 
 def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
-    """Return the name of the input that a model reads: its `main_input_name`, or one in `accepted`.
+    """Return the name of the input that a model reads: its `main_input_name`.
 
-    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches.
+    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches. If it is not in
+    `accepted`, return the first known name that is.
     """
     name = str(getattr(model, "main_input_name", "input_ids"))
     if name != "input_ids" or name in accepted:

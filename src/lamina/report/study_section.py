@@ -191,8 +191,8 @@ def drawing_of(study: Study, name: str) -> Drawing:
     Rows that cannot be drawn are left out and counted in the remark below the chart. In a scatter plot each row is a
     point. In other charts, rows that differ only in their seed are averaged. Means of three seeds or more have an
     interval; if no mean has three, the chart shows the value of each seed (not in heat maps). In a line chart, a row
-    without x becomes a line across the chart. Raises UnknownNameError if the figure names a column that the table does
-    not have, and DataError if its values are not numbers.
+    without x becomes a line across the chart. Raises KeyError if the study has no such figure, UnknownNameError if the
+    figure names a column that the table does not have, and DataError if its values are not numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
     parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}
@@ -426,7 +426,7 @@ def _value_title(rows: Frame, figure: Figure) -> str:
     """Return the title of a figure's value axis.
 
     It is the name of the column with the values. If all values are scores of one measure, it is the measure instead,
-    with the metric in brackets if that is another. For the measure "score", it is the metric alone.
+    followed by the metric in brackets if their names differ. For the measure "score", it is the metric alone.
     """
     if figure.value != "score" or "measure" not in rows or rows["measure"].nunique() != 1:
         return figure.value.replace("_", " ")

@@ -43,7 +43,7 @@ class Chat(str):
 
 
 def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a cell is a list of mappings, or an empty list; `chat_problem` checks what is in it."""
+    """Return whether a cell is a list or tuple without items other than mappings; `chat_problem` checks these."""
     return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
 
 
@@ -136,7 +136,10 @@ def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Sp
 def _rendered(
     tokenizer: Tokenizer, messages: list[Message], **options: bool
 ) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Return what transformers renders for one chat: a list with its text, and a list with the spans of its replies."""
+    """Return what transformers renders for one chat: a list with its text, and a list with the spans of its replies.
+
+    `options` are those of its `render_jinja_template`.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     arguments: dict[str, Any] = {"conversations": [messages], "chat_template": tokenizer.get_chat_template(), **options}

@@ -223,8 +223,8 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
         split: Name of the split that will be scored.
 
     Returns:
-        Names of the classes that no training row has; [] if labels are numbers. Word tags that do not occur in `split`
-        either are left out.
+        Names of the classes that no training row has; [] if labels are numbers. A word tag is only among them if it
+        occurs in `split`.
     """
     kind = task.kind
     task.split(split)
