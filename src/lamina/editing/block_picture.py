@@ -25,10 +25,11 @@ class BlockFacts(TypedDict):
     """A block of an edited stack.
 
     Attributes:
-        block: Its number now.
-        was: Its number before the edits; of a copy, the number of the original.
-        copy: Whether it is a copy; `identity`: one that started as an identity.
-        edits: The edits inside it, in words.
+        block: Its number now, from 1.
+        was: Its number before the edits, from 1. For a copy, the number of the original.
+        copy: Whether it is a copy.
+        identity: Whether it is a copy that computed the identity at first.
+        edits: Kinds of the edits inside it, such as "insert", each once.
     """
 
     block: int
@@ -44,7 +45,7 @@ class StackPicture(TypedDict):
     Attributes:
         before: Number of blocks before.
         after: The blocks after.
-        gone: Old numbers of the removed blocks.
+        gone: The removed blocks' numbers before the edits, from 1.
     """
 
     before: int

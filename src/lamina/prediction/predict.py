@@ -180,8 +180,8 @@ class Reading:
         tasks: Reader name -> its head's config, a `TaskLike`.
         kind: Encodes the examples.
         options: How it encodes them.
-        apart: One per part of a long text that readers read; empty: all read the same part.
-        apart_pairs: The same for a long pair of texts.
+        apart: If the readers read different parts of a long text, one `Reading` for each part; else empty.
+        apart_pairs: The same for long pairs of texts.
     """
 
     tasks: dict[str, KindedTask]
@@ -505,8 +505,8 @@ class Predictor:
     def _reading(self, tasks: dict[str, KindedTask], add_prefix_space: bool) -> Reading:
         """Return how to encode examples once for all readers in `tasks`.
 
-        Length and stride are the largest with which the readers were trained; the defaults if one has no record. If a
-        reader predicts per token, long examples are read in windows.
+        The length is the largest that the readers were trained with, or the default if a reader has no record of it.
+        The stride likewise; but if readers predict per token, only theirs count, and long examples are read in windows.
         """
         names = list(tasks)
         encoder = tasks[encoder_of(tasks, names)].kind

@@ -377,8 +377,8 @@ class Recipe(Strict):
         """Raise ValidationError if keys contradict each other, or a key refers to something unknown.
 
         A recipe has either readers or methods. "train_base", "separately" and monitors need readers, and "keep" needs
-        methods; methods take no "seed" among their options. A context in `info` says that a sweep has replaced values
-        of grids.
+        methods; methods take no "seed" among their options. If `info` has a context, a sweep has replaced values of
+        grids, and tables and figures may name the old values.
         """
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:

@@ -397,7 +397,7 @@ class Kind(ABC, Generic[InputsT]):
         `processor` is for kinds whose examples depend on the tokenizer.
 
         Raises:
-            ConfigError: If an example is not a text or pair of texts that this kind reads. The message gives its index.
+            ConfigError: If the examples are not all texts, or all pairs of texts for a kind that reads pairs.
         """
         return Split.of_texts(checked_texts(raw, pairs=self.reads_pairs))
 
@@ -538,7 +538,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.outputs(model, batch, processor, options)
 
     def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
-        """Return an empty `Results` that turns a model's outputs into predictions; by default that of `results`.
+        """Return an empty `Results` that turns a model's outputs into predictions. This default calls `results`.
 
         `split` comes from `examples`, and `inputs` encode it. `processor` is for kinds whose predictions are tokens.
         """

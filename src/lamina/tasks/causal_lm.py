@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class CandidatesAnswer(TypedDict):
-    """A reader's prediction for a text: `candidates`, the most probable next tokens in descending order."""
+    """A reader's prediction for a text: `candidates`, the most probable next tokens, the most probable first."""
 
     candidates: list[Candidate]
 
@@ -153,7 +153,7 @@ class CausalLMKind(LanguageModelingKind):
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return, for next-token labels, each token's own id; transformers' models shift labels by one token."""
+        """Return next-token labels moved back by one position, because transformers' models shift labels themselves."""
         return shifted(labels, 1)
 
     def predict_outputs(

@@ -189,7 +189,7 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
     """Change vLLM's pooling endpoints in place, so that each text of a response has the field `lamina`.
 
     They are `/pooling`, `/v1/embeddings` and `/classify`. Responses that hold bytes instead of JSON are left as they
-    are. Requests that name an unknown reader get status 422.
+    are. A request may choose readers in `vllm_xargs`; it gets status 422 if `layout` has no reader of that name.
     """
     init, build = serving._init_ctx, serving._build_response
 

@@ -285,10 +285,7 @@ class States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts. The model computes them, and stores them in `folder`.
-
-        `bank` has one reader, "all", which needs all layers. Raises CacheError if the disk has no room for them.
-        """
+        """Return the states of all layers for some texts. For the parameters and errors see `_read`."""
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
         return self._read(bank, group, folder)
