@@ -136,7 +136,8 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
 def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, object] | None) -> str | None:
     """Return why an entry with an intact index (`facts`) cannot be used; None if it can.
 
-    `sizes` are the sizes of the files in the folder, in bytes. `expected` is the argument of `read_entry`.
+    `sizes` are the sizes of the files in the folder, in bytes. `expected` is the argument of `read_entry`; if it is
+    None, checksums are not compared.
     """
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
         return f"{wrong[0]} is missing or incomplete"

@@ -270,7 +270,7 @@ def _attention_sites(
 ) -> Iterator[_Site]:
     """Yield the places after the query, key and value projections of one attention of a block; see `_block_sites`.
 
-    Raises UnsupportedModelError if a path of the row is not in the block, or heads do not divide a projection's output.
+    Raises UnsupportedModelError if the block lacks a path of `attention`, or heads do not divide a projection's output.
     """
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)

@@ -33,7 +33,7 @@ def is_inserted(name: str) -> bool:
 
 @final
 class InsertedLayer(nn.Module):
-    """A linear map A(x) = act(W) x or act(W x) after a projection (per head or over the full width); or a convolution.
+    """A layer after a projection or convolution. It computes act(W) x or act(W x), per head or over the full width.
 
     The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
 

@@ -114,7 +114,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self
 
     def _weights(self, targets: Targets) -> tuple[float, ...] | None:
-        """Return the weight of each class in the loss, by the classes of `targets`; None if `class_weight` is None.
+        """Return the loss weight of each class, in the order of `classes_`; None if `class_weight` is None.
+
+        `targets` are the training labels, whose frequencies "balanced" uses.
 
         Raises ConfigError if texts have several labels, and DataError if scikit-learn refuses `class_weight`.
         """
@@ -167,7 +169,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return logits `[texts, classes]`; with two classes, second minus first, `[texts]`. Errors as in `predict`."""
+        """Return logits `[texts, classes]`; for one of two classes, second minus first `[texts]`. Errors as `predict`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

@@ -37,7 +37,7 @@ class TokenClassification(HeadConfig):
         class_weights: One positive weight per label for the loss. None: all equal.
 
     Raises:
-        ConfigError: If `labels`, a number or `class_weights` is not allowed.
+        ConfigError: If a value is not allowed.
 
     Source:
         Dremov 2024, section 5.2 and figure 15.

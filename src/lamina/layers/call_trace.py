@@ -173,8 +173,8 @@ def _events(
 ) -> Iterator[Event]:
     """Yield the events for one argument or result of a call: the value itself, and its cut and transposed forms.
 
-    Only values with 3 axes off the meta device have such forms. Nothing is yielded for integers. `tokens` are the
-    numbers of tokens in the inputs; the other arguments are those of `Event`.
+    Only values with 3 axes have such forms, and not on the meta device. Nothing is yielded for tensors of integers.
+    `tokens` are the numbers of tokens in the inputs; the other arguments are those of `Event`.
     """
     if not value.is_floating_point():  # no state
         return

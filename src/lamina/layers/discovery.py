@@ -429,12 +429,12 @@ def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _Unre
 
 
 def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tuple[dict[str, list[Event]], States]:
-    """Run another input, and choose for each layer the best place at which exactly the returned state is read.
+    """Run another input, and choose for each layer the best place that shows exactly the returned state in both runs.
 
     `target` is the module to call, `probe` the input, and `found` has the places of each stack from the first run.
 
     Returns:
-        Stack name -> the chosen event of each layer; and the hidden states that this run returned.
+        Stack name -> for each layer the chosen event of the first run; and the hidden states that this run returned.
 
     Raises:
         _UnreadableError: If a layer has no such place, a state has another shape or NaN, or the stack returns a

@@ -148,7 +148,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return key -> output (see `key_of`) of the modules in a block that received the value with `key`.
+    """Return the outputs of the modules in a block that received the value with `key`: an output's own key -> output.
 
     `inside` are the events of the block. In a post-norm block, the norm after an addition computes the state for the
     next addition.

@@ -447,7 +447,7 @@ class Predictor:
         return max_length(self._runner, tasks, self._runner.trained_with([*tasks], "max_length"))
 
     def _plan(self) -> _Plan:
-        """Return the plan for the readers, that of the last call if nothing has changed; errors as `_derive_plan`."""
+        """Return the plan for the readers. It is derived again (see `_derive_plan`) only if something has changed."""
         runner, options = self._runner, self.options
         tokenizer = tokenizer_of(runner.processor)
         depends = (

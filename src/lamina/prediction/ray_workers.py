@@ -70,7 +70,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
 
 def _alone(actor: Any, item: object, op: str) -> Any:
-    """Return the result of one item from the worker `actor`. Raise LaminaError, which begins with `op`, if it dies."""
+    """Return the result of one item from the worker `actor`; raise LaminaError, which begins with `op`, if it fails."""
     ray = import_ray(op)
     try:
         return ray.get(actor.run.remote(item))

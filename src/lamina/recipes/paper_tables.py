@@ -253,9 +253,9 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
     """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
 
-    A cell has the mean over all runs of its tasks, each task in the setting with the best validation score; cells
-    without a finished run are left out. The split is that of the layout, else the one on which the recipe evaluates,
-    else "validation".
+    A cell has the mean over all runs of its tasks. Of each task, the setting with the best validation score counts.
+    Cells without a finished run are left out. The split is that of the layout, else the one on which the recipe
+    evaluates, else "validation".
     """
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"

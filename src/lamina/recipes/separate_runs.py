@@ -174,7 +174,7 @@ class SeparateRuns:
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
-        """Save the model of a run that was just trained, if all models are kept or this one may be the best.
+        """Save the model of a run that was just trained, if the recipe keeps all, or the best and this may be one.
 
         `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
         and the first process saves the model. As it may not know the scores of all other runs, `end` decides later.

@@ -79,7 +79,8 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    If the repository has other files of readers, of a base model or of a processor, the same commit deletes them.
+    A repository or branch that does not exist is created. If the repository has other files of readers, of a base model
+    or of a processor, the same commit deletes them.
 
     `save` is called with the folder to write to. The other arguments are those of `ReaderBank.push_to_hub`.
 

@@ -371,7 +371,7 @@ class Kind(ABC, Generic[InputsT]):
 
         Raises:
             DataError: If the file cannot be read.
-            ConfigError: If `source` is no path: a pair of files, which only text-to-text kinds read, or anything else.
+            ConfigError: If `source` is not a path. (Only text-to-text kinds read a pair of files.)
         """
         if not isinstance(source, str | Path | Sequence):
             raise ConfigError(f"task: a file is {source!r}; a path is needed.")
@@ -406,7 +406,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that are only reported if the user names one of them; then all are. By default none."""
+        """Return metrics that are all reported if the user names one of them, and otherwise not. By default none."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -546,7 +546,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 def as_output(model: PreTrainedModel) -> dict[str, bool]:
-    """Return the option `return_dict=True` for a call of the model; {} if the model's config sets it already."""
+    """Return the arguments with which a call of the model returns an object: `return_dict=True`, or {} by default."""
     return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 

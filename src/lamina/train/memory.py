@@ -146,7 +146,7 @@ Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name 
 class RowShape(NamedTuple):
     """The size of a row: `tokens` of its text, `target` tokens of its target text, or its `image_size`.
 
-    If `target` is 0, the target text has as many tokens as the text.
+    If `target` is 0, the target text has as many tokens as the text. If `image_size` is None, the config has the size.
     """
 
     tokens: int

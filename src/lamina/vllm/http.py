@@ -243,8 +243,8 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
 async def _remember(results: Results, latest: Latest, choices: int = 1) -> Results:
     """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
-    Each result has the tokens since the one before. `choices` is the number of choices per prompt, for results of
-    several prompts.
+    Each result has the tokens since the one before. With several prompts, results are pairs (index of the prompt,
+    result), and `choices` is the number of choices per prompt; the choices of all prompts are numbered in a row.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)

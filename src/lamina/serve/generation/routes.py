@@ -317,7 +317,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
     @app.post("/v1/chat/completions", responses={**openai, 200: event_stream})
     async def chat(body: ChatRequest, request: Request) -> object:
-        """Return the reply to a chat, in the shape of OpenAI's endpoint, with the readers' scores for each token."""
+        """Return or stream the reply to a chat in the shape of OpenAI's endpoint, with the scores for each token."""
         items, shape = Items(generator, body.generation(), timeout_s), ChatShape(body, name)
         if body.stream:
             return await _streamed(items, request, shape.events, nested=True)

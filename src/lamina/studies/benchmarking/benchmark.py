@@ -425,11 +425,12 @@ def _sentence(row: Row, sets: int, seeds: int) -> str:
 
 
 def over_sets(study: Study) -> Frame:
-    """Return one row per method of a benchmark (and per point, if it has several), the best mean of each point first.
+    """Return one row per method of a benchmark (and per point, if it has several), by point, then the best mean first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
-    seeds; missing without seeds), "rank" (mean rank), "seconds" and "bytes". The other columns compare the leading
-    method with this one: "behind_by", "low", "high", "p", "wins", "level" and "losses". The leader has no value there.
+    seeds; missing without seeds), "rank" (mean rank), "seconds" and "bytes" (medians). "behind_by", "low", "high", "p",
+    "wins", "level" and "losses" compare "default" (or else the best method) with this one, as in `compare_methods`;
+    they are missing in its own row.
     """
     table: Frame = study.table
     keys = ["point", "method"]
@@ -480,7 +481,7 @@ def _place(key: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, object]) -> dict[str, str]:
-    """Return a row of `over_sets` as text: column -> text, which is "" where the method has no value."""
+    """Return the cells of a row of `over_sets` in Markdown: key of `_TITLES` -> text, "" if the method has no value."""
     value = {name: cell for name, cell in row.items() if not _is_missing(cell)}
     cells = {"point": f"{value['point']:g}" if "point" in value else "", "method": str(value["method"])}
     cells |= {name: _number(value.get(name)) for name in ("score", "spread", "rank", "behind_by")}

@@ -207,7 +207,7 @@ def cell_rows(
 
     Args:
         model: The model, which is not changed.
-        processor: Its tokenizer.
+        processor: Its tokenizer. None: the one saved with the model.
         folder: The folder of the data files.
         name: Name of the data set.
         point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
@@ -238,7 +238,7 @@ class States:
 
     Args:
         model: The model, which stays frozen and in eval mode.
-        processor: Its tokenizer.
+        processor: Its tokenizer. None: the one saved with the model.
         drawn: The rows to train on and to score.
         settings: Settings of the benchmark.
         kept: Folder of the states, or the states that the points of the set share.

@@ -146,7 +146,7 @@ def _shifted_file(folder: Path, name: str) -> Path:
 
 
 def _read(path: Path, columns: Sequence[str]) -> DataFrame:
-    """Return columns of a compressed CSV file; raise DataError if the file is missing or damaged, or lacks one."""
+    """Return columns of a compressed CSV file; raise DataError if the file is missing or damaged, or lacks a column."""
     import pandas as pd
     import pyarrow as pa
 

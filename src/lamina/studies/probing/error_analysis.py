@@ -158,8 +158,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 class _ErrorAnalysis:
     """Runs the trained probes of one task over a split, and computes table rows of the study from their outputs.
 
-    `layers` are the layers that have a probe; the probe of layer i is named "layer<i>". `numbers` has for each row its
-    number in the split with the rows that have no label, which `task` lacks.
+    `layers` are the layers that have a probe; the probe of layer i is named "layer<i>". `task` has only rows with a
+    label. `numbers` has for each of them its number in the whole split.
     """
 
     def __init__(
