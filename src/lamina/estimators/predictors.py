@@ -151,7 +151,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
-        """Return the accuracy. Errors as in `predict`, and DataError if a label in `y` is missing."""
+        """Return the accuracy; with several labels per text, the share of texts whose labels are all right.
+
+        Errors as in `predict`, and DataError if a label in `y` is missing.
+        """
         return float(super().score(X, plain_column(y, self._op("score")), sample_weight))  # pyright: ignore
 
     def predict_proba(self, X: object) -> np.ndarray:
@@ -169,7 +172,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return logits `[texts, classes]`; for one of two classes, second minus first `[texts]`. Errors as `predict`."""
+        """Return logits `[texts, classes]`; for one of two classes, second minus first `[texts]`. Errors: `predict`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

@@ -87,10 +87,10 @@ class Trace:
     copies: list[Tensor] = field(default_factory=list[Tensor])
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Find a state in the run: return event -> True if the event's tensor is this very object, unchanged.
+        """Return the events whose tensor has the same key as `state` (see `key_of`): event -> whether it is `state`.
 
-        False means another tensor with an equal key (see `key_of`). On the meta device, which has no values, only the
-        same tensor counts.
+        A tensor that was changed in place since the event is not `state`. On the meta device, which has no values, only
+        events of `state` itself are returned.
         """
         key = key_of(state)
         equal = [event for event in self.events if event.key == key]

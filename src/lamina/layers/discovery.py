@@ -336,7 +336,7 @@ def _first_run(
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
-    """Return the output of a module for a probe input; `options` are further keyword arguments.
+    """Seed torch, and return the output of a module for a probe input; `options` are further keyword arguments.
 
     An exception in the module becomes an _UnreadableError.
     """

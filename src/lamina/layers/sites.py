@@ -93,7 +93,7 @@ def _point(event: Event) -> TapPoint:
 
 
 def _run(model: nn.Module, length: int) -> Trace:
-    """Run a model on a tiny input of `length` tokens, and return the trace, with copies of all values.
+    """Run a model on a tiny input of `length` tokens, with torch seeded; return the trace, with copies of all values.
 
     Raises UnsupportedModelError if neither the model nor its backbone accepts the input.
     """

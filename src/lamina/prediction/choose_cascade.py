@@ -37,8 +37,8 @@ class CascadeChoice:
     Attributes:
         cascade: The cascade. Its `calibration` has the rates on the half of the rows that did not choose thresholds.
         recall: The recall that was asked for.
-        saving: Fraction of the second reader's work that the cascade saves, less the work of the first reader. Work is
-            the number of parameters that a reader multiplies per token.
+        saving: 1 minus the cascade's work (of both readers) as a fraction of the second reader's work on all tokens.
+            Work is the number of parameters that a reader multiplies per token.
         seconds: Seconds for a thousand tokens: of the cascade, and of the second reader alone. Measured on this
             machine, one token at a time as during generation, without the model's own pass.
         alone: Rates of the second monitor alone, on the same half of the rows.
@@ -214,7 +214,7 @@ def _fitted(
     """Choose a threshold on the first half of the rows, and return its rates on the second half.
 
     `scored` and `labels` are the scores and labels of all rows, and `halves` the row numbers of both halves. `rate` is
-    the false positive rate that the threshold must have on the first half. `facts` are further fields of the result.
+    the highest false positive rate that the threshold may have. `facts` are further fields of the result.
     Raises ConfigError if a half has too few negative or no positive rows.
     """
     choosing, testing = (_part(scored, labels, half) for half in halves)

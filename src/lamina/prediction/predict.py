@@ -147,7 +147,8 @@ class Prepared:
     Attributes:
         count: Number of examples.
         splits: Kind of task -> the examples as that kind reads them.
-        groups: The same examples as inputs; each group is run by itself.
+        groups: The encoded examples, once for each set of readers that read the same inputs. Each group has its own
+            passes.
     """
 
     count: int

@@ -294,9 +294,10 @@ def _fill_figure(
 ) -> Curves:
     """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs.
 
-    A point has the mean over all runs of its tasks, each task in the setting with the best validation score. Runs that
-    an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split is that of
-    the layout, else the one on which the recipe evaluates, else "validation". Epochs always have validation scores.
+    A point has the mean over all runs of its tasks. Of each task, the setting with the best validation score counts.
+    Runs that an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split
+    is that of the layout, else the one on which the recipe evaluates, else "validation". Epochs always have validation
+    scores.
     """
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"

@@ -142,7 +142,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
     Args:
         folder: The folder.
         mark: Name of a file that every replacement replaces.
-        read: Function that reads the files. Its errors are raised.
+        read: Function that reads the files. Its errors are raised, unless the files were replaced meanwhile.
 
     Raises:
         StoreError: If the files are replaced during every attempt, and the errors of `settle`.

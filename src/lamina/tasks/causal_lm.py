@@ -120,9 +120,9 @@ class CausalLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Return blocks or rows of tokens with the next tokens as labels; see `Kind.encode`.
 
-        In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), return the
-        end of each text, without labels. Raises ConfigError if the processor has no tokenizer, or if replies are learnt
-        with a slow one, which cannot tell where they are; and for chats the errors of `render`.
+        In pairs and chats, only tokens of replies have labels. For prediction (`options.part` "predict"), rows have
+        no labels, and long texts lose their start. Raises ConfigError if the processor has no tokenizer, or if replies
+        are learnt with a slow one, which cannot tell where they are; and for chats the errors of `render`.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)

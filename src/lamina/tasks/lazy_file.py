@@ -133,7 +133,7 @@ class LazyFile(ABC):
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a file in a table's cell, with its path from `folder` on if it is a string, also inside a mapping."""
+    """Return `entry`, the cell of a table, with `folder` put before its path: a string, or "path" in a mapping."""
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
     return str(folder / entry) if folder is not None and isinstance(entry, str) else entry

@@ -162,7 +162,7 @@ class PooledReaders:
         return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
 
     def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:
-        """Add tokens to the partial results of their blocks.
+        """Add tokens to the partial results of their blocks; a block's first token replaces its earlier result.
 
         Args:
             states: Layer -> its states `[tokens, width]`.

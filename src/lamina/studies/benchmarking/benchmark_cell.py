@@ -90,9 +90,9 @@ class CellSettings:
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
         max_length: Maximum tokens per text.
         draw: Seed of the choice of rows.
-        readers: Further methods: name -> function from a task and a seed to the reader's config. They and `training`
-            are left out when a saved cell's settings are compared with these.
-        training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
+        readers: Further methods: name -> function from a task and a seed to the reader's config. Not compared with
+            the settings of a saved cell.
+        training: Options of `lamina.fit` that replace those of `LaminaClassifier`. Not compared either.
     """
 
     setting: Setting

@@ -179,7 +179,7 @@ def portion(
     Args:
         data: The data set.
         rows: Number of training rows. None: as many as possible.
-        share: Share of the positive class. All shares have the same number of rows, fewer than without one. None: half.
+        share: Share of the positive class. None: half. With a share, fewer rows are used, as many for every share.
         scored: Maximum number of scored rows. None: all that are left.
         other: A data set whose texts are scored instead: all, or `scored` of them with its shares of the classes.
         seed: Seed of the draw.
