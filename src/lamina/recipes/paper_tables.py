@@ -253,7 +253,7 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
     """Return a table of a recipe, laid out by `layout` and filled from `rows` of results in the recipe's order.
 
-    A cell has the mean over all runs of its tasks. Of each task, the setting with the best validation score counts.
+    A cell has the mean over all runs of its tasks. For each task, the setting with the best validation score counts.
     Cells without a finished run are left out. The split is that of the layout, else the one on which the recipe
     evaluates, else "validation".
     """
@@ -294,7 +294,7 @@ def _fill_figure(
 ) -> Curves:
     """Return a figure laid out by `layout`, filled from `rows` of results; from `history` if its x axis is epochs.
 
-    A point has the mean over all runs of its tasks. Of each task, the setting with the best validation score counts.
+    A point has the mean over all runs of its tasks. For each task, the setting with the best validation score counts.
     Runs that an axis leaves out are skipped; a run without the setting on the x axis gets a point without x. The split
     is that of the layout, else the one on which the recipe evaluates, else "validation". Epochs always have validation
     scores.
