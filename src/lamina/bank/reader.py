@@ -299,7 +299,7 @@ class ReaderModule(nn.Module):
 
     @property
     def monitors(self) -> Info:
-        """The monitors that are stored with this reader: monitor name -> the dict that `Monitor.to_dict` returns."""
+        """The monitors in `info`: monitor name -> the dict that `Monitor.to_dict` returned; {} if there are none."""
         monitors = self.info.get(MONITORS)
         return monitors if isinstance(monitors, dict) else {}  # what was saved may be damaged
 

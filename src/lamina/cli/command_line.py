@@ -62,7 +62,7 @@ class Warnings(logging.Handler):
     """A logging handler that prints each record on `sys.stderr`, even if that was replaced since."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record on one line; warnings and errors begin with "warning: "."""
+        """Print a record, with its traceback if it has one. Warnings and errors begin with "warning: "."""
         text = record.getMessage() if record.exc_info is None else self.format(record)  # with the traceback
         print("warning: " * (record.levelno >= logging.WARNING) + text, file=sys.stderr)
 
@@ -135,7 +135,7 @@ class Subcommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Context) -> object:
-        """Run the command; raise ConfigError if it is not `train` and `torchrun` started it in several processes."""
+        """Run the command. Raise ConfigError if `torchrun` started it in several processes, except for `train`."""
         count = int(os.environ.get("WORLD_SIZE") or 1) if "LOCAL_RANK" in os.environ else 1
         if count > 1 and self.name != "train":
             problem = f"it was started in {count} processes, each of which would do the same work"

@@ -63,7 +63,7 @@ class WordToken(NamedTuple):
 
 
 class _Overlap(NamedTuple):
-    """A token, at `position` of `window`, and the words from `first` to `last` that it shares characters with."""
+    """A token, at `position` of `window`, and the words that it shares characters with: `first` to `last` inclusive."""
 
     window: int
     position: int

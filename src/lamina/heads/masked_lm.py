@@ -57,11 +57,10 @@ class MaskedLMHead(VocabularyHead):
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """Return trainable float32 copies of what the model's own masked language modelling head has besides `projection`.
+    """Return trainable float32 copies of the other parts of a model's own masked language modelling head.
 
-    These are a linear map, an activation, a norm and a bias. None if the model has no such head, or if the copies do
-    not compute the model's own logits, which is not checked on the meta device. `projection` is the model's map onto
-    its vocabulary.
+    These are a linear map, an activation, a norm and a bias; `projection` is the head's map onto the vocabulary. None
+    if the model has no such head, or if the parts do not compute the model's logits (not checked on the meta device).
     """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
@@ -83,7 +82,7 @@ def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform
 
 
 def _activations(config: PretrainedConfig) -> Iterator[Activation]:
-    """Yield the activation functions that a config names, then common ones, each name once."""
+    """Yield the activation functions that a config names, then other common ones."""
     from transformers.activations import ACT2FN
 
     named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]

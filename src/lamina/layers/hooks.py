@@ -166,8 +166,8 @@ class _Watch:
 
     Attributes:
         counts: Thread id -> calls of the module since its pass over the stack began.
-        tokens: Thread id -> number of tokens in the input of its pass, if some state has to be cut to it.
-        wanted: Number of a call -> layers that are seen there, with their points.
+        tokens: Thread id -> number of tokens in the input of its pass. None: no state has to be cut to that length.
+        wanted: Number of a call, from 0 -> the layers to read from it, each with its point.
     """
 
     on_state: OnState

@@ -163,7 +163,7 @@ def eval_mode(*modules: nn.Module) -> Generator[None]:
 
 
 def evaluating_if(attributes: Sequence[Mapping[str, object]], model: nn.Module) -> AbstractContextManager[None]:
-    """Return `evaluating(model)`; or a context that does nothing if the model is in eval mode and no block is open.
+    """Return `evaluating(model)`; or a null context if the model is in eval mode and no `evaluating` block is open.
 
     Args:
         attributes: `vars(module)` of all modules of the model. Modes are looked up there, which is quick.

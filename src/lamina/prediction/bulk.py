@@ -353,7 +353,7 @@ class Partial:
         return write_errors(f"predict: {self.lines.parent}", *((left, hint) if self.rows else ("", "")))
 
     def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
-        """Append `rows`, the output of the next `read` source rows, and update the note; StoreError if that fails."""
+        """Append `rows`, the output of the next `read` source rows, and save all counters; StoreError if that fails."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -430,7 +430,10 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows `lines` of the source, parsed as `examples` from `read` rows; `problems`: errors of rows left out."""
+    """Examples from the source with their row numbers (`lines`), parsed from the next `read` rows.
+
+    `problems` has the errors of rows that were left out.
+    """
 
     lines: Sequence[int]
     examples: Sequence[object]

@@ -100,9 +100,10 @@ def check_model(
 ) -> None:
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    `models` is run name -> the run's model, without weights. For each run, the parameter names in its options are
-    looked up in the model, and the first rows of its task are encoded, if `tasks` has the task. Raises LaminaError if
-    weights or the processor are missing, or an option or row does not fit. A note of the error names the run.
+    `models` is run name -> the run's model, without weights; `tasks` is task name -> copies of the task, one per repeat
+    of its subsample. The parameter names in a run's options are looked up if its model is trained. The first training
+    rows of its task's first copy are encoded, if there is one. Raises LaminaError if weights or the processor are
+    missing, or an option or row does not fit. A note of the error names the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)

@@ -150,9 +150,9 @@ def _over_training(rows: Rows, title: str) -> Drawing:
 
 
 def _runs(table: Rows) -> dict[str, DrawnRun]:
-    """Return reader -> title of its panel and its best epoch, from the table of a recipe's run.
+    """Return reader name -> its `DrawnRun`, from the table of a recipe's run.
 
-    Readers of all but the first setting of a task and method are left out; the first is the best one of a grid.
+    Only readers of the first setting of each task and method are included: the best setting of a grid.
     """
     runs: dict[str, DrawnRun] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
@@ -215,8 +215,8 @@ LETTERS = 84  # characters of a line below the title
 def curve_rows(figure: Curves) -> list[Mark]:
     """Return the data of a figure's chart: one row per point, with its interval if it averages three runs or more.
 
-    A point without an x becomes a line across its panel: a row with "across" at both ends of the x axis, or at each
-    name on it. A point that averages two runs also has a row with the score of each run.
+    A point without an x becomes a line across its panel: one row with "across" for each end of the x axis, or for each
+    x if these are names. A point that averages two runs also has a row with the score of each run.
     """
     several = len({point.metric for point in figure.points}) > 1
     places: dict[str, list[float | str]] = {}  # panel -> the x of its points

@@ -24,7 +24,7 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 
 
 class LabelScore(TypedDict):
-    """A `label` with its `score`: the probability, or the logit if raw scores are requested; None: not finite."""
+    """A label and its probability, or its logit if raw scores are requested. The score is None if it is not finite."""
 
     label: str
     score: float | None
@@ -84,7 +84,7 @@ def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
 
 
 def _example(part: str | Sequence[str] | FileInput) -> Example:
-    """Return an element of `inputs` as a text (also for [a]), pair or upload; ConfigError if a file is not Base64."""
+    """Return an element of `inputs` as text, pair or upload; [a] is the text a. ConfigError if a file is not Base64."""
     if isinstance(part, str):
         return part
     if isinstance(part, FileInput):
@@ -118,7 +118,7 @@ def check_function(bank: ReaderBank, names: Sequence[str], function: str | None)
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
-    """Return the `top_k` (None: all) best labels of a prediction with their scores; one without classes unchanged."""
+    """Return the `top_k` best labels (None: all) with their scores, or a prediction without classes as it is."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction
@@ -159,9 +159,10 @@ def scores_whole_texts(head: HeadConfig) -> bool:
 
 
 def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return category -> score of one text, from the readers' predictions (`answer`) and the result of `categories_of`.
+    """Return category -> probability for one text. `categories` is the result of `categories_of`.
 
-    A task with two labels is a category; a multi-label task has a category "task/label" for each of its labels.
+    A task with two labels is one category; its probability is that of the label that flags. A multi-label task has a
+    category "task/label" for each of its labels.
     """
     scores: dict[str, float] = {}
     for task, labels in categories.items():

@@ -183,7 +183,7 @@ class ReadersRequest(RequestBody):
 
 
 class ReadersChanged(BaseModel):
-    """Response of `/readers`: the readers that are served after the change, with their versions, and the bank's."""
+    """Response of `/readers`: the readers that are served after the change, and the versions of bank and readers."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")

@@ -91,7 +91,7 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
 
 
 def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
-    """Yield the settings of a config, and of configs inside it, that make transformers download code."""
+    """Yield, as text, each setting of a config or of configs inside it that makes transformers download code."""
     has_hub_kernels = importlib.util.find_spec("kernels") is not None
     for what in ("attn", "experts"):
         way = getattr(config, f"_{what}_implementation_internal", None)
@@ -103,9 +103,9 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Raise ModelNotFoundError if `name` resembles a short name, or the hub is down and its cache has no copy.
+    """Raise ModelNotFoundError if `name` resembles a short name, or the hub is down and the local cache has no copy.
 
-    transformers would try for half a minute before it reports that. Unknown ids are left to transformers.
+    transformers would try the hub for half a minute first. Offline mode and unknown ids are left to transformers.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
@@ -209,7 +209,8 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
 def model_class(head: str | type[object] | None) -> Any:
     """Return the class of transformers that loads a model with a head.
 
-    `head` is None for the backbone, a kind of task, the name of an auto class or model class, or such a class itself.
+    `head` is the name of a kind of task, of an auto class or of a model class; or such a class itself. None: the
+    backbone.
 
     Raises:
         UnknownNameError: If the head does not exist.
@@ -281,10 +282,11 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
 
 def _check_types(path: Path) -> None:
-    """Raise StoreError if a weight in a file is an integer or boolean; check the top level of a `.bin` file too.
+    """Raise StoreError if a weight in a file is integer or boolean, or a `.bin` file has no weights at its top level.
 
-    A warning is logged for 8-bit floats, which may have been divided by scales or not. Biases may be integers: GPT-2
-    and its kin saved their causal masks as "attn.bias". A file that cannot be read is left to transformers.
+    Only names that end in "weight" are checked: GPT-2 and its kin saved their causal masks as "attn.bias". A warning
+    is logged for 8-bit floats, which may have been divided by scales. A file that cannot be read is left to
+    transformers.
     """
     types: dict[str, str] = {}
     content: object = {}

@@ -177,7 +177,7 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens always get windows."""
+        """Tokenise a split as `TextInputs.of` does, with its errors. If tokens have labels, `windows` counts as True."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:

@@ -207,7 +207,7 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
     """Return the table with the labels of the split `part`, whose states are `recorded`.
 
     `rows` is the path of a table, rows in memory (read by `kind` as `spec` says), or None for the table that the
-    states' manifest names. Raises DataError if the manifest names none.
+    states' manifest names. Raises DataError if the manifest names none, or the table cannot be read.
     """
     if rows is None:
         if (name := recorded.manifest.table) is None:
@@ -252,16 +252,16 @@ def splits_on_states(
         op: The operation and the task, for messages.
         kind: The kind of the task.
         splits: Its splits.
-        states: Split name -> folder with its states; or only the folder of "train". This folder also serves splits that
-            are not named, whose rows must have been held out from the same source.
+        states: Split name -> folder with its states; or only the folder of "train". A split that is not named, except
+            "test", has its states in the folder of "train" too: its rows were held out from the training rows.
         label: The column of the labels. If the states' table has it too, it is used to check the order of the rows.
 
     Raises:
-        ConfigError: If the kind labels tokens or reads no texts, the states were recorded already, those of "train" are
+        ConfigError: If the kind does not classify whole texts, the task has states already, those of "train" are
             missing, a folder is no path, two splits would have the same states, or only one of task and states has
             pairs of texts.
         UnknownNameError: If `states` names a split that the task lacks.
-        LaminaError: As in `Task.from_states`; also if the labels are in another order.
+        LaminaError: As in `Task.from_states`; also if the number of rows or the order of the labels differs.
     """
     folders: Mapping[str, str | Path] = states if isinstance(states, Mapping) else {"train": states}
     check_known(op, folders, splits, "split")
@@ -297,9 +297,10 @@ def splits_on_states(
 
 
 def _check_order(op: str, split: Split, recorded: RecordedStates, label: str | int) -> None:
-    """Raise DataError if rows of a split with different labels have equal cells in the column `label` of the states.
+    """Raise DataError if the column `label` of the states' table shows that its rows are not those of a split.
 
-    Nothing is checked if the states' table lacks this column. `op` begins the message.
+    Equal cells must have equal labels in the split, and the table one row per recorded row. Nothing is checked if
+    there is no such table or column. `op` begins the message.
     """
     path = recorded.folder / (recorded.manifest.table or "")
     cells = read_table(path).columns.get(str(label), ()) if recorded.manifest.table and is_file(path) else ()

@@ -249,9 +249,9 @@ class TokenClassificationKind(TextClassKind):
         return (SUBTOKENS,)
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return all span labels of the task, and for each example the ids of those in it.
+        """Return the classes of the task, and for each example the ascending numbers of those that it has.
 
-        Tags that mark no spans count as labels.
+        The classes are the types of spans, "PER" for "B-PER"; or all tags, if none of them marks a span.
         """
         spans = marks_spans(task.labels)
         types = [label.partition("-")[2] if spans else label for label in task.labels]
@@ -394,7 +394,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how "span_f1" and "accuracy" compare with giving every word the most frequent tag.
+        """Compare those of "span_f1" and "accuracy" that are in `metrics` with giving every word the most frequent tag.
 
         The intervals come from a bootstrap over texts; see `compare_tags`.
         """

@@ -180,7 +180,8 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit XGBoost, and score the test rows.
 
-    Held-out rows choose one of ten random settings (the defaults if none are held out). Arguments as in `logistic`.
+    The best of ten random settings in cross-validation is used; the defaults if there are too few rows for that.
+    Arguments as in `logistic`.
     Raises MissingExtraError if XGBoost is not installed.
     """
     import random
