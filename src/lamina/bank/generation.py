@@ -146,7 +146,7 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
-        """Return a mask on the CPU, True where the stopping criteria end a sequence; the first True of a row counts.
+        """Return a mask on the CPU, True where the stopping criteria end a sequence; ignore all but a row's first True.
 
         The columns are the `count` new tokens from number `first` (from 0), or fewer if fewer were written. If
         `generate` does not pad ended sequences, all sequences continue until the last one ends, and the mask is False.
@@ -174,9 +174,9 @@ class GenerateCall:
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
     def mask(self, stack: str) -> object:
-        """Return the attention mask of the decoder's prompt, in any form; None if the call has none.
+        """Return the attention mask of the prompt that the decoder continues, unchecked; None if the call has none.
 
-        The argument that holds it is `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
+        It is the argument `decoder_attention_mask` if `stack` is "decoder", else `attention_mask`.
         """
         return self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
 

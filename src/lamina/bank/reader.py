@@ -316,7 +316,7 @@ class ReaderModule(nn.Module):
                 self.drop_monitor(name)
 
     def drop_monitor(self, name: str) -> None:
-        """Remove a monitor that is stored with this reader."""
+        """Remove a monitor from `info`, which must have it."""
         rest = {other: fields for other, fields in self.info.pop(MONITORS).items() if other != name}
         self.info |= {MONITORS: rest} if rest else {}
 

@@ -213,7 +213,7 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> the settings, besides weights, that decided the states at the start or `accept_base`."""
+        """Return stack name -> the settings, besides weights, that decide its states, as last stored or accepted."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
@@ -422,15 +422,16 @@ class ReaderCollection(nn.Module):
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
-        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed or the batch
-        is empty, UnknownNameError for an unknown stack, and LayerIndexError for a layer that a stack does not have.
+        The forward ends after the last of these layers. Raises ConfigError if the frozen model has changed, the batch
+        is empty or the forward skips a layer, UnknownNameError for an unknown stack, and LayerIndexError for a layer
+        that a stack does not have.
 
         Args:
             layers: Stack name -> layers to record.
             batch: Keyword arguments for the model.
 
         Returns:
-            Stack name -> layer -> state `[batch, tokens, width]`; pass it to `read_states`.
+            Stack name -> layer -> state `[batch, tokens, width]`, not copied; pass it to `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()

@@ -38,7 +38,8 @@ class Cell:
             its table. For Ray it must be picklable, and should load its model itself: a `functools.partial` of a
             module's function over plain data.
         name: Name of the cell's file, without an extension. "": a hash of the key.
-        settings: What this cell's result alone depends on, such as a digest of its data; in studies.
+        settings: Facts that only this cell's result depends on, such as a digest of its data. A study saves them with
+            the result, and does not resume if they differ.
     """
 
     key: Mapping[str, Value]

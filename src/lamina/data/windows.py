@@ -133,7 +133,7 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return window -> pairs: the position of a word's first token in the window, and the word's index in all texts.
+    """Return window -> (position, word) of each word's first token; words are counted through all texts, from 0.
 
     Arguments and errors are those of `word_tokens`. Windows without a first token have no entry.
     """
@@ -152,8 +152,8 @@ def word_labels(
 ) -> Iterator[list[int]]:
     """Yield, for each window, a label for every token; `IGNORED` (-100) stands for none.
 
-    The token from which a word is predicted (see `deciding_tokens`) has the word's label; if it is the same for several
-    words, the first one's. Errors are those of `word_tokens`.
+    The token from which a word is predicted (see `deciding_tokens`) has the word's label. If several words are
+    predicted from one token, it has the label of the first. Errors are those of `word_tokens`.
 
     Args:
         encoded: The texts, tokenised with offsets.

@@ -554,7 +554,7 @@ class Answering:
 
 
 class _Job:
-    """The work of `predict_file`: read a file's rows, have chunks of them predicted, and write these to a `Partial`."""
+    """The work of `predict_file`: read a file's rows, have them predicted, and write the predictions to a `Partial`."""
 
     def __init__(self, read: functools.partial[Iterator[Any]], partial: Partial, *, skip_bad: bool) -> None:
         self._read, self._partial, self._skip_bad = read, partial, skip_bad

@@ -180,10 +180,10 @@ def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: i
 
 
 def measured(task: Task) -> TaskOutline:
-    """Return the `TaskOutline` of a task with its number of rows and the estimated tokens of an average row.
+    """Return the `TaskOutline` of a task with the rows of each split and the estimated tokens of an average row.
 
-    The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens; 3 for
-    images and audio, whose tokens are counted later from their size.
+    The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens, and at
+    least 3. It is 3 for images and audio, whose tokens are counted later from their size.
     """
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))

@@ -171,7 +171,7 @@ class EmbedRequest(RequestBody, Truncation):
 
 
 class ReadersRequest(RequestBody):
-    """Body of `POST /readers`: `readers` (None: all) of the saved bank `folder` to add.
+    """Body of `POST /readers`: the folder of a saved bank, and which of its readers to add (None: all).
 
     Served readers of the same names are replaced.
     """

@@ -123,7 +123,7 @@ def _check_id(name: str, revision: str | None) -> None:
 def _not_found(name: str, reason: str) -> ModelNotFoundError:
     """Return the error for a model that cannot be loaded, with the reason and a hint.
 
-    The hint names the package of MiniLM if that is the model, or else a folder with a similar name.
+    The hint for MiniLM names its package; any other names a folder with a similar name, if there is one.
     """
     hint = "" if is_dir(name) else similar_file(name, folder=True).strip() if "/" in name else ""
     if _full(name) == MINILM:
@@ -261,7 +261,7 @@ def check_files(name: str, config: PretrainedConfig) -> None:
 
     Raises:
         StoreError: If an entry is neither a file nor a folder (reading a pipe would never end), or an index of weights
-            is damaged or names a file outside the folder; or if the config names no quantization, and weights are
+            is damaged or names a file outside the folder. Unless the config names a quantization: also if weights are
             integers, or a `.bin` file has no weights at its top level, or fewer than in a dict inside it.
     """
     if not is_dir(name):
@@ -311,8 +311,8 @@ def _check_types(path: Path) -> None:
 def _tensors_at_top(path: Path, content: object) -> dict[str, torch.Tensor]:
     """Return the tensors at the top level of `content`, which the `.bin` file at `path` holds.
 
-    Raises StoreError if it has fewer weights there than in a dict of tensors inside it, or has other objects and no
-    weights. If there are several such dicts, the one with the most elements counts. Scalars are not weights.
+    Raises StoreError if a dict of tensors inside `content` has more weights than the top level, or if that has other
+    objects and no weights. If there are several such dicts, the largest one counts. Scalars are not weights.
     """
     kind = type(content).__name__
     entries = cast("dict[object, Any]", content) if isinstance(content, dict) else {"": None}
@@ -347,8 +347,8 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Check that a local model has weights that can be loaded, without reading them.
 
-    Checked are the headers of safetensors files, and the packages that the quantization named in `config`, the model's
-    config, needs. Raises the errors of `lamina.load`. A model on the hub is not checked.
+    This checks the headers of safetensors files, and that the packages for the quantization in the model's `config`
+    are installed. Raises the errors of `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 

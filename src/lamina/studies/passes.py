@@ -212,10 +212,10 @@ class RowVectors:
         self.tokens = 0
 
     def read(self, group: Group) -> list[Tensor]:
-        """Run the model over a group's batches, and return the vectors `[rows, width]` of its rows, layer by layer.
+        """Run the model over a group's batches; return for each layer of `reader` the vectors `[rows, width]`.
 
-        With `per="text"`, row i is the group's text with the i-th lowest number. The order of tokens is arbitrary, but
-        the same for all layers.
+        All states also go to `measures`. With `per="text"`, row i is the group's text with the i-th lowest number. The
+        order of tokens is arbitrary, but the same for all layers.
         """
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []

@@ -177,14 +177,14 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors. If tokens have labels, `windows` counts as True."""
+        """Tokenise a split as `TextInputs.of` does, with its errors. Kinds that label tokens set `windows` to True."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:
-        """Return the number of truncated texts. If it is 0, return the number of texts cut into several windows.
+        """Return the number of truncated texts; if none was truncated, the number of texts cut into several windows.
 
-        Only the first of these windows is scored. Kinds that label tokens score all windows, so such texts do not
-        count; for them, only the first text of a pair can be truncated.
+        Such a text counts because only its first window is scored. It does not count for kinds that label tokens, which
+        score all windows; with them, only the first text of a pair can be truncated.
         """
         return inputs.encoded.truncated or (0 if self.per_token else int((inputs.encoded.window == 1).sum()))
 

@@ -166,7 +166,7 @@ class Pieces:
 
 
 def _continued_tags(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of a token's words if all of them belong to the span of the first word.
+    """Return the tags that a token's words would have if all of them belonged to the span of the first word.
 
     `key` is one of `Pieces.tags`. `further` has for each tag the id of the tag of words that continue its span; see
     `continued`.

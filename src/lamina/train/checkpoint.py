@@ -264,7 +264,7 @@ class Checkpoints:
     run: dict[str, Facts] = field(default_factory=dict)
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint's folder, or None; StoreError if a folder of such a name holds other files."""
+        """Return the newest checkpoint's folder, or None; StoreError if a folder named like one holds other files."""
         return next(reversed(self._paths()), None)
 
     def _paths(self, prefix: str = "") -> list[Path]:

@@ -20,8 +20,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         score: Score of the output up to the last token that the engine has read.
-        flagged_at: Index in the output of the token at which the score first reached the threshold; None: it has not,
-            or the monitor has no threshold.
+        flagged_at: Index, from 0 at the first output token, of the token at which the score first reached the
+            threshold. None: it has not, or the monitor has no threshold.
     """
 
     score: float
@@ -50,7 +50,8 @@ class RequestMonitors:
         """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
 
         Args:
-            first: Position in the text of the first token in `tokens`. Tokens that were scored before are skipped.
+            first: Position of the first token in `tokens`; the prompt begins at 0. Tokens that were scored before are
+                skipped.
             tokens: The readers' scores of the tokens, as in `StepScores`.
         """
         rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)

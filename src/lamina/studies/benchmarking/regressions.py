@@ -139,7 +139,8 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression on the first principal components, and score the test rows.
 
-    Held-out rows choose the number of components (the largest if none are held out). Arguments as in `logistic`.
+    The number of components is the one that scores best on held-out rows; the largest if none are held out. Arguments
+    as in `logistic`.
     """
     from sklearn.decomposition import PCA
 

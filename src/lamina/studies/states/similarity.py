@@ -231,9 +231,9 @@ def _rows(
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
-    `sides` is model name -> the object that ran the model, with its measures. Entry i of `places` is the (model, layer)
-    of row and column i of `cka` (None: CKA was not asked for), and of entry i of `sample`. Raises ConfigError if CKA is
-    not defined, because every layer has the same states in all rows.
+    `sides` is model name -> the object that ran the model, with its measures. `places` are the (model, layer) pairs of
+    the rows and columns of `cka`, and of the entries of `sample`, in their order. `cka` is None if CKA was not asked
+    for. Raises ConfigError if CKA is not defined, because every layer has the same states in all rows.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
