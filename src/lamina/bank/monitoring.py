@@ -34,7 +34,7 @@ TokenMaps = Sequence[tuple[list[str], Tensor, Tensor]]  # readers, and the stack
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors stored with `readers`; ConfigError if a monitor cannot be read."""
+    """Return name -> monitor, for the monitors stored with `readers`. Raises the errors of `saved_monitors`."""
     return saved_monitors({name: module.info for name, module in readers.items()})
 
 
@@ -116,8 +116,8 @@ def check_monitors(
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
     """Raise ConfigError, about the operation `op`, if what a reader computes for a token depends on other tokens.
 
-    The head may still average over tokens. If it weighs them, ConfigError is also raised unless its `token_map` gives
-    the weights. `name` is the reader's name.
+    The head may average over tokens. If it weighs them, its `token_map` must give the log weight as a last output, or
+    ConfigError is raised too. `name` is the reader's name.
     """
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):

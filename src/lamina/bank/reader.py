@@ -310,7 +310,7 @@ class ReaderModule(nn.Module):
                 part["reader"] = to
 
     def drop_monitors_of(self, readers: Collection[str]) -> None:
-        """Remove the stored monitors that use one of `readers`; a cascade is stored with its second reader alone."""
+        """Remove the stored monitors that use one of `readers`. A cascade is stored only with its second reader."""
         for name, fields in self.monitors.items():
             if any(str(part.get("reader")) in readers for part in _parts(fields)):
                 self.drop_monitor(name)
@@ -326,7 +326,7 @@ class ReaderModule(nn.Module):
 
 
 def _parts(fields: object) -> list[Info]:
-    """Return the dicts of a stored monitor, or of the two of a cascade; what is damaged is left out."""
+    """Return the dict of a stored monitor and, in a cascade, those of its two; what is damaged is left out."""
     parts = (fields, fields.get("first"), fields.get("second")) if isinstance(fields, dict) else ()
     return [part for part in parts if isinstance(part, dict)]
 

@@ -142,7 +142,10 @@ class ReaderCollection(nn.Module):
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
-        """Return the stacks by name and the model's guard, made on the first call. Raises the errors of `stacks`."""
+        """Return the stacks by name and the model's guard, made on the first call.
+
+        Raises the errors of `stacks`, and ConfigError if the model was edited or its blocks were replaced since.
+        """
         if self._stacks is None:
             by_name = stacks(self.model)
             self._stacks = by_name, LayerGuard(self.model, by_name)
@@ -496,7 +499,7 @@ class ReaderCollection(nn.Module):
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
         UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping of tensors, or name a
-        reader that is not run, or there is no reader to run.
+        reader that is not run, if there is no reader to run, or if the frozen model has changed.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"

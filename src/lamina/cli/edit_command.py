@@ -310,7 +310,7 @@ def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | 
 def _by_plan(
     plan: EditPlan, least: LeastOptions, model: PreTrainedModel, processor: Processor | None
 ) -> list[LeastBlocks]:
-    """Apply a plan to a model, in place; return reports of what the model lost by dropping its least important blocks.
+    """Apply a plan to a model, in place; return a report per edit `drop_least`: what the model lost by it.
 
     `least` says where the data of the plan's task lie, and whether to show progress. Raises ConfigError if the plan
     measures the model, but the model has no weights (a dry run).
@@ -356,9 +356,10 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
 def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_weights: bool) -> EditFacts:
     """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
 
-    `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). If `out` is
-    None, nothing is saved, and the edits are tried on a model without weights. With `new_weights`, weights that the
-    files lack start at random. Raises LaminaError if the model cannot be loaded or saved, or an edit does not fit it.
+    `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). A model in
+    `out` is replaced; if `out` is None, nothing is saved, and the edits are tried on a model without weights. With
+    `new_weights`, weights that the files lack start at random. Raises LaminaError if the model cannot be loaded or
+    saved, or an edit does not fit it.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits, names_now

@@ -97,7 +97,7 @@ class _ContextHook:
 
 
 def drop_copied_hooks(model: nn.Module) -> None:
-    """Remove hooks that were copied along with the model while another thread ran it."""
+    """Remove from `model`, a copy, the hooks of `ContextHooks` that the original had while it was copied."""
     for module in model.modules():
         by_kind = (cast("dict[int, object]", vars(module)[name]) for name in ("_forward_pre_hooks", "_forward_hooks"))
         for hooks in by_kind:
@@ -292,7 +292,8 @@ def token_mask(
 ) -> Tensor | None:
     """Return the attention mask `[batch, tokens]` of a pass over a stack; None if it has none, so all tokens are real.
 
-    If `batch` is known and has none, a mask in another form was made by the model itself, and does not count.
+    If `batch` is known and has no mask, a mask in another form in `args` or `kwargs` was made by the model: the result
+    is None.
 
     Args:
         stack: The stack that is read.

@@ -19,9 +19,9 @@ def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) 
     """Return layer -> its modules (at any depth), for the given layers of a stack.
 
     A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer i is block i.
-    Modules outside the blocks belong to the last layer if they are first called after the first block has begun (a
-    norm), and otherwise to layer 0; if the stack has no module per block, all belong to layer 0. Poolers and heads
-    belong to no layer. The model may be run once on a tiny input.
+    Modules outside the blocks belong to layer 0, except those that are first called after the first block has begun (a
+    final norm): they belong to the last layer. If the stack has no module per block, all its modules belong to layer 0.
+    Poolers and heads belong to no layer. The model may be run once on a tiny input.
     """
     around = _outside_blocks(model, stack)
     by_layer: dict[int, set[nn.Module]] = {

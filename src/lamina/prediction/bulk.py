@@ -245,14 +245,17 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[object], int]]:
-    """Yield for each chunk of a file: its line numbers, its examples (texts or pairs), and how many rows were parsed.
+    """Yield for each chunk of a file: its examples' line numbers, the examples, and how many rows were parsed.
+
+    An example is a text or a file, or a tuple of two texts. Raises the errors of `read_chunks`.
 
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         files: Whether the column has images or audio clips: paths, bytes, or objects as `datasets` writes them.
         rows: Rows per chunk.
-        start: Number of parsed rows to skip at the start, with those that have a cell of another type.
+        start: Number of rows to skip at the start. Rows that cannot be parsed do not count; rows with a cell of another
+            type do.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
@@ -443,7 +446,10 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output `rows`, source rows `read`, `problems` of bad rows, error `failed` if any."""
+    """The outcome of a `Chunk`: output `rows`, number of source rows `read`, and `problems` of bad rows.
+
+    `failed` is the error that ends the run, if there is one.
+    """
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0

@@ -127,7 +127,7 @@ def check_model(
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
-    """Return task name -> `TaskOutline` with sizes, and task name -> task for the tasks whose data was read.
+    """Return task name -> `TaskOutline` with sizes, and the result of `load_tasks` for the tasks whose data was read.
 
     Tasks that `only` excludes are left out. `data` is the folder of the data, as for `load_tasks`; None: presets are
     not read, and their published sizes are used. Raises ConfigError if the recipe evaluates on a split that a task does

@@ -91,7 +91,7 @@ class Drawing:
 
     @property
     def has_legend(self) -> bool:
-        """Whether the chart has a legend: not for one series, nor for a few lines, each of them named at its end."""
+        """Whether the chart has a legend. One series has none, nor have a few lines that are named at their ends."""
         is_few = len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
         return len(self.series) > 1 and not (is_few and self.has_line_labels)
 
@@ -135,7 +135,7 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 
 
 def single_runs(mean: float, spread: float, runs: int) -> list[float]:
-    """Return the scores of two runs, from their mean and sample standard deviation; [] for other numbers of `runs`.
+    """Return two runs' scores, the lower first, from their mean and sample standard deviation; [] unless `runs` is 2.
 
     Two values a and b have the sample standard deviation |a - b| / sqrt(2), which is `spread`.
     """

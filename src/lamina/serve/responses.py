@@ -107,7 +107,7 @@ def check_function(bank: ReaderBank, names: Sequence[str], function: str | None)
 
     Args:
         bank: The readers.
-        names: Names of the readers that are asked, from `readers_of`. Those that predict numbers have no scores.
+        names: Names of the readers that are asked, from `readers_of`. Readers that predict numbers are not checked.
         function: "softmax", "sigmoid", "none" (logits, which every task has), or None for the task's own.
     """
     for name in names if function in ("softmax", "sigmoid") else ():

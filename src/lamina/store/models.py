@@ -64,9 +64,10 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         revision: Branch, tag or commit on the hub. None: the main branch.
 
     Raises:
-        ModelNotFoundError: If the folder has no valid `config.json`; if there is no such folder, and the hub has no
+        ModelNotFoundError: If the folder has no valid `config.json`, or there is no such folder, and the hub has no
             such model or cannot be reached.
-        StoreError: If the config asks for absurdly many layers, heads or labels.
+        StoreError: If the config asks for absurdly many layers, heads or labels, or transformers cannot use it; or if
+            another process is replacing the folder's files.
         UnsupportedModelError: If transformers does not know the family, or the config makes transformers download code
             and run it.
         ConfigError: If there is a `revision` other than "main" for a folder.
@@ -423,7 +424,7 @@ def source_of(name: str, revision: str | None) -> str:
 
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
     while it was replacing the folder's files, the replacement is undone first. Raises the error of `check_revision` for
-    a folder, and StoreError if another process is replacing its files, or MiniLM's package is damaged.
+    a folder, and StoreError if another process is replacing the folder's files, or MiniLM's package is damaged.
     """
     full = _full(name)
     if is_folder := is_dir(full):

@@ -125,9 +125,8 @@ def labelled_task(op: str, task: Task, *parts: str) -> Task:
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
-    If there are several tasks, rows without a label are masked (unless the task's `missing_labels` says otherwise), as
-    `fit` masks them when it trains the tasks together. Raises UnknownNameError if a task has no "train" or no
-    "validation" split.
+    If there are several tasks, those without a `missing_labels` are returned with "mask", as `fit` treats them when it
+    trains them together. Raises UnknownNameError if a task has no "train" or no "validation" split.
     """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():
@@ -185,10 +184,10 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return the stack with the name `stack` (None: the only one, or the encoder) of a copy of the model.
+    """Return the stack called `stack` of a copy of the model. None: the only stack, or the encoder.
 
-    The model may be given by name or folder. Raises LaminaError, whose message begins with `op`, if the stack does not
-    exist, or its blocks cannot be edited because it has no module per block.
+    The model may be given by name or folder. Raises LaminaError, whose message begins with `op`, if there is no such
+    stack, or if it cannot be edited because it has no module per block.
     """
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 

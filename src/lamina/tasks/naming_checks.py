@@ -65,7 +65,10 @@ def check_spec(spec: ColumnSpec) -> None:
 
 
 def check_columns(spec: ColumnSpec, tables: Iterable[Table]) -> None:
-    """Raise ConfigError if a text and the label of `spec` are one column of a table; see `Table.key` for numbers."""
+    """Raise ConfigError if a text and the label of `spec` are one column of a table; see `Table.key` for numbers.
+
+    Kinds without classes, and kinds of running text, are not checked.
+    """
     for table in tables if spec.kind.has_classes and not spec.kind.sequential else ():
         label, *texts = (table.key(column) for column in (spec.label, spec.text, spec.text_pair) if column is not None)
         if label in texts:

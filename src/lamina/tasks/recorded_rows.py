@@ -163,7 +163,7 @@ def recorded_of(split: Split) -> RecordedStates | None:
 
 
 def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
-    """Return the inputs of a split of a task of this kind if its states were recorded; None for any other split."""
+    """Return the inputs of a split whose states were recorded, for a task of this kind; None for any other split."""
     recorded = recorded_of(split)
     return None if recorded is None else StatesInputs(split, recorded, with_words=kind.per_token)
 

@@ -301,8 +301,8 @@ class TokenClassificationKind(TextClassKind):
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
     """Collects the logits of every word: the logits of the one token from which the word's tag is predicted.
 
-    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. `parts` has for
-    each listed word the words of a plain text inside it; the listed word gets the tag of the first.
+    Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says. `parts` is the
+    result of `_parts`: a word of the data with several parts gets the tag of the first.
     """
 
     def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs, parts: Sequence[Parts]) -> None:
@@ -376,8 +376,8 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     ) -> dict[str, float]:
         """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
-        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window, for the metric
-        over sub-tokens, whose true tags continue that of the word (I- for B-).
+        `token_tags(window, count)` returns the predicted tags of the first `count` tokens of a window. It is called for
+        the metric over sub-tokens. There, further tokens of a word have the tag that continues the word's (I- for B-).
         """
         labels = self._task.labels
         plain = [name for name in metrics if name != SUBTOKENS]

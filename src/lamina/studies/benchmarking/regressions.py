@@ -163,7 +163,7 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Score test rows by a vote of their nearest training rows.
 
-    Held-out rows choose how many vote (one if none are held out). Arguments as in `logistic`.
+    The number that scores best on held-out rows votes; one if none are held out. Arguments as in `logistic`.
     """
     from sklearn.neighbors import KNeighborsClassifier
 
