@@ -116,8 +116,7 @@ def predict_file(  # noqa: PLR0913
         text_pair: Column of the second text. None: the examples are not pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
-        processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
-            `model.name_or_path`.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's, or that of `model.name_or_path`.
         batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip. None: for texts as many rows
             of similar length as have 2,048 tokens together (16,384 on a GPU), at most 512; for other files 32.
         chunk_rows: Number of rows that are read, sorted by length and written at a time.
@@ -218,9 +217,8 @@ def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Collect
 def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
     """Return the text column of a file for which the user names no column.
 
-    It is the only column; else the column in `learnt`, if the file has exactly one of these; else the first of
-    `USUAL_COLUMNS` that the file has. `learnt` are columns that readers learnt from.
-    Raises DataError if there are several columns and none of them fits, or the file cannot be read.
+    It is the only column; else the column in `learnt` (which readers learnt from), if the file has just one of these;
+    else the first of `USUAL_COLUMNS` that it has. Raises DataError if there is none, or the file cannot be read.
     """
     first = next(read_chunks(source, rows=100, on_bad_row=lambda _: None), None) or next(read_chunks(source))
     names = list(first.columns)
@@ -254,8 +252,7 @@ def read_examples(
         columns: Column of the text and, for pairs, of the second text.
         files: Whether the column has images or audio clips: paths, bytes, or objects as `datasets` writes them.
         rows: Rows per chunk.
-        start: Number of rows to skip at the start. Rows that cannot be parsed do not count; rows with a cell of another
-            type do.
+        start: Number of rows to skip at the start, without counting rows that cannot be parsed.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
     forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
@@ -433,10 +430,7 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Examples from the source with their row numbers (`lines`), parsed from the next `read` rows.
-
-    `problems` has the errors of rows that were left out.
-    """
+    """Examples and their row numbers (`lines`), parsed from `read` rows; `problems` has errors of rows left out."""
 
     lines: Sequence[int]
     examples: Sequence[object]
@@ -446,10 +440,7 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output `rows`, number of source rows `read`, and `problems` of bad rows.
-
-    `failed` is the error that ends the run, if there is one.
-    """
+    """The outcome of a `Chunk`: output `rows` of `read` source rows, `problems` of skipped rows, and a fatal error."""
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0
