@@ -336,10 +336,10 @@ def fsync(path: Path) -> None:
 
 
 def remove_leftovers(*paths: Path) -> None:
-    """Remove the temporary files that dead processes left beside `paths`, files of one folder (see `atomic_write`).
+    """Remove the temporary files of `atomic_write` beside `paths`, which are files of one folder.
 
-    The caller must hold their lock, if there is one: files that a living process is writing are removed too. Files that
-    cannot be removed stay; they take space, but are never read.
+    Files that another process is still writing are removed too, so the caller must hold the lock of `paths`, if there
+    is one. Files that cannot be removed stay; they take space, but are never read.
     """
     stems = {f".{path.name}" for path in paths}
     for beside in paths[0].parent.glob(".*") if paths else ():

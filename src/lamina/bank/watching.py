@@ -264,7 +264,7 @@ class _WatchedText(GenerationObserver):
     def _add_step(
         self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"], is_last: Bool[Tensor, " rows"]
     ) -> None:
-        """Append a step with the latest scores and flags.
+        """Append a step with the latest scores and flags, and pass it to `on_token`.
 
         Per sequence, `tokens` has the new token id, `real` whether the sequence was still running, and `is_last`
         whether the token is its last.

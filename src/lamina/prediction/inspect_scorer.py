@@ -131,9 +131,9 @@ class _Trained(NamedTuple):
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
-    """Return a row for each monitor and each reply that has a token; `messages` are pairs of a role and a text.
+    """Return a row for each reply (role `REPLIES`) that has a token and each monitor, in the order of the replies.
 
-    Raises NotFiniteError if a score is NaN.
+    `messages` are pairs of a role and a text. Raises NotFiniteError if a score is NaN.
     """
     replies = [number for number, (role, _) in enumerate(messages) if role == REPLIES]
     if tokenizer_of(bank.processor).chat_template:

@@ -214,10 +214,10 @@ def fitted_batches(
 
 
 def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) -> None:
-    """Write the batches of runs into their output folder, where `fitted_batches` reads them when a run is resumed.
+    """Write run name -> `Batches` into the runs' output folder, where `fitted_batches` reads them to resume a run.
 
-    With `resume`, batches of other runs in the folder stay; otherwise they are removed. Raises StoreError if the folder
-    cannot be written or, with `resume`, has a damaged file of batches.
+    With `resume`, entries of other runs in the file stay; otherwise they are removed. Raises StoreError if the folder
+    cannot be written or, with `resume`, the file is damaged.
     """
     known = _read_batches(folder) if resume else {}
     write_json(folder / BATCHES, {name: list(pair) for name, pair in {**known, **batches}.items()})

@@ -270,7 +270,7 @@ class SizedRun:
         trained: Number of parameters that are trained.
         steps_per_epoch: Optimizer steps of an epoch.
         epochs: Number of epochs that begin.
-        steps: Optimizer steps of all epochs together.
+        steps: Optimizer steps of the run: `max_steps`, or else those of all epochs.
     """
 
     reader: ReaderSize | None = None

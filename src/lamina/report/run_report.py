@@ -73,7 +73,7 @@ def _cell_text(cell: Cell | None, table: PivotTable) -> str:
 
 
 def _paper_text(number: float | None, table: PivotTable) -> str:
-    """Return a paper's number as text, with the zeros at its end that YAML dropped; "" for None."""
+    """Return a paper's number as text; "" for None. A float gets at least the table's decimals: YAML drops zeros."""
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
     return max(f"{number:.{table.digits}f}", str(number), key=len)

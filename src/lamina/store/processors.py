@@ -99,10 +99,11 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
 def load_saved_processor(
     manifest: Manifest, folder: Path, model: PreTrainedModel, given: Processor | None, other: Processor | None
 ) -> Processor | None:
-    """Return the processor for a saved bank that had one: `given`, or else the saved one, or else `other` (or None).
+    """Return `given`, or else the processor that was saved with the bank, or else `other`, which may be None.
 
-    The saved tokenizer gets the settings `_SET`, such as its maximum length, that it had when the bank was saved. Under
-    other library versions than those that saved the bank, only facts that mean the same in all versions are compared.
+    `manifest.processor` must not be None. The saved tokenizer gets the settings `_SET`, such as its maximum length,
+    that it had when the bank was saved. Under other library versions than those that saved the bank, only facts that
+    mean the same in all versions are compared.
 
     Raises:
         BaseMismatchError: If the processor does not make the same inputs as the one that the bank was saved with.
@@ -186,9 +187,9 @@ def check_inputs(op: str, processor: Processor | None, readers: Mapping[str, Rea
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:
-    """Return a processor's facts, with the settings of a lone image processor under "image processor", and so on.
+    """Return a processor's facts with the names that its parts have in a joint processor, to compare the two.
 
-    A joint processor has these names for its parts, so that the two can be compared.
+    For example, the "settings" of a lone image processor are then called "image processor".
     """
     facts = dict(_remembered_facts(processor))
     classes = {part.__name__ for part in type(processor).__mro__}

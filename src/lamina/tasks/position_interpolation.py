@@ -22,9 +22,9 @@ def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
 
 
 def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
-    """Return why the model fails on a batch, as text, if it fails because of the size of its images.
+    """Return, as text, that the batch's images do not have the size that the model needs.
 
-    Returns None if the size is right or not known, or if the model can interpolate.
+    Returns None if they have it, if a size is not known, or if the model can interpolate.
     """
     sizes = _other_size(model, batch)
     if sizes is None or _interpolates(model):

@@ -272,7 +272,7 @@ def _warn(table: Table, rows: Sequence[int], what: str) -> None:
 def _placed(
     texts: Sequence[str], marks: Sequence[list[SpanMark] | UnplacedSpanError], *, utf16: bool
 ) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
-    """Return words and tags of each text; row -> error, for texts without tags; and the rows whose spans cut words.
+    """Return words and tags of each text; index -> error, for texts whose tags are None; indices where spans cut words.
 
     `marks` has the spans of each text, or the error that says why they cannot be read. With `utf16`, edges of spans
     count UTF-16 units.

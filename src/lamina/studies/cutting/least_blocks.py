@@ -65,11 +65,11 @@ class LeastBlocks:
         metric: The task's metric.
         by: The method of choosing blocks, as passed to `drop_least_`.
         dropped: Numbers, from 1, that the dropped blocks had before the edit.
-        costs: Number of each block -> its influence, or how far the score falls without it alone.
+        costs: Number of each block -> its influence, or how far the score falls if only this block is removed.
         scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
-        change: Mean of the differences between the last score (after healing, if any) and the score of the whole model.
+        change: Mean of the last score (after healing, if any) minus the score of the whole model; negative if it fell.
         values: Number of values in the mean `change`: one per part of the validation split, or per seed.
         interval: Half the width of the 95 % interval of `change`. None if `values` is 1, which happens with few rows.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
