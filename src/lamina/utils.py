@@ -125,7 +125,7 @@ def _kinds(annotation: str) -> tuple[str, ...]:
 
 
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that checks a function's arguments with `check_type`, and passes on what it returns.
+    """Return a decorator that passes a function's arguments through `check_type` before each call.
 
     A wrong type raises ConfigError, whose message begins with `op`. Defaults are not checked.
     """
@@ -288,10 +288,11 @@ def write_errors(
     kind: type[Exception] = Exception,
     of_disk: ErrorTypes = OSError,
 ) -> Iterator[None]:
-    """Convert errors of type `kind`, except Lamina's own, in the `with` block, which writes a file, to a StoreError.
+    """Convert errors in the `with` block, which writes a file, to StoreErrors; Lamina's own errors pass through.
 
-    For an error of one of the types `of_disk` the message blames the disk and ends with `hint`. For other errors of
-    `kind` it only gives the reason. `what` is the operation and the place. `left` says what is there after an error.
+    For an error of the types `of_disk` the message ends with `hint`. For other errors of type `kind` it only gives the
+    reason. Errors of other types pass through. `what` is the operation and the place. `left` says what is there after
+    an error.
     """
     left = f"; {left}." if left else "."
     with (

@@ -108,7 +108,7 @@ class Watch:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps of the text so far, one per new token; ConfigError before the first text."""
+        """The steps of the text so far, one per new token, in a list that grows; ConfigError before the first text."""
         return self._text().steps
 
     @property

@@ -100,7 +100,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Return a context manager that records the arguments of each call of the stack's last block.
+        """Return a context manager that records, for `block_call`, how the stack's last block was last called.
 
         If the new blocks are BERT-like and no copies, nothing is recorded.
         """

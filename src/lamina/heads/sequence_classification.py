@@ -213,7 +213,7 @@ class PooledClassificationHead(LabelHead):
     def token_map(self) -> AffineMap | None:
         """Return the linear map to the logits; None if the head is not token-wise.
 
-        With pooling "query", the map has one more output: the score `query . h_t / sqrt(dim)` of the token.
+        With pooling "query", the map has one more output, the last: the score `query . h_t / sqrt(dim)` of the token.
         """
         output = super().token_map()
         if output is None or self.query is None:

@@ -81,7 +81,7 @@ def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_value: bool = False) -> str:
-    """Return the SHA-256 hash of named values, in hexadecimal.
+    """Return the SHA-256 hash of named values in their order, in hexadecimal.
 
     For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
 

@@ -132,7 +132,8 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters in the blocks that compute the layers in `deepest` and all below them.
 
-        `deepest` is stack name -> highest layer that is read. All stacks before the last of these count whole.
+        `deepest` is stack name -> highest layer that is read. The last of these stacks counts up to this layer, and all
+        stacks of the model before it count whole.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)
@@ -427,7 +428,7 @@ def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task
 def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
     """Return the most bytes of weights, gradients and optimizer moments that the runs in `planned` hold at a time.
 
-    They belong to the base model and all readers that are trained together, or to the largest fine-tuned model.
+    The base model counts, with all readers that are trained together. Of fine-tuned models, only the largest counts.
     """
     moments = planned[0].options.moments
     if recipe.methods:

@@ -334,8 +334,9 @@ _listeners: dict[str, Listener] = {}
 def hook_factory(config: Settings) -> Callable[..., None]:
     """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`.
 
-    It has the "folder", the "layer" and perhaps a "sink". Hooks of one folder share a `Listener`, which the first call
-    makes. Raises the errors of `PlainReader.load`, and those of importing the sink.
+    It has the "folder", the "layer" and perhaps a "sink" ("module:function"). Hooks of one folder share a `Listener`,
+    which the first call makes; later sinks are ignored. Raises the errors of `PlainReader.load`, and those of importing
+    the sink.
     """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"

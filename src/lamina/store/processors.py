@@ -202,7 +202,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     """Return `processor_facts`; with a tokenizer, from a cache unless the processor's settings have changed.
 
-    Other tokens in place of known ones are not seen.
+    The cached dict must not be changed. A vocabulary of the same size with other tokens is not noticed.
     """
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):

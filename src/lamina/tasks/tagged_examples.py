@@ -234,10 +234,10 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row's text with their tags; `default` is the label of spans without a label.
 
-    Edges of spans are read as UTF-16 units, with a warning, if no span is wrong in units and characters fit worse: some
-    rows have wrong spans, and fewer rows cut words in units; or none is wrong, some cut words, and none does in units.
-    Otherwise they are characters. A wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore",
-    the words of its row get no tags, with a warning. A span that cuts words tags its whole words, with a warning.
+    Edges of spans count characters. They count UTF-16 units instead, with a warning, if no span is wrong in units, and
+    either more rows have wrong spans in characters than cut words in units, or no row has a wrong span and rows cut
+    words in characters only. A wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore", the
+    words of its row get no tags, with a warning. A span that cuts words tags its whole words, with a warning.
     """
     marks: list[list[SpanMark] | UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):

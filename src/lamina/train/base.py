@@ -194,7 +194,7 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number of labels that count in the learner's mean loss; ignored labels do not."""
+        """Return the divisor of the mean loss: the number of labels that are not ignored, or their weights' sum."""
 
     @abstractmethod
     def outputs(

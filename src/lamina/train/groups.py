@@ -167,9 +167,8 @@ def _inputs(
 def _reads_other(kind: Kind, split: Split, windows: Inputs, processor: Processor) -> bool:
     """Return whether tasks of `kind`, on whole texts, read different rows than tasks on tokens, which read `windows`.
 
-    They do if an example is too long for one window: tasks on whole texts read a part of it, cut in their own way, and
-    further windows would take the place of texts in their batches. They also do if pairs are joined differently; see
-    `has_second_start`.
+    They do if an example is too long for one window: tasks on whole texts truncate it in their own way, and read no
+    further windows. They also do if pairs are joined differently; see `has_second_start`.
     """
     return kind.truncated(windows) > 0 or (split.pairs and has_second_start(processor))
 

@@ -98,7 +98,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return self._end
 
     def before(self, output: int) -> int:
-        """Return how many tokens of the text the engine has read once it has chosen `output` tokens of the output."""
+        """Return how many tokens the engine has read once `output` tokens are generated: all but the last of these."""
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
@@ -112,9 +112,10 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return {**fields, **self._verdicts()}
 
     def part_to_dict(self, first: int, last: int) -> dict[str, JSON]:
-        """Return the scores of the tokens at positions `first` to `last - 1` as JSON-ready values, with the verdicts.
+        """Return reader name -> {"tokens": scores}, JSON-ready, and "monitors" -> verdicts, if any.
 
-        Readers that pool whole prompts add their answer if `first` is 0.
+        The scores are those of the tokens `first` to `last - 1` of the text; the prompt begins at 0. Readers that pool
+        whole prompts add their answer if `first` is 0.
         """
         fields: dict[str, JSON] = {name: self[name] for name in self if first == 0 and name not in self._streamed()}
         for name in self._streamed():

@@ -75,8 +75,8 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
     """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
 
     Raises ConfigError if the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
-    Raises TooLongError for a prompt so long that it is not tokenised whole: more than `max_total_tokens` tokens, or
-    than the model reads. `token_budget` checks the others.
+    Raises TooLongError if tokenising had to stop early, after more than `max_total_tokens` tokens or more than the
+    model reads. The caller checks the length of other prompts by `token_budget`.
     """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)

@@ -56,12 +56,12 @@ class TokenScores:
 
     Attributes:
         monitors: The monitors to pass to `bank.watch`.
-        saved: Names of those monitors that are saved with the readers.
+        saved: Names of those monitors that are saved with the readers; all readers of a monitor must take part.
         late: Names of the readers that answer at the end; to be passed to `bank.listen`.
         stopping: Names of the monitors whose flags end the text.
 
     Raises:
-        UnknownNameError: If a reader, or a monitor in `stop`, does not exist.
+        UnknownNameError: If a reader does not exist, or a monitor in `stop` is not in `saved`.
         ConfigError: If a reader named in `tasks` cannot take part or has too many labels; if `stop` names a monitor
             without a threshold, or is True and no monitor has one.
     """

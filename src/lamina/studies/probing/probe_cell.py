@@ -277,7 +277,7 @@ class TrainedProbes:
         bank: Bank with one reader per probe.
         tasks: Reader name -> the task that it learns.
         options: Training options.
-        split: Name of the split that will be scored later.
+        split: Split that will be scored. Training gets one of its rows as the validation split that it requires.
     """
 
     def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
@@ -398,7 +398,7 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with their "train" split, and one row of the first task's `split` as all validation splits.
+    """Return the tasks with their "train" split. The validation split of each is one row of the first task's `split`.
 
     Training requires a validation split, but no epoch of a probe is selected by its score. Only a task's own metric is
     left, and only the first sub-token of a word is learnt.
