@@ -113,10 +113,10 @@ class Watch:
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """Monitor name -> index of the first flagged token of each sequence; None for one that was not flagged.
+        """Monitor name -> index of the first flagged token of each sequence, None if no token of it was flagged.
 
-        Tokens of the prompt have negative indices; -1 is the last one. The list is empty until a token was read. Raises
-        ConfigError before the first text.
+        Index 0 is the first new token, and -1 the last token of the prompt. The list is empty until a token was read.
+        Raises ConfigError before the first text.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]
@@ -366,7 +366,7 @@ class _RepliesSoFar:
 
 
 def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
-    """Return a detokenizer for each sequence of a call; in a decoder-only model it gets the prompt before it."""
+    """Return a detokenizer for each sequence of a call; in a decoder-only model it knows the sequence's prompt."""
     rows = call.prompts.tolist()
     continues = not call.model.config.is_encoder_decoder
     return [Detokenizer(cast("Tokenizer", tokenizer), row if continues else ()) for row in rows]

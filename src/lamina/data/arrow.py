@@ -107,9 +107,9 @@ def _remove(folder: str, process: int) -> None:
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Return `dataset`, which was derived from `source`, after making it keep the temporary file of `source`, if any.
+    """Make `dataset`, which was derived from `source`, keep the temporary file of `source`, if any; return `dataset`.
 
-    Otherwise the file, from which `dataset` reads too, would be removed with `source`.
+    Otherwise the file would be removed together with `source`, although `dataset` reads from it too.
     """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset

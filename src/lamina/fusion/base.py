@@ -299,7 +299,7 @@ class Fusion(nn.Module, ABC):
         return tuple((part.shape, part.dtype, part.device) for part in parameters if part is not None)
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers on which the features depend now; by default all. Others may be skipped."""
+        """Return the indices, among the selected layers, of those on which the features depend now; by default all."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:

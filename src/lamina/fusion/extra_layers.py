@@ -95,7 +95,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         self.copied, self.swap = bool(blocks), swap
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the index of the last state among those that the fusion gets; only this one is read."""
+        """Return the index of the last of the selected layers, the only one that is read."""
         return (self.layers - 1,)
 
     @contextmanager

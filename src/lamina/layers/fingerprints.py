@@ -115,9 +115,9 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield (name, value), or such a pair for each inner tensor of a quantised weight and each item of a tuple or list.
+    """Yield (name, value) for a tensor, number or string; leave out other values.
 
-    Other values are left out.
+    A quantised weight gives a pair per inner tensor, and a tuple or list one per item ("name.0").
     """
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:

@@ -392,10 +392,10 @@ def _scores(
     live: bool,
     features: bool = False,
 ) -> dict[str, TextScores]:
-    """Return monitor name -> the running scores of each reply of a task, from one pass; see `score_texts`.
+    """Return monitor name -> the running scores of each reply in a task's "train" split, from one pass.
 
-    With `live` False, scores may depend on the whole text. With `features`, features are averaged too. Error messages
-    begin with `op`.
+    With `live` False, scores may depend on the whole text. With `features`, features are averaged too. The errors are
+    those of `score_texts`, and begin with `op`.
     """
     runner = BankRunner(bank, op, None)
     (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)

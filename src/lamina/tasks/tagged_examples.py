@@ -119,8 +119,9 @@ def _check_words(table: Table, spec: ColumnSpec) -> None:
 def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_ids: bool) -> str | None:
     """Return the name of a tag in a file; None for -100, which marks a word without a label.
 
-    A tag may be the number of a label in `by_id`, which is empty if one of `labels` is a number itself. A text may be
-    such a number if all tags of the table are numbers (`are_ids`). Raises LabelCellError if the tag is not a name.
+    A tag may be the index of a label in `by_id`; the caller passes () if one of `labels` is a number itself. A text is
+    read as an index only with `are_ids`: all tags of the table are numbers. Raises LabelCellError if the tag is
+    neither an index nor a name.
     """
     can_be_id = not isinstance(mark := plain(mark), bool) and (are_ids or not isinstance(mark, str))
     if can_be_id and is_number(mark) and float(str(mark)).is_integer():

@@ -374,8 +374,8 @@ def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
 def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:
     """Return the sentence that says whether the score fell by no more than `tolerance`, or that this cannot be said.
 
-    `change` is the mean change of the score over seeds (negative: worse). `interval` is half the width of its 95 %
-    interval; None if there is one seed.
+    `change` is the mean change of the score over `seeds` seeds (negative: worse). `interval` is half the width of its
+    95 % interval; None if there is one seed.
     """
     if interval is None:
         return "One seed allows no interval, and no conclusion."
