@@ -79,11 +79,11 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value; a NumPy or torch number as a Python number, and an array or set for a list as a list.
+    """Return an option's value: NumPy and torch numbers as Python numbers, and arrays and sets as lists for a list.
 
     Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
-    as a list of letters. A value is only checked if all types in `annotation` are keys of `_TYPES`, and so are the
-    items of a list or tuple, whose types stand in brackets, as in "Sequence[int]".
+    as a list of letters. A value passes unchecked if a type in `annotation` is not a key of `_TYPES`. The items of a
+    list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]".
 
     Args:
         op: The operation, for the message.

@@ -244,7 +244,7 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
-    It is slower on a CPU without gradients (`grad`) if there are more than a few tokens, as there may be in an export.
+    On a CPU without gradients (`grad`) it is slower if there are more than a few tokens. An export counts as many.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -263,7 +263,7 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if one of the readers compares two texts, since the batch lacks `key`, their token ids."""
+    """Raise ConfigError if one of the readers compares two texts: the batch has no token ids (`key`) to do it by."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"

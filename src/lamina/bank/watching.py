@@ -220,7 +220,7 @@ class _WatchedText(GenerationObserver):
                 self._add_step(tokens[:, column], running[:, column], is_last[:, column])
 
     def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return two masks `[rows, columns]`: tokens of sequences that still run, and tokens that end a sequence.
+        """Return two masks `[rows, columns]`: of tokens whose sequence had not ended before, and of those that end it.
 
         The first `prompt` columns are tokens of the prompt, and `new` columns with new tokens follow. The object stores
         which sequences have ended, for the next call.

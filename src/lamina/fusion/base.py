@@ -146,9 +146,9 @@ def _best_matches(
 ) -> list[Float[Tensor, "*layers batch"]]:
     """Return how well one text's tokens are matched in the other: mean, minimum and standard deviation over tokens.
 
-    A token's match is its highest cosine similarity with a token of the other text, -1 if that is empty. `cosines` has
-    the similarity of every pair of tokens. The masks are True at the tokens that are matched (`side`), and at those of
-    the other text (`other`).
+    A token's match is its highest cosine similarity with a token of the other text; -1 if the other text is empty.
+    `cosines` has the similarity of every pair of tokens. The masks are True at the tokens that are matched (`side`),
+    and at those of the other text (`other`). Without tokens to match, the mean is 0 and the minimum 1.
     """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(-1)
     count = side.sum(1).clamp(min=1)
@@ -172,7 +172,7 @@ def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) 
 
 
 def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
-    """Return uniform random 16-bit integers of the given shape on `device`; `drop` uses them for dropout.
+    """Return uniform random signed 16-bit integers of the given shape on `device`, for `drop`.
 
     Slice i along `axis` comes from `generators[i]`, which must be on `device` too; None there: torch's global
     generator.
@@ -220,7 +220,7 @@ class Stream(ABC):
         """
 
     def active_layers(self, members: Sequence[Fusion]) -> Sequence[int]:
-        """Return the ascending indices of the layers on which the features of at least one of `members` depend."""
+        """Return, ascending, the indices among the selected layers on which the features of any member depend."""
         if type(members[0]).active_layers is Fusion.active_layers:
             return range(members[0].layers)
         return sorted({index for member in members for index in member.active_layers()})

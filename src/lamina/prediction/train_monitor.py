@@ -187,6 +187,7 @@ def monitor(  # noqa: PLR0913
         DataError: If a row or a column of the file cannot be used.
         UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
         ModelNotFoundError: If the model cannot be found.
+        UnsupportedModelError: If the model's layers cannot be found.
         NotFiniteError: If a score is NaN.
         StoreError: If `output` cannot be written.
         MissingExtraError: If scipy is not installed.

@@ -155,7 +155,7 @@ def _longest(run: SizedRun) -> int:
 
 
 def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
-    """Return the batch of a group that fits into a GPU's memory: the recipe's own batch if that fits.
+    """Return the batch of a group that fits into a GPU's memory: the recipe's own, or the largest for the same step.
 
     Raises ConfigError if not even one row fits.
     """
@@ -268,7 +268,7 @@ class Estimate:
         runs: One row per task, method and setting; "count" is the number of runs that share them.
         tasks: One row per task, with its rows, tokens and steps; tasks that share passes share steps.
         steps: Optimizer steps of all tasks, each shared one counted once.
-        flops: Operations of the "base" model that readers share, of the "runs", and in "total".
+        flops: Operations: "base" (of the base model, which readers share), "runs" and "total".
         memory_bytes: Most weights, gradients and moments of the optimizer held at a time, in single precision.
         kept_bytes: What readers store for the gradients of the costliest batch. Its rows have `max_length` tokens or,
             if that is not set, the average number.

@@ -53,7 +53,7 @@ class InsertedWeight:
     trained: Float[Tensor, "heads width width"]
 
     def states(self) -> dict[str, Float[Tensor, "heads width width"]]:
-        """Return name -> weight: "start" (before training), "trained" (after it) and "change" (the difference)."""
+        """Return name -> weight: "start" (before training), "trained" (after it) and "change" (trained - start)."""
         return dict(zip(STATES, (self.start, self.trained, self.trained - self.start), strict=True))
 
 

@@ -282,8 +282,7 @@ def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curve
     """Return a figure with the points of the same figure of other runs added.
 
     `name` is the name of the figure's run, `number` the number of the figure in each run (from 0), and `others` is name
-    of another run -> its figures. If two runs have a series (a line) of the same name, all series get their run's name
-    too.
+    of another run -> its figures. If two runs have a series (a line) of one name, every series gets its run's name too.
     """
     by_folder = {name: figure.points}
     by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}

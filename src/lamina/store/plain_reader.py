@@ -224,7 +224,7 @@ class Listener:
 
     Attributes:
         reader: The reader.
-        answers: Answers that were not collected yet, at most `KEPT`; with a `sink` it stays empty.
+        answers: The latest answers, at most `KEPT`, for the caller to remove; with a `sink` it stays empty.
 
     Args:
         folder: Folder of the exported reader, which must be `per_token`.
@@ -317,7 +317,7 @@ def requests_of(batch: object, tokens: int) -> list[str] | None:
 
 
 def state_of(output: object, *, add: bool) -> Tensor:
-    """Return the hidden state in the output of a module.
+    """Return the hidden state in the output of a module, as a new tensor.
 
     With `add`, the module is a block in a server, and may return two tensors whose sum is the state.
     """

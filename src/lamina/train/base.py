@@ -111,9 +111,9 @@ class Runner(ABC):
                     raise ConfigError(f"{self.op}: {got}; at least one needs one. Give more labelled rows.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """Return the value of `option`, such as "max_length", with which the learners `names` were trained.
+        """Return the largest value of `option`, such as "max_length", with which the learners `names` were trained.
 
-        This default returns None: unknown.
+        None (always by default): not known for all of them.
         """
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
@@ -150,12 +150,12 @@ class Runner(ABC):
         """Return a fingerprint of the weights at the start of a run.
 
         Args:
-            trained: The parameters that the run trains. Its checkpoints hold them anyway.
+            trained: The parameters that the run trains. Those that start at random are left out of the fingerprint.
         """
 
     @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """Prepare for training on `groups`; raise an error if training cannot begin.
+        """Prepare for training on `groups`; raise a LaminaError if training cannot begin.
 
         Args:
             groups: The encoded examples to train on and to score.

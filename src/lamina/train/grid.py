@@ -121,7 +121,7 @@ def apply_sweep(
         sweeps: Key, full or short -> values. Keys that the grid cannot have are ignored.
 
     Returns:
-        The new grid, and the keys of `sweeps` that were used.
+        The new grid, with the used keys in full at the end, and the keys of `sweeps` that were used.
 
     Raises:
         ConfigError: If a short key may mean two full ones.

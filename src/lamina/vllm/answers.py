@@ -104,7 +104,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
         """Return all answers as JSON-ready values: reader name -> its answers; and "monitors" -> verdicts, if any.
 
-        The scores of the first `first` tokens of the text are left out.
+        The lists "tokens" leave out the first `first` tokens of the text, prompt included.
         """
         fields = {name: self[name] for name in self}
         for name in self._streamed():
@@ -150,8 +150,8 @@ def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
 def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | None:
     """Return a reader's answer over some tokens, from their scores `[tokens, columns]`; None without tokens.
 
-    It has "value" for a regression, "labels" and "probabilities" for a multi-label task, otherwise "label" and
-    "probabilities". The logits of the tokens are averaged, by the tokens' weights if the reader has any.
+    It has "value" for a regression, otherwise "probabilities" (label -> probability), and "label" or, for a multi-label
+    task, "labels": those above 0.5. The tokens' logits are averaged, by the tokens' weights if the reader has any.
     """
     if not len(scores):
         return None
