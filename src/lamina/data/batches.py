@@ -99,8 +99,8 @@ def length_batches(
             `equal`, all at once), and finally the batches are shuffled. None, for evaluation: the longest rows come
             first, so that the first batch shows whether memory suffices.
         equal: Whether all rows of a batch must have the same length.
-        budget: Maximum number of tokens per batch, in addition to `batch_size`, for evaluation; `seed` is then ignored.
-            None: no maximum.
+        budget: Maximum number of tokens per batch, in addition to `batch_size`, and the cost of a pass: for evaluation,
+            rows are divided so that all passes together cost least. `seed` is then ignored. None: no maximum.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = np.asarray(lengths, dtype=np.int64).tolist()

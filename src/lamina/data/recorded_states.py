@@ -242,9 +242,9 @@ class RecordedStates:
     def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return where a tensor is in a `.npy`, `.safetensors` or `.parquet` file.
 
-        A `.parquet` file is unpacked to a temporary file; there, `tensor` is the name of a column, and `shape` the
-        shape of its numbers (None: as its first cell shows). Raises DataError if the file is missing or damaged, and
-        StoreError if the disk for temporary files is too small.
+        `tensor` is its name in the file: for `.parquet` a column, for `.npy` ignored. A `.parquet` file is unpacked to
+        a temporary file, with the `shape` of its numbers (None: as the first cell shows). Raises DataError if the file
+        is missing or damaged, and StoreError if the disk for temporary files is too small.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))

@@ -40,7 +40,8 @@ class Rearranged:
 
     Attributes:
         path: Path of the module list that holds the blocks; None if one block serves as all layers.
-        gone: Old names of the removed parameters; `added` has the names of the copies' parameters.
+        gone: Names, before the change, of the removed parameters.
+        added: Names, after it, of the copied blocks' parameters.
         settings: For the record of the edit: how names of parameters change.
     """
 
@@ -362,9 +363,9 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _move_parts(table: nn.Parameter, axis: int, order: Sequence[int], depth: int) -> None:
-    """Give a weight new parts, in place; its gradient is dropped.
+    """Replace a weight's parts by those of the blocks in `order` (numbers from 1), in place; drop its gradient.
 
-    Along `axis` it has one part for each of `depth` blocks, from which `order` picks.
+    Along `axis` it has one part for each of `depth` blocks.
     """
     index = torch.tensor([layer - 1 for layer in order], device=table.device)
     parts = table.data.unflatten(axis, (depth, -1))

@@ -74,7 +74,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features, and pass each layer's share of the absolute `credit` to `observe`.
+        """Return the features, and pass each layer's share of the absolute credit (see `_run_stages`) to `observe`.
 
         The shares of one sequence (with `per_token`: of one token) sum to 1.
         """
@@ -90,8 +90,9 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit`, over all texts since train or eval mode was switched on.
+        """Return each layer's share of what determined the features, over all texts since the last change of mode.
 
+        The mode is train or eval. The share is that of the absolute credit, see `_run_stages`.
         Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They are equal before any
         text.
         """

@@ -292,7 +292,10 @@ class WeightGuard:
         self.checksum = self.checksum or _checksum(self._plain)
 
     def is_rewritten(self) -> bool:
-        """Read all weights, and return whether their checksum has changed; False without one, and in a new copy."""
+        """Read all weights, and return whether their checksum has changed since `seal`.
+
+        False before `seal`, and in a new copy, which has no weights yet.
+        """
         return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
 
     def accept(self, model: nn.Module, fingerprint: str) -> None:

@@ -87,9 +87,10 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_tokens: bool = False) -> Call:
-    """Return the innermost call around all layers of a stack; its module must be called only once per run.
+    """Return the innermost call around all layers of a stack, among the modules that are called only once per run.
 
     The start of this call is the start of a pass over the stack. Calls that receive the attention mask are preferred.
+    The whole model is such a call, but with `reads_tokens` there may be none: IndexError.
 
     Args:
         trace: The traced run.

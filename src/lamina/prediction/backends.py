@@ -119,7 +119,10 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank) -> bool:
-    """Return whether "auto" should try ONNX Runtime: it is installed, and a CPU bank has an export not yet refused."""
+    """Return whether "auto" should try ONNX Runtime.
+
+    It must be installed, the bank be on the CPU, and its export be open already, or in its folder and not yet refused.
+    """
     is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:
         return False

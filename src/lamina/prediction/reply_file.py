@@ -157,8 +157,8 @@ def _usual(table: Table, what: str) -> str | None:
 def _column(table: Table, what: str, named: str | None) -> str:
     """Return the column that holds `what`: the user's choice `named`, or else the only column with a usual name.
 
-    Raises DataError that lists the columns if this is not clear, or `named` does not exist; a path of keys, such as
-    "a.b", is not checked.
+    Raises DataError if no column or several have a usual name, or `named` does not exist. A path of keys ("a.b") in
+    `named` is not checked.
     """
     if named is not None:
         if named not in table.columns and "." not in named:
@@ -205,7 +205,7 @@ def _roles(table: Table, columns: ReplyColumns) -> dict[str, str]:
 
 
 def _pairs(table: Table, names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (prompt, reply) for each row, from the columns of "prompt" and "reply"; DataError if a text is blank."""
+    """Return (prompt, reply) for each row; `names` has their columns. DataError if a cell is blank or not a text."""
     for what in ("prompt", "reply"):
         name = names[what]
         for row, cell in zip(table.rows, table.cells(name), strict=True):

@@ -33,10 +33,10 @@ class Cell:
     """A cell of a `PivotTable`: the best setting's scores, times the table's scale.
 
     Attributes:
-        row: Its row; `column` is its column.
+        row: Name of its row; `column` is the name of its column.
         metric: Name of the metric.
         mean: Mean score of the setting's runs, of all tasks in the cell.
-        spread: Sample standard deviation.
+        spread: Sample standard deviation; 0 for a single run.
         interval: Half the width of the 95 % t interval; None for a single run.
         runs: Number of runs.
         settings: The searched settings and their chosen values; may be empty.

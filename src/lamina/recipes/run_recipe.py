@@ -241,7 +241,7 @@ class _Session:
     """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `batches` is run name -> batches that
-    fit the memory, and empty if they are as the recipe says. `encodings` is filled during training.
+    fit the memory; {}: batches are as in the recipe. `encodings` is filled during training.
     """
 
     recipe: Recipe
@@ -387,10 +387,10 @@ class _Session:
         return self._joined(specs, states, failures)
 
     def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:
-        """Train the separate run `name`, from its last checkpoint if there is one.
+        """Train only the run `name` of `specs`, from its last checkpoint if there is one.
 
-        Returns the saved fields of its `RecipeResult`, JSON-ready. With `separate`, its files are written too; None:
-        nothing is written or continued. Raises the errors of `train`.
+        Returns the saved fields of its `RecipeResult`, JSON-ready. `separate` writes the run's files and finds its
+        checkpoint. None: nothing is written or continued. Raises the errors of `train`.
         """
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, separate=separate)

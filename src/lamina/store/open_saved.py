@@ -70,8 +70,8 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
 
-    `_written` has the modification times of these files. They are part of the cache's key, so a folder that was
-    changed is loaded again. Errors as in `open_saved`.
+    `_written` has the modification times of the folder's files. They are part of the cache's key, so a changed folder
+    is loaded again. Errors as in `open_saved`.
     """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

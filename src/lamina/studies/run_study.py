@@ -198,10 +198,11 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
 
 def _load(names: JSON, what: Loads, data: str | Path | None) -> object:
-    """Return the model or bank that a recipe names by hub id or folder; for a checkpoint, return the id or path.
+    """Load the model or bank that a recipe names by hub id or folder; for a checkpoint, only return the id or path.
 
-    `what` says which of the three `names` stands for. A list or mapping of names gives a list or mapping of these. The
-    folder `data` is searched first. None: only the current folder is. Raises LaminaError if loading fails.
+    `what` says whether `names` are models, banks or checkpoints. A list or mapping of names gives a list or mapping of
+    results. `data` is the folder that is searched first. None: only the current folder is searched. Raises LaminaError
+    if loading fails.
     """
     if isinstance(names, Mapping):
         return {own_name: _load(source, what, data) for own_name, source in names.items()}

@@ -188,7 +188,10 @@ class Split:
         return chosen
 
     def with_examples(self, rows: datasets.Dataset, open_text: Callable[[Cell, int], object]) -> Split:
-        """Return a split with the same labels and other examples, made from `rows` by `open_text`."""
+        """Return a split with the same labels and other examples: `open_text` of the cells "text" and "row" of `rows`.
+
+        The rows must be as many, in the same order.
+        """
         return Split(derived(rows, self.rows), open_text, self._labels, self._strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
@@ -293,7 +296,8 @@ def held_out(
         stratify: Whether both splits get the same share of each class. The classes of all label columns of the source
             count, if they are known; otherwise the split's classes.
         seed: Seed of the draw.
-        last: Whether to move the last rows instead of a random choice; for running text, whose lines belong together.
+        last: Whether to move the last rows instead of a random choice, for running text, whose lines belong together.
+            `stratify`, `seed` and `classes` are then ignored.
         classes: The class ids of each row. No class loses its last training row to the validation split, which may
             therefore get fewer rows, or none. If `classes` is None, any row may be moved.
     """

@@ -218,7 +218,7 @@ class BankRunner(Runner):
         return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
     def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
-        """Return the memory that a batch of the group needs for scoring, if every row is as long as the longest one."""
+        """Return the memory that scoring a batch of the group needs if every row is as long as the group's longest."""
         # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
         has_labels = "labels" in group.inputs.batch([0])
         labels = partial(self._labels, group) if has_labels else None

@@ -53,7 +53,7 @@ class FitResult:
         steps: Number of training steps in all.
         seconds: Wall-clock time in seconds.
         folder: Folder where the bank or model was saved; None if it was not.
-        results: Name -> validation results of the final weights, and its metrics; `intervals` reads them.
+        results: Name -> (validation results of the final weights, names of the metrics); `intervals` reads them.
     """
 
     best: dict[str, dict[str, float]]
@@ -153,7 +153,7 @@ class Summary:
         count: Number of values.
         mean: Mean of the values.
         spread: Sample standard deviation; 0 for a single value.
-        interval: Half the width of Student's t interval around the mean; None for a single value.
+        interval: Half the width of Student's t interval around the mean (95 % by default); None for a single value.
     """
 
     count: int

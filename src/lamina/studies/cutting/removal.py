@@ -390,7 +390,7 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """How far a score falls (`value`) without `block_range`, for one `seed`; None for measures without seeds."""
+    """How far a score falls (`value`) without `block_range`; `seed` is None for measures without seeds."""
 
     seed: int | None
     block_range: BlockRange
