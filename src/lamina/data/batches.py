@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
 
     class Batches(Protocol):
-        """The encoded rows of a split, for making batches; an `Inputs` of the room `tasks`."""
+        """The encoded rows of a split, which make batches; `lamina.tasks.base.Inputs` has this form."""
 
         def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
             """Return a model's arguments for the rows with these indices."""

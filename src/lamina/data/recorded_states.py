@@ -275,9 +275,9 @@ class RecordedStates:
         return mask
 
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
-        """Return groups of layers that are in the same arrays.
+        """Return groups of layers that are in the same arrays, as (layers, arrays, ends).
 
-        A group has its layers, the numbers of its arrays, and for each array the number of rows up to its end.
+        `arrays` are indices in the manifest; `ends` has, for each of them, the number of rows up to its end.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, array in enumerate(self.manifest.arrays):
@@ -340,7 +340,10 @@ class RecordedStates:
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:
-        """Return for each array the index of each row's first token, among the tokens of all its rows in order."""
+        """Return for each array where its rows begin among all its tokens: an index per row, and the number of tokens.
+
+        The rows are in order, so an entry is also the end of the row before.
+        """
         starts: dict[int, np.ndarray] = {}
         for _, numbers, ends in self._by_layers:
             for number, end in zip(numbers, ends, strict=True):

@@ -86,6 +86,9 @@ class ConcatFusion(Fusion, config=Concat):
         self.bias = nn.Parameter(torch.empty(self.dim).uniform_(-bound, bound)) if config.bias else None
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor:
-        """Return, for each layer and token of one text, the norm of the layer's term `W_i z_i` in the sum."""
+        """Return `[layers, tokens]`: the norm of each layer's term `W_i z_i` at each token of one text.
+
+        Each state is `[1, tokens, width]`.
+        """
         maps = zip(states, self.projection, strict=True)
         return torch.stack([F.linear(state[0].to(weight.dtype), weight).float().norm(dim=-1) for state, weight in maps])

@@ -120,9 +120,10 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]`, and without gradient the `credit` `[batch, layers, tokens, dim]`.
+        """Return features `[batch, tokens, dim]`, and without gradient the credit `[batch, layers, tokens, dim]`.
 
-        `states` is index of a layer -> state; `mask` is True at tokens.
+        The credit is explained at `_run_stages`. `states` is index of a layer, among those that are read -> state;
+        `mask` is True at tokens.
         """
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]

@@ -30,9 +30,7 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The kind, problem type and labels of a task, for its kind and its heads; a protocol.
-
-    `Task` and `TaskOutline` have them.
+    """A protocol: what kinds of task and heads need to know about a task. `Task` and `TaskOutline` fulfil it.
     """
 
     @property

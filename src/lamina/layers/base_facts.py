@@ -104,9 +104,9 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module, on the path to a stack's scope, that has a config and is a model or holds the stack.
+    """Return the innermost module with a config that contains a stack's scope, or is it; `model` if there is none.
 
-    If there is none, return `model`. In some wrappers the scope is only a part of a model, such as BertEncoder.
+    It must be a whole model or hold all modules of the stack: some scopes are only a part, such as BertEncoder.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]

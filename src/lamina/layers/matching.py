@@ -150,9 +150,9 @@ def _parent(path: str) -> str:
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Find the block of a stack with one block: a module in a list, whose output another module reads.
+    """Return the call of a stack's only block: its module is in a list, and a later call reads its output.
 
-    `receiving` are the calls that receive the state of layer 0. Returns None if there is no such module.
+    It is the first such call in `receiving`, the calls that receive the state of layer 0; None if there is none.
     """
     for call in receiving:
         returned = {event.key for event in trace.events if event.call is call and event.side == "output"}

@@ -44,7 +44,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application."""
+        """Pass a request on to the application, HEAD as GET, and leave out the body of the response to HEAD."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -66,7 +66,7 @@ class RootPath:
         self._app, self._target = app, target
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application."""
+        """Pass a request on to the application, POST at `/` as POST at the target's path."""
         if scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) == "/":
             path = scope["path"].removesuffix("/") + self._target()
             scope = {**scope, "path": path, "raw_path": path.encode()}

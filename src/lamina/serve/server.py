@@ -65,7 +65,7 @@ class _StaysHTTP:
         return self.should_upgrade() and self.get_method() != b"CONNECT"
 
     def feed_data(self, data: bytes) -> None:
-        """Parse data; raise HttpParserUpgrade at the end of a request for a tunnel."""
+        """Parse data; raise HttpParserUpgrade at the end of a request that asks for a tunnel (CONNECT)."""
         from httptools import HttpParserUpgrade, HttpRequestParser
 
         while data:
@@ -123,12 +123,12 @@ class TimedProtocol(_Protocol):
             self._stop_timer()
 
     def on_headers_complete(self) -> None:
-        """Begin a request. httptools calls this, and the next function at the end of its body."""
+        """Begin a request: httptools calls this at the end of its headers. See `_StaysHTTP` for the exception."""
         if not self.parser.asks():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """End the body of a request."""
+        """End a request's body, unless it still has to be parsed as HTTP; see `_StaysHTTP`."""
         if not self.parser.asks():
             super().on_message_complete()
 

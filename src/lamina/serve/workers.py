@@ -193,7 +193,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens up to which every reader reads a text at once: the smallest of their lengths."""
+        """Number of tokens up to which every reader reads a text whole, in one window: the least of `lengths`."""
         return min(self.lengths.whole + self.lengths.windows)
 
     @property
@@ -243,9 +243,9 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _check_same_cut(self, rows: Sequence[Sequence[str]]) -> None:
-        """Raise ConfigError if a reader of tokens would read a text in windows after it is cut for the others.
+        """Raise ConfigError if a text is longer than a reader's window, while another reader reads more of it at once.
 
-        `rows` are a request's single texts and pairs, each a list.
+        `rows` has a list for each text or pair of a request, with one or two texts.
         """
         shortest = min(self.lengths.windows)
         for number, parts in enumerate(rows if shortest < (self.window_length or 0) else ()):
@@ -440,7 +440,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
-        """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`.
+        """Return each text's mean state over its tokens, without padding; scaled to length 1 if `normalize` was set.
 
         `batch` has the attention mask. Raises NotFiniteError if a mean is NaN or infinite.
         """

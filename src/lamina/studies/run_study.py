@@ -332,9 +332,9 @@ def options_of(name: str) -> type[BaseModel]:
 
 
 def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return name -> type of the parameters `keys` of the study `name`; each type is a union with None.
+    """Return parameter -> type for the parameters `keys` of the study `name`; each type is a union with None.
 
-    The types of models, banks and checkpoints carry a `Loads` in their metadata.
+    Types that stand for a model, bank or checkpoint have a `Loads` in their metadata.
     """
     return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
 

@@ -60,7 +60,7 @@ def _nested(feature: object) -> list[object]:
 def _column_labels(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
     """Return the labels in each cell of a column; None if it is not a label column.
 
-    A column is not a label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.
+    A label column has 2 to `limit` different labels, and no cell that cannot be a label.
     """
     seen: set[Hashable] = set()
     known: dict[object, list[Hashable]] = {}  # cell -> its labels; True and 1.0 would be the key 1

@@ -62,7 +62,7 @@ class ReaderColumns:
 
     @property
     def answer_keys(self) -> tuple[str, ...]:
-        """Keys of the reader's answers: parts of a text that have an answer, and "tokens" if each token has scores."""
+        """Keys of the reader's answers: "prompt", "output" and "both" for parts of a text, "tokens" for each token."""
         if self.whole:
             return ("prompt",)
         return (*PARTS, "tokens") if isinstance(self.head, SequenceClassification) else ("tokens",)

@@ -106,7 +106,7 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
     """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
 
-    `rows` are row numbers. There is one label per row, or one per word in word tagging tasks; -100 does not count.
+    `rows` are row numbers. Each row has a label; in word tagging tasks, each word whose label is not -100.
     """
     labels = task.split("train").labels
     tags = task.kind.tags_words
