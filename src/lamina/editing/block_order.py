@@ -291,7 +291,8 @@ def _differing(
 def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
     """Return whether the attribute `key` of a block only repeats a setting of the config, such as a list of all blocks.
 
-    The setting has the same name; a list may have another. `old` is the attribute before the move, `value` after it.
+    The setting has the same name, or is a list with another name that had the value `old` of the attribute before the
+    move and has `value`, that after it.
     """
     was, now = vars(plan.before.config), vars(plan.after.config)
     lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]

@@ -225,7 +225,10 @@ class Route(nn.Module):
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return the share of each input that each output gets: more, the better the output predicts the input."""
+        """Return the share `[batch, inputs, outputs]` of an input that an output gets: more, the better it predicts it.
+
+        The shares of an input sum to 1.
+        """
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)

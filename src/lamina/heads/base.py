@@ -30,8 +30,7 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """A protocol: what kinds of task and heads need to know about a task. `Task` and `TaskOutline` fulfil it.
-    """
+    """A protocol: what kinds of task and heads need to know about a task. `Task` and `TaskOutline` fulfil it."""
 
     @property
     def kind(self) -> object:

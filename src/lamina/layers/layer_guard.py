@@ -185,7 +185,7 @@ class LayerGuard:
 
 
 def _marks(owners: Sequence[dict[str, object]]) -> list[object]:
-    """Return the edits and adapter configs recorded in `owners`, with None where there are none, to be compared later.
+    """Return the edits recorded in each of `owners`, then the adapter configs in each; None where there are none.
 
     `owners` are `vars(module)` of the model and of parts that may hold such records.
     """

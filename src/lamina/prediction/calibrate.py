@@ -241,7 +241,7 @@ class TextScores:
         return self.counted(found, positive)
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return a copy of `rates` with false alarms per thousand tokens and the mean number of tokens until a flag.
+        """Return a copy of `rates` with false alarms per thousand tokens, their interval, and mean tokens until a flag.
 
         `positive` says which texts should be flagged; texts with None do not count. A text's tokens count up to its
         first flag. A false alarm is a flag on a text that should not be flagged. The mean is over the texts that were

@@ -99,7 +99,8 @@ def extract(  # noqa: PLR0913
     Raises:
         UnknownNameError: If the stack, the pooling or the dtype does not exist.
         LayerIndexError: If a layer does not exist.
-        DataError: If the file cannot be read, or a state is NaN or too large for `dtype`; the message names the row.
+        DataError: If the file cannot be read, lacks a column or a row's text, or a state is NaN or too large for
+            `dtype`; the message names the row.
         ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
             state per token of a text, or `batch_size` or `max_length` is out of range.
         UnsupportedModelError: If the layers of the model cannot be found.

@@ -574,7 +574,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings, from its registry `table`, with old names updated."""
+    """Return the fusion or head config for saved settings, with old names updated; errors as in `table.from_dict`."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

@@ -32,9 +32,9 @@ _PLAIN_FEATURES = frozenset({"Value", "ClassLabel", "List", "LargeList", "Sequen
 def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[Hashable]]]:
     """Find the columns of a table that look like labels; return column name -> one list of labels per row.
 
-    A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and its values repeat:
-    at least two are distinct, at most 1,000, and at most half as many as the table has rows. An empty cell has an empty
-    list. The columns named in `texts` are left out.
+    A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and it has 2 to 1,000
+    different labels, at most half as many as the table has rows. An empty cell has an empty list. The columns named in
+    `texts` are left out.
     """
     limit = min(MAX_CLASSES, len(table) // 2)
     columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}

@@ -364,7 +364,7 @@ class BankRunner(Runner):
         return {name: output.logits for name, output in out.readers.items()}
 
     def outputs_per_position(self, name: str) -> int:
-        """Return the number of logits that the head of reader `name` has for each token."""
+        """Return the number of logits that the head of reader `name` has per sequence or token."""
         return self.bank[name].head.outputs
 
     def info(self, name: str) -> dict[str, JSON]:
