@@ -111,7 +111,7 @@ def held_out_names() -> set[str]:
 
 @cache
 def verb_forms() -> dict[str, list[str]]:
-    """Return a dict from each form of a verb to all its forms: base, third person, past, participle, -ing."""
+    """Return form of a verb -> all forms of the same verb: base, third person, past, participle, -ing."""
     words = data()["words"]
     lists = [name for name in words if name == "form" or "verb_" in name]
     verbs = [verb.split("/") for name in lists for group in words[name].values() for verb in group]

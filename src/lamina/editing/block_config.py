@@ -27,7 +27,7 @@ _ANY_DEPTH = _DEPTHS["encoder"]  # the names for a tower, which has a config of 
 def cut_configs(
     config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str, *, owner: object = None
 ) -> Iterator[PretrainedConfig]:
-    """Yield configs, of which one should describe the model after the edit of a stack, the most likely first.
+    """Yield candidates for the config that a model has after the edit of a stack, the most likely first.
 
     Two things are uncertain: which nested config holds the depth; and whether a list of unknown meaning that is as long
     as the stack has one entry per block.

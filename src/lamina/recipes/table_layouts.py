@@ -112,7 +112,7 @@ class Published(Strict):
 
     Attributes:
         source: The paper, and the number of its table or figure.
-        values: Its own numbers.
+        values: Its own numbers: row -> column -> number.
         others: Rows that the paper quotes from other papers.
         notes: Remarks, for example on misprints.
     """

@@ -161,7 +161,7 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model; if a wrapper put something into the names of saved weights, load it again without that.
+    """Load a model; if a wrapper or owner has changed the names of saved weights, load it again with the plain names.
 
     `load_weights` loads the model, with `key_mapping` to rename weights, and returns it with the loading report.
     Wrappers are torch.compile, FSDP, activation checkpointing and DataParallel. Programs that train the model as a part

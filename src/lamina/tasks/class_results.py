@@ -96,7 +96,7 @@ class ClassResults(Results[Tensor, Answer]):
         return self._logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return as text the best constant prediction (most frequent class, mean, or usual labels), and its scores."""
+        """Return the best constant prediction as text (most frequent class, mean or usual labels), and its scores."""
         _, targets = self._both()
         always, constant = _constant(targets, self._task)
         return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)

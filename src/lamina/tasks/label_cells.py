@@ -229,7 +229,7 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 def spelled_list(text: str) -> object:
     """Return the list, tuple or set that a text in brackets spells in JSON or Python; None without brackets.
 
-    A text in round or curly brackets may be a name: unless it spells a tuple or set, the result is None. Raises
+    A text in round or curly brackets that spells no tuple or set may be a name; the result is None. Raises
     LabelCellError if the text is in square brackets and spells no list (such as a printed NumPy array, or a long list
     in Python), or if a key in it comes twice.
     """

@@ -179,10 +179,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     meant otherwise.
 
     Raises:
-        DataError: If some labels are lists and others are not. Unless `spec.labels` names classes, also if numbers with
-            a decimal point stand among names; if a text may be a list of names, or all may be numbers with a comma; or
-            if all numbers are like 1.0 and some rows have no label, or may have been dropped for that. Then they may be
-            classes, because pandas writes whole numbers like that beside empty cells.
+        DataError: If some labels are lists and others are not. If `spec.labels` names no classes, also in three cases:
+            numbers with a decimal point stand among names; a text has more than one meaning (`_refuse_ambiguous`); all
+            numbers are like 1.0, and rows have no label or may have been dropped for that. Pandas writes class ids like
+            that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()
@@ -489,10 +489,10 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     Lists count as 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of
-    `labels`, or at least 2 if `labels` is None. DataError is raised if a list that cannot hold ids stands beside one
-    that is not 0 and 1 per class. A list of 0 and 1 with bools cannot hold ids. A list with 0 or 1 twice cannot either,
-    unless three things hold: it has not an entry per label; some list of its table has a single entry, or entries other
-    than 0 and 1; and the table's lists differ in length, or none has an entry per label.
+    `labels`, or at least 2 if `labels` is None. DataError is raised if only some lists are such, and one cannot hold
+    ids. A list of 0 and 1 cannot hold ids if it has bools, or if it has 0 or 1 twice and an entry per label. If it has
+    0 or 1 twice and another length, it can hold ids if its table has (a) a list with a single entry or with entries
+    other than 0 and 1, and (b) lists of several lengths, or none with an entry per label.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, Sequence[object]] | None = None  # the first list that is not 0 and 1 per class

@@ -88,7 +88,7 @@ def metrics_of(
 
     Metrics about a positive class are left out if there are two classes and neither is known to be positive (`positive`
     is None, and so is `usual_positive`). `op` is the operation, for messages. Raises UnknownNameError if there is no
-    such metric, and ConfigError if `first` is left out for this.
+    such metric, and ConfigError if `first` is one of those left out.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known

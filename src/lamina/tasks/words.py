@@ -54,9 +54,9 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
-    """Return for each word in `words` a list of the smaller words that `word_spans` finds in this part of `text`.
+    """Divide each word in `words` into the smaller words of `text` that `word_spans` finds inside it.
 
-    `words` and the result are ranges of characters. A word in which none is found is its own only part.
+    `words` and the result are ranges of characters. A word without a smaller one is its own only part.
     """
     found = word_spans(text)
     parts: list[list[Span]] = []

@@ -414,8 +414,8 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
     """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
-    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has such a layer,
-    ConfigError if a key is not a selector, and the errors of `stacks`.
+    A selector names layers of every stack; "head" and "inserted" are skipped. Raises LayerIndexError if no stack has
+    such a layer, ConfigError if a key is not a selector, and the errors of `stacks`.
     """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
