@@ -217,7 +217,7 @@ def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> Non
     """Update settings that say how many of the lowest or highest blocks are of one kind, or which block is the last.
 
     A count is only updated if the blocks of this kind are still together at that end. `part` is the config, `depth` the
-    number of blocks before, and `order` the new blocks as numbers of old ones.
+    number of blocks before, and `order` the new blocks as numbers (from 1) of old ones.
     """
     for name in (*BLOCK_SETTINGS.leading, *BLOCK_SETTINGS.trailing):
         count = getattr(part, name, None)
@@ -234,7 +234,7 @@ def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> Non
 def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
     """Update other forms in a config: overrides per block, GPT-Neo's `attention_types`, and stages of vision models.
 
-    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
+    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as old numbers, from 1.
     """
     if overrides := getattr(vars(part).get(OVERRIDES), "per_layer_overrides", None):
         part.per_layer_config = {

@@ -159,8 +159,8 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 def _conclusions(table: Frame) -> Iterator[str]:
     """Yield a sentence per run: which blocks moved most and least, by the mean relative distance over roles.
 
-    Several seeds give a 95 % t interval. If nothing changed, the sentence says so; if a single block was compared and
-    it changed, there is none.
+    Several seeds give a 95 % t interval. If nothing changed, the sentence says so. A run in which a single block was
+    compared, and changed, has no sentence.
     """
     # a distance from weights that are all 0 has no relative size
     for run, rows in table[(table["measure"] == "relative") & (table["score"] < math.inf)].groupby("run", sort=False):
