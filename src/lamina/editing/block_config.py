@@ -204,7 +204,7 @@ def _is_computed(part: PretrainedConfig, name: str) -> bool:
 
 
 def _list_periods(part: PretrainedConfig, depth: int) -> None:
-    """Replace settings of the config `part` that repeat, such as "every second block is sparse", by lists of blocks."""
+    """Replace periods in the config `part`, such as "every second block is sparse", by lists for all `depth` blocks."""
     period, dense = getattr(part, "decoder_sparse_step", 1), getattr(part, "mlp_only_layers", None)
     if dense is not None and period > 1:
         part.mlp_only_layers = [number for number in range(depth) if (number + 1) % period or number in dense]

@@ -60,8 +60,8 @@ _loading = Lock()  # threads that need the same model at the same time wait for 
 def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its processor. The two models that were last used by name are cached.
 
-    Raises ConfigError if `model` is neither a name nor a model, or if there is no processor; ModelNotFoundError if no
-    model has this name. StoreError if the files of the model or its processor cannot be read.
+    Raises ConfigError if `model` is neither a name nor a model, or if there is no processor; and the errors of
+    `lamina.load`.
 
     Args:
         model: Hub id, folder or "minilm"; or a loaded model, which is returned itself.
@@ -167,7 +167,7 @@ class LaminaEstimator(BaseEstimator):
 
         With the parameter `validation_fraction`, that share of the rows becomes the validation split, with the same
         share of each class if each text has one; `seed` decides which rows. Raises DataError if scikit-learn refuses
-        the fraction, and UnknownNameError if y lacks the class `positive`.
+        the fraction, UnknownNameError if y lacks the class `positive`, and ConfigError if that is no name of a class.
         """
         parts = {"train": split}
         if self.validation_fraction is not None:
@@ -341,6 +341,7 @@ class LaminaEstimator(BaseEstimator):
                 the model that the estimator was fitted with has no name.
             BaseMismatchError: If the model is not the one that the estimator was fitted with.
             ModelNotFoundError: If the model cannot be found.
+            UnsupportedModelError: If transformers does not know the family of the model.
             UnknownNameError: If a fusion or head that was saved does not exist.
             ConfigError: If there is no tokenizer with the model.
         """

@@ -81,7 +81,8 @@ class ServedEngine:
     def follow(self, bank: ReaderBank) -> None:
         """Start making an engine for a new bank in the background, if ONNX Runtime answers but has no graph for it.
 
-        For the backend "int8" nothing is made, and a warning is logged: PyTorch answers.
+        For the backend "int8" nothing is made, and a warning is logged: PyTorch answers. Raises ConfigError if the
+        frozen model has changed.
         """
         engine = self._engine
         if engine is None or engine.answers_for(bank, bank):
@@ -124,7 +125,7 @@ class ServedEngine:
         """Return an engine for a bank: from the export in its folder, if this fits; otherwise from a new one.
 
         Another process exports, because an export in this one would slow down requests, and change global settings of
-        torch while it runs. Raises StoreError if the export fails, or the server is shutting down.
+        torch while it runs. Raises LaminaError if saving or exporting the bank fails, or the server is shutting down.
         """
         folder = export_folder(bank, "onnx")
         if folder is not None and is_file(folder / MARK):

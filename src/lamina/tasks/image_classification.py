@@ -265,7 +265,10 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Return `rows`, and the tokens per row: a token per patch plus one; `tokens` if `config` has no patch size."""
+        """Return `rows`, and the tokens per row: a token per patch plus one; `tokens` if `config` has no patch size.
+
+        The other arguments are not used.
+        """
         config = getattr(config, "vision_config", config)
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)

@@ -288,7 +288,7 @@ def load_bank(
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check`, called with the
     bank, the stack and `layout`, raises an error if the readers cannot run. Raises ConfigError if they read several
-    stacks, and BaseMismatchError if the bank was trained on another model.
+    stacks; and the errors of `lamina.load` and `ReaderBank.from_pretrained`, such as BaseMismatchError.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)

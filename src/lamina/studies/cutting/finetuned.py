@@ -217,7 +217,8 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
             splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
+        MissingExtraError: If `ray` is set and Ray is not installed.
 
     Source:
         The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the
@@ -364,7 +365,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
-        StoreError: If `output` cannot be written, or a finished cell in it is damaged.
+        StoreError: If files of `model` are damaged, `output` cannot be written, or a finished cell in it is damaged.
+        MissingExtraError: If `ray` is set and Ray is not installed.
 
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help?", figure 1: n = 0 to 12 of BERT, on all

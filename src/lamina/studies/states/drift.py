@@ -104,8 +104,9 @@ def drift(
             `others` is empty, one of the others is named "base", or a model carries adapters.
         UnknownNameError: If a role or the stack does not exist.
         ModelNotFoundError: If there is no model of a given name.
+        StoreError: If files of a model are damaged.
         LayerIndexError: If a layer does not exist.
-        UnsupportedModelError: If blocks, or linear maps in them, cannot be found.
+        UnsupportedModelError: If transformers does not know a family, or blocks or their linear maps cannot be found.
 
     Source:
         Tamkin et al. 2020, arXiv:2004.14975: L2 distance per block, of the output sub-layer, which is "ffn_out" here;
