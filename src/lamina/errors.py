@@ -278,8 +278,9 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 def convert_errors(to_error: Callable[[str], LaminaError], kind: ErrorTypes = Exception) -> Generator[None]:
     """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
-    `reason` is the first line of the original message. A LaminaError passes through unchanged. Use it around code that
-    reads, writes or loads files, where libraries raise too many types of errors to list.
+    `reason` is the first line of the original message. A panic in a library written in Rust is converted too; a
+    LaminaError passes through unchanged. Use it around code that reads, writes or loads files, where libraries raise
+    too many types of errors to list.
     """
     try:
         yield

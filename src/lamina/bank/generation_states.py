@@ -266,7 +266,7 @@ class GenerationStates:
     def _gather(
         self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's values.
+        """Return a function that joins a list of `[rows, columns, ...]` by columns, and picks each sequence's values.
 
         The function returns `[sequences, positions, ...]`.
 

@@ -192,7 +192,10 @@ def _check_used(
 
 
 def _preset(name: str, data: Path | None) -> Task:
-    """Return a preset, read from a subfolder of `data` or (None) from the hub; UnknownNameError if there is none."""
+    """Return a preset, read from the subfolder of `data` with its name, or from the hub if `data` is None.
+
+    Raises the errors of `Task.preset`.
+    """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
 

@@ -158,9 +158,7 @@ def run_demo(
 ) -> Demo:
     """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
-    The bank is saved with the default readers only, and a picture beside it. Raises ConfigError if `rows` is too small;
-    DataError if `sentences` is not a file of pairs; MissingExtraError if the packages of `lamina[demo]` are not
-    installed; StoreError if the folder cannot be written; LaminaError if saved and loaded bank give different logits.
+    The bank is saved with the default readers only, and a picture beside it.
 
     Args:
         folder: Output folder.
@@ -170,6 +168,13 @@ def run_demo(
         full: Also train a reader on every single layer, and draw their scores.
         sentences: File of handwritten sentences; see `lamina.demo.corpus.corpus`. None: only sentences from templates.
         progress: Show a progress bar.
+
+    Raises:
+        ConfigError: If `rows` is too small.
+        DataError: If `sentences` is not a file of pairs.
+        MissingExtraError: If the packages of `lamina[demo]` are not installed.
+        StoreError: If the folder cannot be written.
+        LaminaError: If saved and loaded bank give different logits.
     """
     start, folder = time.perf_counter(), Path(folder)
     require_packages("demo", "demo", "altair", "vl_convert", "seqeval")  # before the training

@@ -67,7 +67,10 @@ def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
 
 @contextmanager
 def weights_in_place(module: nn.Module) -> Generator[None]:
-    """Load a module's own weights to the CPU inside the `with` block, if accelerate has offloaded them."""
+    """Load a module's own weights to the CPU inside the `with` block, if accelerate has offloaded them.
+
+    They are for reading: changes may be lost.
+    """
     if not hasattr(module, "_hf_hook"):
         yield
         return

@@ -66,6 +66,7 @@ class RequestSpans:
 
     A span has the method, the route, the status and the names of the readers that answer. Texts, files and error
     messages, which may repeat a text, are not recorded. If the process has no tracer provider, nothing is recorded.
+    Only used if `is_available`.
     """
 
     def __init__(self, app: ASGIApp) -> None:

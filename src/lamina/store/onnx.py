@@ -273,9 +273,12 @@ class _Plan:
     """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
 
     An export changes the bank, so its caller passes a copy (see `_copied`). With `main`, the model's own output is
-    exported too. Raises ConfigError if there is no output, two have one name, or the frozen model has changed;
-    UnknownNameError for an unknown reader; UnsupportedModelError for models with towers, or with `main`, if the model
-    returns neither logits nor last_hidden_state.
+    exported too.
+
+    Raises:
+        ConfigError: If there is no output, two have one name, or the frozen model has changed.
+        UnknownNameError: If the bank does not have a reader.
+        UnsupportedModelError: If the model has towers, or returns neither logits nor last_hidden_state for `main`.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:

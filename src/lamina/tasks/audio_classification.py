@@ -491,5 +491,5 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row: the config's fixed number of frames (Whisper), or else `tokens`."""
+        """Return `rows`, and tokens per row: the config's fixed number of frames (Whisper), or else `tokens`."""
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

@@ -538,8 +538,12 @@ def _assemble(
 
     `spec` says which columns to read. `metrics` is the metric that the user has named, or None; or the tuple of a
     preset's metrics, which replaces the kind's. `limits` are the maximum numbers of training and of validation rows;
-    the other options are those of `Task.from_files`. Raises DataError if a cell does not fit, or there is only one
-    class; ConfigError if an option does not fit the kind; and UnknownNameError for unknown metrics.
+    the other options are those of `Task.from_files`.
+
+    Raises:
+        DataError: If a cell does not fit, or there is only one class.
+        ConfigError: If an option does not fit the kind.
+        UnknownNameError: If a metric is unknown.
     """
     kind = spec.kind
     spec = with_declared_names(spec, tables)

@@ -292,9 +292,10 @@ class Engine:
     # After an epoch
 
     def score(self, names: set[str], bar: tqdm) -> None:
-        """Score the learners `names`, and add the scores to `history`; update each one's best epoch, schedule and stop.
+        """Score the learners `names`; update each one's best epoch, schedule and stop.
 
-        The deciding scores are printed above `bar`. Raises NotFiniteError if a score or an output is NaN or infinite.
+        The scores are added to `history`, and the layers' importances to `importances`. The deciding scores are printed
+        above `bar`. Raises NotFiniteError if a score or an output is NaN or infinite.
         """
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         results: dict[str, Results] = {}

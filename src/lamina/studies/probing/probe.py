@@ -192,9 +192,12 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
     """Check that the chosen sites exist, once each, and can be read in the model's blocks.
 
-    `layers` are the layers to read. Raises UnknownNameError if a site does not exist; ConfigError if there is no site,
-    one is named twice, or "attention" or "ffn" is named but layer 0 is the only layer; UnsupportedModelError if the
-    parts of the model's blocks cannot be read separately.
+    `layers` are the layers to read.
+
+    Raises:
+        UnknownNameError: If a site does not exist.
+        ConfigError: If there is no site, one is named twice, or one is inside blocks and layer 0 is the only layer.
+        UnsupportedModelError: If the parts of the model's blocks cannot be read separately.
     """
     check_known("probe", sites, get_args(Site), "site")
     if not sites or len(set(sites)) < len(sites):
@@ -214,9 +217,6 @@ def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site
 def check_task(name: str, task: Task, split: str) -> list[str]:
     """Check that a task can be probed; log and return its classes that no training row has.
 
-    Raises ConfigError if the task's kind has no labels to probe for; DataError if the training rows have fewer than two
-    classes (in multi-label tasks they may); UnknownNameError if the split does not exist.
-
     Args:
         name: The task's name, for messages.
         task: The task.
@@ -225,6 +225,11 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
     Returns:
         Names of the classes that no training row has; [] if labels are numbers. A word tag is only among them if it
         occurs in `split`.
+
+    Raises:
+        ConfigError: If the task's kind has no labels to probe for.
+        DataError: If the training rows have fewer than two classes; in multi-label tasks they may.
+        UnknownNameError: If the split does not exist.
     """
     kind = task.kind
     task.split(split)
