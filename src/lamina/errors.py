@@ -279,8 +279,7 @@ def convert_errors(to_error: Callable[[str], LaminaError], kind: ErrorTypes = Ex
     """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
     `reason` is the first line of the original message. A panic in a library written in Rust is converted too; a
-    LaminaError passes through unchanged. Use it around code that reads, writes or loads files, where libraries raise
-    too many types of errors to list.
+    LaminaError passes through unchanged.
     """
     try:
         yield
@@ -296,9 +295,9 @@ def convert_errors(to_error: Callable[[str], LaminaError], kind: ErrorTypes = Ex
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, at most 300 characters, without the final full stop.
 
-    The result is meant to be quoted in another message. If the first line ends in a colon, the second is added. For an
-    OSError the result is its reason, without the file. It begins with the error's type if the text alone says little:
-    for an empty message, and for a LookupError such as KeyError, whose message may be just the key.
+    If the first line ends in a colon, the second is added. For an OSError the result is its reason, without the file.
+    It begins with the error's type if the text alone says little: for an empty message, and for a LookupError such as
+    KeyError, whose message may be just the key.
     """
     lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
@@ -336,8 +335,6 @@ class MissingExtraError(LaminaError, ImportError):
 
 def require_packages(op: str, extra: str, *modules: str) -> None:
     """Check that optional packages are installed, without importing them.
-
-    Called before work begins, so that it does not fail after an hour of training.
 
     Args:
         op: The operation that needs the packages, for the message.

@@ -119,7 +119,7 @@ class GenerationStates:
         self._passes += 1
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Store the state `[rows, tokens, width]` of a layer in this pass.
+        """Store the state `[rows, tokens, width]` of a layer in this pass; pass states on once enough are stored.
 
         Raises ConfigError if a layer was skipped, and the errors of `_place`.
         """
@@ -322,7 +322,7 @@ def inputs_of(
     """Return all arguments of a pass by name.
 
     `args` and `kwargs` are the arguments of the module that contains the stack. `batch` has the arguments of the
-    modules around it, which count if both have an argument of one name.
+    modules around it, which take precedence over arguments of the same name.
     """
     named = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

@@ -38,7 +38,7 @@ _TASK = (
 
 
 class Span(TypedDict):
-    """A wrong span of a text; `start` and `end` count characters, and `error` is "missed", "extra" or "wrong"."""
+    """A wrong span of a text, the characters `[start:end]`; `error` is "missed", "extra" or "wrong"."""
 
     start: int
     end: int

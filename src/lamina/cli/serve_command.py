@@ -246,8 +246,7 @@ def _reload_on_signal(reload: Callable[[], None]) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. Port 0: any free port.
 
-    It is opened before anything is loaded, so that a port that is in use is reported at once. Raises ConfigError if the
-    address cannot be used.
+    Raises ConfigError if the address cannot be used.
     """
     listener = None
     try:

@@ -229,7 +229,7 @@ def _fold_into_projections(path: str, norm: nn.Module, weights: Mapping[str, Flo
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """Return the columns of a weight `[out, n]` after an inserted layer, computed in float64, in the weight's dtype."""
+    """Return an inserted layer's outputs for the columns of a weight `[out, n]`, computed in float64, in its dtype."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

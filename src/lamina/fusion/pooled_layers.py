@@ -67,8 +67,8 @@ class PooledTokens(NamedTuple):
     """A set of tokens of each sequence, whose states are pooled to one vector. Both fields None: all tokens.
 
     Attributes:
-        excluded: True at tokens that are not in the set.
-        has_any: Whether the set has a token.
+        excluded: `[batch, 1, tokens]`, True at tokens that are not in the set.
+        has_any: `[batch, 1, 1]`, whether the sequence has a token in the set.
     """
 
     excluded: Bool[Tensor, "batch 1 tokens"] | None = None
@@ -87,8 +87,8 @@ def token_shares(
 ) -> Iterator[Float[Tensor, "*layers batch queries heads tokens"]]:
     """Yield, for each set of tokens in `parts`, the attention weights of the queries over the tokens.
 
-    The weights are a softmax over the set's tokens of the product of query and state. They sum to 1; if the set is
-    empty, all are 0.
+    The weights are a softmax over the set's tokens of the product of query and state, not scaled. They sum to 1; if the
+    set is empty, all are 0.
     """
     # not divided by the square root of the size: queries would hardly change at usual learning rates
     scores = queries.flatten(-3, -2) @ states.mT

@@ -40,7 +40,7 @@ class NoInputError(Exception):
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None = None) -> Probe:
-    """Make a random input of the kind that a model's `main_input_name` and config require.
+    """Make a random input of the kind that a model's `main_input_name` and config require, in its dtype on its device.
 
     Args:
         model: A transformers model that reads token ids, pixels, waveforms or spectrograms.

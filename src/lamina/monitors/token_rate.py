@@ -90,7 +90,7 @@ class TokenRateTest:
         """Return the stake of each text: the fraction of the wealth that the gambler bets at this text.
 
         It is the stake with which the test would pass at the most alarms, if all texts were as long as those before
-        this one. `lengths` are the texts' lengths in the order of the bets, and `confidence` is that of the test.
+        this one. `lengths` are the texts' lengths in the order of the bets.
         """
         count, needed = len(lengths), -math.log1p(-confidence)
         before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(lengths)[:-1]])

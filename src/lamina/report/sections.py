@@ -215,10 +215,7 @@ def _settings(folder: Path) -> dict[str, JSON]:
 
 
 def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
-    """Return one sentence per task: the best method, and whether it is shown to be better than the second best.
-
-    With one method, the sentence says what it reaches.
-    """
+    """Return one sentence per task: the best method, and whether it is shown to be better than the second best."""
     conclusions = []
     for task in dict.fromkeys(row["task"] for row in table):
         rows = [row for row in table if row["task"] == task]

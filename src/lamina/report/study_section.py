@@ -32,7 +32,7 @@ _SIGNIFICANT = 0.05  # largest p value of a difference that counts as significan
 
 
 class Span(TypedDict):
-    """A labelled span of a text in a study's table of errors; `start` and `end` count characters.
+    """A labelled span of a text in a study's table of errors: the characters `[start:end]`.
 
     Attributes:
         label: Its label; absent where spans have none.

@@ -498,7 +498,7 @@ class Scheduler:
         return [job for job in jobs if job.start()]
 
     def _run(self, jobs: Sequence[AnyJob], turn: _Turn) -> None:
-        """Answer the jobs of a batch in the pass that `turn` holds; a job that causes an error fails with it.
+        """Answer the jobs of a new batch in the pass of `turn`, once it is free; a job that causes an error fails.
 
         If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
         is run by itself, so that one bad request does not fail the others.
@@ -574,7 +574,7 @@ class Scheduler:
         return True
 
     def _answer(self, run: _Run, answers: Sequence[object]) -> None:
-        """Give each job of a batch its part of `answers`, and report the batch to `on_batch`."""
+        """Report a batch to `on_batch`, then give each of its jobs its part of `answers`."""
         jobs = run.jobs
         if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
             queue, texts = [run.begin - run.read - job.since for job in jobs], sum(len(job.texts) for job in jobs)

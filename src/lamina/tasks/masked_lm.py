@@ -37,7 +37,7 @@ REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and a
 
 
 class MaskAnswer(TypedDict):
-    """The prediction for a mask token, the characters `start` to `end`: the most probable tokens (`candidates`)."""
+    """The most probable tokens (`candidates`) for one mask token, which is the characters `[start:end]` of the text."""
 
     start: int
     end: int

@@ -434,6 +434,7 @@ class Task:
                 row.
             UnknownNameError: If there is no such split, and as in `from_files`.
             ConfigError: If a split is neither a dataset nor a list of dicts or has a transform, and as in `from_files`.
+            MissingExtraError: As in `from_files`.
         """
         kind = kind if isinstance(kind, Kind) else kind_of(str(kind))
         splits = rows_by_part(name, dataset, parts, label)
@@ -467,10 +468,11 @@ class Task:
 
         Raises:
             DataError: If no split is given, a file does not have the shape of its manifest, or a table is missing or
-                does not fit the states.
+                does not fit the states, or a label does not fit.
             StoreError: If a folder has no manifest, or the manifest contradicts itself.
-            UnknownNameError: If there is no such kind, problem type, metric or option.
-            ConfigError: If tasks of the kind need more than states, or parts have states of several models.
+            UnknownNameError: If there is no such option, and as in `from_files`.
+            ConfigError: If tasks of the kind need more than states, or splits have states of several models, and as in
+                `from_files`.
         """
         kind = kind_of(kind) if isinstance(kind, str) else kind
         tables, get = recorded_tables(kind, (train, validation, test), options), options.get
@@ -508,7 +510,8 @@ class Task:
         Raises:
             UnknownNameError: If there is no such preset or split.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
-            ConfigError: If a limit or `image_size` is below 1, or `image_size` is set for texts.
+            ConfigError: If a limit or `image_size` is below 1, or an option does not fit the task.
+            MissingExtraError: If images need Pillow, which is not installed.
         """
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)

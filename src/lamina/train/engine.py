@@ -524,7 +524,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite, or `check` does. Called before weights are saved.
+        """Raise NotFiniteError if a trained weight is not finite, or `check` does.
 
         `step` is the number of steps so far, for the message.
         """

@@ -89,7 +89,7 @@ def train(  # noqa: PLR0913
     """Train a bank's readers or a whole model in place; replace each trained reader's `info` (`_record_training`).
 
     Args:
-        target: The bank or model.
+        target: The bank or model. It is moved to the device of the run.
         tasks: Learner name -> task, or a single task.
         options: Options of the run.
         op: The public operation, for messages.
@@ -230,8 +230,7 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
     """Log a warning if tasks have the same rows in total, but divided differently into train and validation splits.
 
-    Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer. `op` begins
-    the message. Only rank 0 logs.
+    Such tasks cannot share passes of the model. `op` begins the message. Only rank 0 logs.
     """
     by_examples = {task.split("train").key: task for task in tasks.values() if not rank()}
     counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for task in by_examples.values())
