@@ -175,10 +175,10 @@ class Writer:
         return [self._word(name, form, role, polarity)]
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
-        """Return a random word for the slot `name`, in the form `form`, of the sentiment `polarity`.
+        """Return a random word for the slot `name`, of the sentiment `polarity` (the other for "opposite").
 
-        `form` is a form of a verb (a key of FORMS) or "". A name with a plural "s", such as "things", gives a noun's
-        plural. `role` is the word's role in the template; "": the usual role of the slot.
+        `form` is a form of a verb (a key of FORMS) or "". `role` is the word's role in the template; "": the usual role
+        of the slot. A name with a plural "s", such as "things", gives a noun's plural, whose role is always "s".
         """
         singular = name.removesuffix("s") if name not in SLOTS else name
         listed, usual_role = SLOTS[singular]

@@ -224,8 +224,9 @@ class LaminaEstimator(BaseEstimator):
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
 
-        Without `epochs`, their number depends on the number of rows. Raises ConfigError if `options` is not a mapping,
-        or has an option that is a parameter of the estimator; and the errors of `lamina.fit`.
+        Without `epochs`, their number depends on the number of rows. The last epoch's weights stay, or the best epoch's
+        if there is a validation split. Raises ConfigError if `options` is not a mapping, or has an option that is a
+        parameter of the estimator; and the errors of `lamina.fit`.
         """
         own: JSONObject = {name: getattr(self, name) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}

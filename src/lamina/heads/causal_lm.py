@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class CausalLM(VocabularyConfig):
     """A head for causal language modelling: a linear map, then the base model's vocabulary projection, and a bias.
 
-    The logits at a token predict the next token. If the features have the width of the projection, the linear map is
-    initialised to the identity, and the bias to the base model's, so that `Reader(LastLayer(), CausalLM())` begins as
-    the base model's own head. (Models that modify their logits are exceptions: Gemma 2 caps them, Granite scales them.)
+    The logits at a token predict the next token. The bias is initialised to the base model's (0 if it has none), and
+    the linear map to the identity if the features have the projection's width, so that `Reader(LastLayer(),
+    CausalLM())` begins as the base model's own head. (Models that modify their logits are exceptions: Gemma 2 caps
+    them, Granite scales them.)
     The projection belongs to the base model: it is neither copied nor saved, and only changes if the model is trained.
 
     The features of a token must not depend on later tokens, which would reveal the token to predict. So a bank raises

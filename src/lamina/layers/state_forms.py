@@ -82,7 +82,7 @@ _TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_em
 
 
 def token_counts(probe: Probe) -> tuple[int, ...]:
-    """Return the numbers of tokens in the texts of a probe input, of encoder and decoder; equal numbers come once."""
+    """Return the distinct numbers of tokens in a probe input's texts, of encoder and decoder; () without a text."""
     return tuple({value.shape[1] for name, value in probe.inputs.items() if name.endswith("input_ids")})
 
 

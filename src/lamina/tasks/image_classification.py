@@ -374,8 +374,9 @@ def resized(processor: object, size: int) -> Processor:
 def set_image_size(processor: object, size: int) -> None:
     """Change a processor in place, so that its outputs are images of `size` x `size` pixels.
 
-    A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError if there is
-    no image processor, or if changing `size` and `crop_size` does not lead to that size; nothing is changed then.
+    A processor that resizes and then crops still crops the same fraction of the image. Raises ConfigError if changing
+    `size` and `crop_size` does not lead to that size, and the errors of `image_processor` and `target_of`; nothing is
+    changed then.
     """
     resizer: Any = image_processor(processor)
     before = target_of(resizer)

@@ -86,9 +86,10 @@ def metrics_of(
 ) -> tuple[str, ...]:
     """Return the metrics of a task; `first`, the metric that the user has named, comes first. None: the kind's default.
 
-    Metrics about a positive class are left out if there are two classes and neither is known to be positive (`positive`
-    is None, and so is `usual_positive`). `op` is the operation, for messages. Raises UnknownNameError if there is no
-    such metric, and ConfigError if `first` is one of those left out.
+    The kind's `further_metrics` are included only if `first` is one. Metrics about a positive class are left out if
+    there are two classes and neither is known to be positive (`positive` is None, and so is `usual_positive`). `op` is
+    the operation, for messages. Raises UnknownNameError if there is no such metric, and ConfigError if `first` is one
+    of those left out.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
     known = (*known, *further) if first in further else known

@@ -86,8 +86,9 @@ class SequenceClassificationKind(TextClassKind):
 def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
     """Return the examples in a table: texts or pairs, with class ids, numbers, or 0 and 1 per class as labels.
 
-    `spec` has the columns and the problem type. `is_hot` says that the lists in the label column are already 0 and 1
-    per class. Raises DataError for a cell of another form.
+    Rows without a label, which only `table.whole` has, get -100, NaN, or -1 per class. `spec` has the columns and the
+    problem type. `is_hot` says that the lists in the label column are already 0 and 1 per class. Raises DataError for a
+    cell of another form.
     """
     every, classes = lab.every_row(table), spec.labels or ()
     texts = lab.texts(every, spec.text)

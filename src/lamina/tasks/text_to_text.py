@@ -143,7 +143,7 @@ class TextToTextKind(Kind[PairInputs]):
         return spec, {name: _split(table, spec) for name, table in lab.labelled(tables, spec, texts=True).items()}
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
-        """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
+        """Tokenise the sources, each with the prefix in front, and the targets: the split's labels, if it has any.
 
         A tokenizer with languages reads targets in its target language; if none is set, in its source language, with a
         warning. The tokenizer itself is not changed. Raises ConfigError if the processor has no tokenizer, and

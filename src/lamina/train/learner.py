@@ -64,7 +64,7 @@ class Progress:
 class Learner:
     """A module that is trained: a reader, a base model that is trained with its readers, or a whole model.
 
-    It holds the module's optimizer, its `progress`, and a copy of its weights at the best epoch.
+    It holds the module's optimizer, its `progress`, and with `keep="best"` a copy of its weights at the best epoch.
 
     Args:
         name: Name of the reader or task, or `BASE`.
