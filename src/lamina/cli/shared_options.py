@@ -224,7 +224,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
-    """Print "key" and "error" of each failed cell (a piece of a run), and exit with code 1; do nothing without any."""
+    """Print "key" and "error" of each failed cell (piece of a run) to stderr, and exit with code 1, if there is any."""
     from typer import Exit
 
     for failure in failures:

@@ -307,7 +307,8 @@ class RecordedStates:
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
         """Return the lengths of the rows in the arrays `numbers`, after checking that the arrays agree with `given`.
 
-        `given` are the lengths in the manifest's file, or None. Raises DataError if they differ or are unknown.
+        `given` are the lengths in the manifest's file, or None. Raises DataError if they differ, or neither they nor
+        the arrays say where a row ends.
         """
         counted: list[np.ndarray] = []
         at = 0
@@ -365,7 +366,7 @@ def place_of(path: Path, tensor: str | None) -> Place:
 
 
 def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:
-    """Return an array as a float32 tensor. With `bfloat16`, the array holds the bits of bfloat16 numbers."""
+    """Return a copy of an array as a float32 tensor. With `bfloat16`, the array holds the bits of bfloat16 numbers."""
     if bfloat16:
         return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(numbers.astype(np.float32))
@@ -423,12 +424,12 @@ _ROWS = 256  # rows that are unpacked at a time
 
 
 def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], tuple[int, ...]]:
-    """Return a temporary file with the numbers of a column as float32, and the shape of the column.
+    """Return a temporary file with the numbers of a column as float32, because single rows of Parquet cannot be read.
 
-    The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists. Single
-    rows of a Parquet file cannot be read. The temporary file is removed when the returned object is collected, or the
-    process ends. Raises DataError if there is no such column, or the shape of a cell differs; StoreError if the disk
-    for temporary files is too small.
+    The column's cells are nested lists of numbers; `shape` is the number of rows, then the lengths of the lists. Also
+    returns the shape that was read. The file is removed when the returned object is collected, or the process ends.
+    Raises DataError if there is no such column, or the shape of a cell differs; StoreError if the disk for temporary
+    files is too small.
     """
     check_room(Path(gettempdir()), int(np.prod(shape)) * 4)
     file = NamedTemporaryFile(prefix="lamina-states-", suffix=".bin")  # noqa: SIM115  it lives as long as its states

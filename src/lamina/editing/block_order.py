@@ -300,7 +300,7 @@ def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
-    """Return whether the dict `value`, a block's attribute `key`, stays right when the block moves; `old` is it before.
+    """Return whether the dict `value`, a block's attribute `key`, is right after the block moves; before, it was `old`.
 
     In a module that several blocks share (Zamba 2), a dict with "layer" in its name maps a block's number to its
     adapter: the entry for the new number must equal the old entry for the old number. Any other dict must not change.

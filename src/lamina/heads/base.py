@@ -53,10 +53,7 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task that decide its default reader: a `TaskLike`, and whether examples are pairs; a protocol.
-
-    `Task` and a recipe's task have them.
-    """
+    """A protocol: what decides a task's default reader. `Task` and a recipe's task fulfil it."""
 
     @property
     def pairs(self) -> bool:

@@ -309,7 +309,8 @@ class WeightGuard:
     def follow(self, model: nn.Module) -> None:
         """Look the weights up again in `model`, after modules were replaced or the guard was copied together with it.
 
-        Missing modules count as a change. Other tensors do too, except in a copy, whose tensors are its own.
+        Missing modules count as a change, and so do other tensors. In a copied guard other tensors do not, because the
+        copied model has its own.
         """
         reason, known = self.change(), self._ids
         owners: dict[str, _Weights] = {}

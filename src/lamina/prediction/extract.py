@@ -259,9 +259,10 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (row number, states `[tokens, layers, width]`, if pooled `[1, ...]`) for each of `rows`, in any order.
+        """Yield (row number, states) for each of `rows`, in any order. States are `[tokens, layers, width]` in `dtype`.
 
-        Raises DataError if a state is not finite, and ConfigError if the model does not have one state per token.
+        `tokens` is 1 if they are pooled. Raises DataError if a state is not finite, and ConfigError if the model does
+        not have one state per token.
         """
         lengths = [int(self.inputs.lengths[row]) for row in rows]
         for batch in length_batches(lengths, batch_size):

@@ -46,7 +46,7 @@ class ReplyColumns:
         reply: Column of replies.
         label: Column of the label of the reply.
         spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None:
-            all positive replies are.
+            every positive reply is bad as a whole.
     """
 
     messages: str | None = None

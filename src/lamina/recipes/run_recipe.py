@@ -265,8 +265,8 @@ class _Session:
     def fit_batches(self, memory_bytes: int | None, options: Mapping[str, object]) -> None:
         """Find batches that fit the memory of each GPU, and save them in the output folder, if there is one.
 
-        If `memory_bytes` is None no batches are found; unless the run is resumed, those of an earlier run are then
-        deleted from the folder. `options` replace those of the recipe's `fit`. Only the first process writes. Raises
+        None as `memory_bytes`: none are found, and those of an earlier run are deleted from the folder, unless the run
+        is resumed. `options` replace those of the recipe's `fit`. Only the first process writes. Raises
         ConfigError if no batch fits, or an option is not allowed; StoreError if the batches of a run to resume cannot
         be read.
         """

@@ -97,8 +97,7 @@ def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
 def check_request(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], limit: int, most: int | None = None) -> None:
     """Raise TooLongError if the texts of a request have more than `limit` tokens.
 
-    If all tokens are read (`most` is None), more than 8 characters for each of `limit` tokens are refused without
-    counting.
+    If `most` is None, more than `8 * limit` characters are refused without counting tokens.
 
     Args:
         tokenizer: The tokenizer.

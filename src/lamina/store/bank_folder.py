@@ -517,7 +517,7 @@ def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> di
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:
     """Return the model's stack that corresponds to the saved name; None if there is none.
 
-    In a model without a decoder, "main" and "encoder" name the same stack.
+    "main" also stands for "encoder", and the other way round: an encoder without its decoder is called "main".
     """
     return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
 

@@ -141,10 +141,10 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield a recorded insertion, one copy per stack, with the numbers that its layers have in the model now.
+    """Yield a recorded insertion with the numbers that its layers have in the model now: one copy per stack.
 
-    The layer numbers in `edit` are from before the `later` edits, which may have removed, moved or repeated blocks. A
-    stack from which all these layers were removed has no copy. `model` has its final depth.
+    The layer numbers in `edit` are from before the `later` edits, which may have removed, moved or repeated blocks. If
+    none did, `edit` itself is yielded. Stacks that lost all these layers are left out. `model` has its final depth.
     """
     moves = [move for move in later if move.kind in ("truncate", *MOVES) and edit.stack in (move.stack, "all")]
     if not moves:  # also a model without stacks
@@ -247,8 +247,8 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         record: The edits of the saved model.
 
     Raises:
-        StoreError: If the model has a parameter that was removed, or lacks one that an edit names, unless that edit is
-            a freeze and the parameter is outside the layers, such as in a head.
+        StoreError: If the model has a parameter that was removed, or lacks one that an edit names. A freeze may also
+            name parameters of a head or another part outside the layers that is not there.
     """
     parameters = dict(model.named_parameters())
     here = _named_here(model, record, parameters)

@@ -60,18 +60,17 @@ class BankRunner(Runner):
         op: The public operation, such as "fit" or "predict", for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether the model reads examples. False: all states are recorded, so that no processor is needed.
-        readers: Name -> reader that answers; None: all. For "fit" they are not checked, since they learn from the
-            processor as it is now.
+        readers: Name -> reader that answers. None: all. Checks whether the processor has changed are made for these
+            alone, and not for "fit", where readers learn from the processor as it is now.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
 
     Raises:
         ConfigError: If there is no processor, it has token ids beyond the model's embedding table, or the bank was made
-            from recorded states and has no model to read inputs. For "fit" also if `processor` makes different inputs
-            than the bank's; for other operations, if the bank's was changed since a reader was trained or loaded.
-        BaseMismatchError: If, for another operation, `processor` makes inputs that differ from those on which the
-            bank's readers were trained.
+            from recorded states and has no model to read inputs. For "fit" also if `processor` makes other inputs than
+            the bank's own; for other operations, if the bank's own was changed since a reader was trained or loaded.
+        BaseMismatchError: If, for other operations than "fit", `processor` makes other inputs than the bank's own.
     """
 
     engine: Engine | None = None
@@ -344,7 +343,7 @@ class BankRunner(Runner):
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number of labels that count in the mean loss of the reader `name`; ignored labels do not."""
+        """Return the number by which the mean loss of the reader `name` divides a sum over labels; see `Head.count`."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(

@@ -176,7 +176,7 @@ def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool)
     """Return one reader's shares of importance; they are empty if its fusion has no weights per layer.
 
     `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts. Raises
-    ConfigError if it has not, and the fusion's weights depend on the token.
+    ConfigError if the fusion's weights depend on the token and no texts were read.
     """
     if isinstance(reader.fusion, InputWeighted) and not was_read:
         reason = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"
