@@ -70,10 +70,11 @@ def fusion_after(
 
 
 def _blocks_after(depth: int, edits: Sequence[Move], stack: str, stacks: Collection[str]) -> list[int] | None:
-    """Return, for each block after `edits`, the block before them that computes the same; None if no state is known.
+    """Return, for each block after `edits`, the number (from 1) of the block before them that computes the same.
 
-    0 stands for an identity, and -1 for a block that computes something else. `stack` is the name of the blocks' stack,
-    `depth` its depth before the edits, and `stacks` are the names of all stacks of the model.
+    0 stands for an identity, and -1 for a block that computes something else. None: an edit outside of all stacks may
+    have changed any state. `stack` is the name of the blocks' stack, `depth` its depth before the edits, and `stacks`
+    are the names of all stacks of the model.
     """
     blocks = [*range(1, depth + 1)]
     for edit in edits:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         """The encoded rows of a split, which make batches; `lamina.tasks.base.Inputs` has this form."""
 
         def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-            """Return a model's arguments for the rows with these indices."""
+            """Return a model's arguments for the rows with these indices; random inputs differ by `epoch` (from 0)."""
             ...
 
     Job = tuple[Batches, Sequence[int], int]

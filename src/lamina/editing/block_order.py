@@ -411,8 +411,8 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
 def _copy_changes(target: object, was: object, now: object) -> None:
     """Copy attributes that depend on the number of blocks to `target`, a module or config, and to its nested configs.
 
-    `was` and `now` are the same module or config before and after the move. Integers, lists, tuples and sets that
-    differ are copied, and the overrides per block, the names of tied weights and `CACHE_DEPTH`.
+    `was` and `now` are the same module or config before and after the move. Where they differ, integers, lists, tuples
+    and sets are copied; also the overrides per block, the names of tied weights and `CACHE_DEPTH`.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)

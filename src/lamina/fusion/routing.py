@@ -74,7 +74,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features, and pass each layer's share of the absolute credit (see `_run_stages`) to `observe`.
+        """Return the features, and pass each layer's share of the absolute `credit` to `observe`.
 
         The shares of one sequence (with `per_token`: of one token) sum to 1.
         """
@@ -90,9 +90,8 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of what determined the features, over all texts since the last change of mode.
+        """Return each layer's share of the absolute `credit`, over all texts since train or eval mode was switched on.
 
-        The mode is train or eval. The share is that of the absolute credit, see `_run_stages`.
         Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They are equal before any
         text.
         """
@@ -120,10 +119,9 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]`, and without gradient the credit `[batch, layers, tokens, dim]`.
+        """Return features `[batch, tokens, dim]`, and without gradient the `credit` `[batch, layers, tokens, dim]`.
 
-        The credit is explained at `_run_stages`. `states` is index of a layer, among those that are read -> state;
-        `mask` is True at tokens.
+        `states` is index of a layer, among those that are read -> state; `mask` is True at tokens.
         """
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class SingleLayer(ProjectedConfig):
-    """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers: a fair baseline of it.
+    """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers: a fair baseline for it.
 
     In the published baseline, this projection keeps its random initial weights, as with `frozen=True`.
 

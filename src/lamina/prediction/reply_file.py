@@ -249,10 +249,10 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
 
 
 def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) -> tuple[Span, ...]:
-    """Return the bad words of a positive reply as spans of neighbouring words; all words if no spans are given.
+    """Return the ranges of a positive reply's bad words, neighbouring words as one range; all words without spans.
 
     `cell` lists the reply's bad spans; None: there is no such column. Raises DataError, which names the row and the
-    column, if a span is not in the reply.
+    column, if it is no list of spans, or a span is not in the reply.
     """
     words = word_spans(reply)
     try:

@@ -148,9 +148,9 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Lengths(NamedTuple):
-    """How many tokens of a text the readers read, special tokens included.
+    """How many tokens of a text the readers read, special tokens included: one number per reader.
 
-    `whole` is for readers of whole texts, which read only a part of a longer one; `windows` for readers of tokens,
+    `whole` has the readers of whole texts, which read only a part of a longer one; `windows` the readers of tokens,
     which read a long text in windows of this length.
     """
 

@@ -166,7 +166,7 @@ class Layout:
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
-        """Return the names of the readers that a request chooses in its `extra_args`; all names if it chooses none.
+        """Return the names of the readers in `extra_args["lamina"]` of a request; all names without this key.
 
         Raises ConfigError if the arguments are not a mapping, or the value is not a list of names; UnknownNameError if
         the engine does not run a reader.
