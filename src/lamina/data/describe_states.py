@@ -99,7 +99,7 @@ def describe_states(  # noqa: PLR0913
         max_length: Maximum number of tokens of a row when the states were computed.
         table: A file in the folder with the labels of the rows, which is not read here.
         pairs: Whether each row is a pair of texts. None: unknown; then readers take single texts.
-        add_prefix_space: Whether each text got a space before its first word. None: `fit` says it.
+        add_prefix_space: Whether each text got a space before its first word. None: as the option of `fit` says.
 
     Returns:
         The manifest that was written.

@@ -217,7 +217,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:
-    """Return the JSON object in `text`, line `number` of a file; a DataError if it is none, or has a key twice."""
+    """Return the JSON object in `text`, line `number` of a file; a DataError if `text` is none, or has a key twice."""
     try:
         record = parse_json(text)
     except RepeatedKeyError as error:

@@ -40,7 +40,7 @@ class JSONRoute(APIRoute):
     request_class: ClassVar[type[Request]] = JSONRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the function that answers a request; FastAPI calls this once per route."""
+        """Return the function that answers a request."""
         answer = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

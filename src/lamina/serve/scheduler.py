@@ -263,12 +263,7 @@ class Scheduler:
     ) -> Future[list[Explanation]]:
         """Queue one text, pair or file; return a future of a list with one item, the explanation.
 
-        Args:
-            text: The text, pair or file.
-            tasks: Names of the readers. None: all readers that read this kind of example.
-            truncate: Cut a text that is too long; see `Truncate`. False: the future fails with TooLongError.
-
-        Raises the errors of `ask`.
+        `tasks`, `truncate` and the errors are those of `ask`.
         """
         bank = self.bank
         names = readers_of(bank, tasks, [text])

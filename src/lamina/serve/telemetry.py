@@ -73,7 +73,7 @@ class RequestSpans:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application."""
+        """Pass a request on to the application, within a span."""
         from opentelemetry import propagate, trace
 
         if scope["type"] != "http":
@@ -225,7 +225,7 @@ class RequestMetrics:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application."""
+        """Pass a request on to the application; count and time it, even if it fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -35,7 +35,7 @@ _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors f
 
 
 class _Tensors(Protocol):
-    """The methods of an open safetensors file that are used here; safetensors itself has no type for it."""
+    """The methods of an open safetensors file that are used here."""
 
     def metadata(self) -> dict[str, str] | None:
         """Return name -> string, for the strings that are saved beside the tensors; None if there are none."""

@@ -238,7 +238,7 @@ class Study:
 
 
 def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the table rows that have the values in `where` (column -> value); all rows if `where` is empty.
+    """Return the table rows that have the values in `where` (column -> value); the table itself if `where` is empty.
 
     Raises KeyError if the table lacks a column.
     """

@@ -425,9 +425,9 @@ class Task:
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
         `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits must
         have these three names. A split of another name that has no labels (as "unsupervised" in IMDB) is left out with
-        a warning. Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts
-        in the forms that `predict` accepts; `inputs` is their column. `labels` are by default those that the dataset
-        has for its column, otherwise those of "train", sorted.
+        a warning. Images and audio are in a column of `datasets.Image` or `datasets.Audio`, or in dicts in the forms
+        that `predict` accepts; `inputs` is their column. `labels` are by default those that the dataset has for its
+        column, otherwise those of "train", sorted.
 
         Raises:
             DataError: If a column is missing, a split is empty, or a cell or label does not fit. The message names the

@@ -132,7 +132,7 @@ class Engine:
         self._scaler = torch.amp.GradScaler(runner.device.type, enabled=options.precision == "float16")
 
     def run(self) -> None:
-        """Train to the end, resuming from a checkpoint if `resume` is set, and load the final weights of every learner.
+        """Train to the end, from a checkpoint if `resume` is set; then load each learner's best weights (see `keep`).
 
         Raises:
             NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.

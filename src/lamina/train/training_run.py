@@ -336,7 +336,8 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
 def _record_training(engine: Engine) -> None:
     """Replace the `info` of each trained reader by what it was trained on, and its scores.
 
-    The facts that `Kind.learnt` found stay; stored monitors that use the reader do not. The location from which a
+    The facts that `Kind.learnt` found stay; stored monitors that use the reader do not. Each reader also records the
+    processor's facts (`record_inputs`). The location from which a
     trained base or whole model was loaded is cleared, because the weights there are now different.
     """
     if engine.runner.base in engine.runner.modules:
@@ -460,7 +461,7 @@ def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
 
 
 def _files(result: FitResult) -> Files:
-    """Return file name -> function that writes this file of the result to a path."""
+    """Return "history.json" and two Parquet files, as file name -> function that writes the file to a path."""
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
     return {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),

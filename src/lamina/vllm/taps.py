@@ -68,7 +68,7 @@ class Taps:
 def tap(runner: Runner, stack: LayerStack) -> Taps:
     """Install `Taps` in a model runner's model, and return them. Raises ConfigError if the model's blocks do not fit.
 
-    After each warm-up pass of the runner, it is checked that all buffers were written.
+    From now on, each warm-up pass of the runner ends with `Taps.check`.
     """
     dummy_run = runner._dummy_run
     taps = Taps(

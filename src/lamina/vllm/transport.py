@@ -50,7 +50,7 @@ class _Sender:
         self._monitors: dict[str, RequestMonitors] = {}
 
     def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: Sequence[TokenOutput]) -> None:
-        """Attach scores and verdicts to the `EngineCoreOutput`s of a step, and end requests that a monitor flags.
+        """Attach scores and verdicts to the `EngineCoreOutput`s of a step, and end flagged requests (see `install`).
 
         `scores` has the scores of each request in this step. `prompts` is request id -> number of tokens of its prompt,
         for requests that had not ended before the step. Scores of a request without an output wait for its next one;
