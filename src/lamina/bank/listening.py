@@ -245,8 +245,9 @@ class _Listener:
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager.
 
-        It yields a function; the caller passes the result of the call to it, and it completes the outputs. Raises
-        ConfigError if the call decodes in an unsupported way, or monitors' readers cannot read the model now.
+        With `over` "prompt" it only reads a prompt that comes in pieces; `on_start` reads others. It yields a function;
+        the caller passes the result of the call to it, and it completes the outputs. Raises ConfigError if the call
+        decodes in an unsupported way, or monitors' readers cannot read the model now.
         """
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
@@ -301,7 +302,7 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
     Raises:
         UnknownNameError: If `over` is none of "prompt", "output" and "both".
         ConfigError: Unless `over` is "prompt": if the model does not generate text or decodes by a loop of its own, or
-            a fusion needs the inputs of its blocks.
+            a fusion over the stack that generates needs the inputs of its blocks.
     """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":

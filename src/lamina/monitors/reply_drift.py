@@ -101,7 +101,7 @@ class DriftSketch:
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
     """Return name -> value of each quantity of a reply: "score", "length", and projections "state 1", "state 2", ...
 
-    Raises ConfigError if a value is NaN, because it cannot be ranked.
+    Values have five significant digits. Raises ConfigError if one is NaN, because it cannot be ranked.
     """
     values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
     if reply.features is not None:

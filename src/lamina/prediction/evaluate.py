@@ -273,7 +273,8 @@ def _check_tfidf(task: Task) -> None:
     """Check that `tfidf_scores` can score a task.
 
     Raises:
-        ConfigError: If the task has no class or number per text, or no train split with words and two classes.
+        ConfigError: If the task has no class or number per text, or no train split with words and (if there is one
+            class per text) two classes.
         MissingExtraError: If scikit-learn is not installed.
     """
     require_packages("evaluate", "sklearn", "sklearn")
@@ -402,7 +403,7 @@ def tasks_of_file(
 
 
 def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[str, str | int]:
-    """Return `learnt`, a reader's columns, without a "text" or "label" column that the file at `path` lacks."""
+    """Return `learnt`, a reader's columns, without a "text" or "label" column not found in the file at `path`."""
     names, wanted = set[str](), {name for key, name in learnt.items() if key in ("text", "label")}
     with suppress(DataError):  # `Task.from_files` reads more formats, or raises the error
         for chunk in read_chunks(path, rows=1000):  # in JSONL a column may begin late

@@ -337,7 +337,7 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
 
 
 def _warn_of_repeated(parts: Parts) -> None:
-    """Log a warning if replies of the test part also occur in the train part, where they follow other prompts."""
+    """Log a warning if test replies, white space aside, also occur in the train part, where prompts are others."""
     seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
     if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
         share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"
@@ -346,7 +346,7 @@ def _warn_of_repeated(parts: Parts) -> None:
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
-    """Return part -> a task whose split "train" has its replies with labelled words; bad ones have `positive`."""
+    """Return part -> a task whose only split, "train", has the part's replies; their bad words are `positive`."""
     tasks: dict[str, Task] = {}
     for part, own in parts.items():
         rows = [

@@ -259,7 +259,7 @@ class SizedRun:
         spec: The run.
         task: The run's task with its number of rows and tokens.
         options: The run's options of `lamina.fit`.
-        model: The model with the sizes of its parts.
+        model: The model with the sizes of its parts; with a reader, the model of the auto class `base_class`.
         reader: The reader's size; None if the model itself is fine-tuned.
         edits: How the run's edits change the model's size.
         rows: Split -> number of model inputs per epoch. A long text may become several inputs.

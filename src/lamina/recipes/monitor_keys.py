@@ -145,7 +145,7 @@ def monitored_report(
 
 
 def rates_text(row: TableRow) -> str:
-    """Return a monitor's false positive rate and recall, with their intervals, as a sentence."""
+    """Return the false positive rate and recall in `row`, from `add_monitors`, with their intervals, as a sentence."""
     (low, high), (least, most) = row["false_positive_interval"], row["recall_interval"]
     flags = f"flags {100 * row['false_positive_rate']:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the negatives"
     caught = f"catches {100 * row['recall']:.1f} % ({100 * least:.1f} to {100 * most:.1f}) of the positives"

@@ -28,6 +28,8 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 class SavedFacts(BaseModel):
     """Base class for the content of a JSON file. The file has all fields without a default, and no unknown ones.
 
+    Values must have the right types; none is converted. Instances cannot be changed.
+
     If the class has a field `format`, only files whose format equals `FORMAT` are read.
     """
 

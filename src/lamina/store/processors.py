@@ -41,6 +41,7 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     """Return what a processor's outputs depend on, JSON-ready: short facts in full, long ones as digests.
 
     The padding side is not included, because Lamina pads by itself. A processor of an unknown kind has only its class.
+    A tokenizer with steps in Python raises an Exception.
     """
     facts: dict[str, JSON] = {}
     for part in _PARTS:
@@ -168,8 +169,7 @@ def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) 
 def check_inputs(op: str, processor: Processor | None, readers: Mapping[str, ReaderModule]) -> None:
     """Raise ConfigError, about `op`, if a bank's processor makes other inputs than when a reader was trained or loaded.
 
-    `processor` None passes. The maximum length does not count for a reader that recorded its own. The check takes 0.02
-    ms if nothing has changed; 0.6 ms for a tokenizer with 1,500 added tokens.
+    `processor` None passes. The maximum length does not count for a reader that recorded its own.
     """
     if processor is None or all(reader.inputs is None for reader in readers.values()):
         return

@@ -123,7 +123,7 @@ def has_nan(best: Sequence[Sequence[float]]) -> bool:
 def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
     """Return the pairs of id and probability in `best`, from `best_tokens`, as texts with their probabilities.
 
-    `strip` removes the space that many tokens begin with.
+    `strip` removes white space around them, since many tokens begin with a space.
     """
     tokenizer = tokenizer_of(processor)
     texts: list[str] = [tokenizer.decode([int(number)]) for number, _ in best]

@@ -190,7 +190,7 @@ def _is_piece(word: object) -> bool:
 
 
 class _TaggedText(NamedTuple):
-    """The words of a text with one IOB2 tag each; the tags are None if the text stays without labels."""
+    """The words of a text, as spans of characters, with one IOB2 tag each. `tags` None: the text has no labels."""
 
     words: list[Span]
     tags: list[str] | None

@@ -187,7 +187,8 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 def _values(key: str, values: object, op: str) -> list[object]:
     """Return the `values` of a grid's `key` as a list.
 
-    Raises ConfigError, about the operation `op`, if they are not a list, are empty, or have duplicates.
+    Raises ConfigError, about the operation `op`, if they are not iterable or a text or mapping, are empty or too many,
+    or have duplicates.
     """
     values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
