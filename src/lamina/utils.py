@@ -79,11 +79,11 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value: NumPy and torch numbers as Python numbers, and arrays and sets as lists for a list.
+    """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists if these fit.
 
-    Raises ConfigError if the value is not of the type `annotation`. Without the check, a text would count as true, or
-    as a list of letters. A value passes unchecked if a type in `annotation` is not a key of `_TYPES`. The items of a
-    list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]".
+    Raises ConfigError if the value is not of the type `annotation`. A value passes unchecked if a type in `annotation`
+    is not a key of `_TYPES`. The items of a list or tuple are checked in the same way, by the types in brackets, as in
+    "Sequence[int]".
 
     Args:
         op: The operation, for the message.
@@ -387,8 +387,7 @@ def usable_cores() -> int:
 def rank() -> int:
     """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process.
 
-    Processes of `torchrun` know their rank even before they join a process group. That is needed because only the first
-    process may reserve the output folder, before the group exists.
+    Processes of `torchrun` know their rank even before they join a process group.
     """
     if group := _group():
         return group.get_rank()

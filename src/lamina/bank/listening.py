@@ -139,7 +139,7 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop what `on_call` stored; after the outermost call, restore the mode. A hook that also runs on errors."""
+        """Drop what `on_call` stored; after the outermost call, restore the model's mode. Also called on errors."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):

@@ -244,7 +244,8 @@ def _is_batched(
 ) -> bool:
     """Return whether heads with equal settings are computed as one operation on these features, because it is faster.
 
-    On a CPU without gradients (`grad`) it is slower if there are more than a few tokens. An export counts as many.
+    On a CPU without gradients (`grad`) it is slower if there are more than a few tokens: the features of several
+    readers do not fit into the CPU's caches. An export counts as many tokens.
     """
     if features.shape[-2] == 1 or grad or real.is_cuda:
         return True
@@ -281,8 +282,8 @@ def run_heads(
 ) -> dict[str, ReaderOutput]:
     """Run the readers' heads on their features, and return reader name -> output, without losses.
 
-    Heads with equal `group`s are computed as one batched operation. On a CPU without gradients they are computed one by
-    one if there are many tokens: the features of one reader then stay in the CPU's caches.
+    Heads with equal `group`s are computed as one batched operation, or one by one where this is quicker; see
+    `_is_batched`.
 
     Args:
         readers: Reader name -> module.

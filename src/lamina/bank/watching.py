@@ -335,7 +335,7 @@ class _RepliesSoFar:
         self._is_discarded = False
 
     def on_features(self, real: Bool[Tensor, "rows columns"], features: Mapping[str, Tensor]) -> None:
-        """Add each reader's features `[rows, columns, dim]` where `real` is True to the sum over its tokens."""
+        """Add each reader's features `[rows, columns, dim]`, where `real` is True, to the reader's sum per sequence."""
         for reader in dict.fromkeys(self._readers.values()):
             own = features[reader].float()
             total = (own * real.to(own.device).unsqueeze(-1)).sum(1)

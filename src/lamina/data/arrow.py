@@ -187,7 +187,6 @@ def columns_of(
     """Return name -> column, for every column of a dataset, which must have no format (`set_format`).
 
     `decoders` is column name -> function from a cell to an item. Without a function, or with None, items are cells.
-    (`Dataset.select_columns` would take quadratic time.)
     """
     import datasets
 

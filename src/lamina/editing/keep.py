@@ -59,10 +59,9 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
 def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None) -> Edit:
     """Keep some blocks of a stack and remove the others, in place; a list also gives their order.
 
-    Blocks are numbered as everywhere: block i is layer i, from 1. Layer 0, the embeddings, always stays and may be
-    named: `keep_(model, [0, 1, 4, 5])` keeps the embeddings and blocks 1, 4 and 5, which become blocks 1, 2 and 3.
-    Modules around the blocks (embeddings, a final norm, pooler, head) stay. The config is adapted, so that plain
-    transformers loads the saved model.
+    Block i is layer i, from 1. Layer 0, the embeddings, always stays and may be named: `keep_(model, [0, 1, 4, 5])`
+    keeps the embeddings and blocks 1, 4 and 5, which become blocks 1, 2 and 3. Modules around the blocks (a final norm,
+    pooler, head) stay. The config is adapted, so that plain transformers loads the saved model.
 
     Args:
         model: A transformers model.

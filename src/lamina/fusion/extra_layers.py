@@ -50,7 +50,7 @@ class ExtraLayers(FusionConfig):
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". `build`, which has no model, makes blocks as
-        in BERT: post-norm, heads of size 64, a feed-forward network of 4 x width.
+        in BERT: post-norm, heads of size 64 or more, a feed-forward network of 4 x width.
     """
 
     n: int = 1

@@ -91,7 +91,7 @@ class VocabularyHead(Head, ABC):
             features: The features.
             mask: True at tokens, False at padding.
             logits_to_keep: If given, logits are only computed where it is True, and returned as `[kept, classes]` in
-                row order. The vocabulary is large, and a loss needs only labelled positions.
+                row order.
         """
         if logits_to_keep is not None:
             features = features[logits_to_keep]

@@ -55,9 +55,9 @@ class ReplyFacts:
 class DriftSketch:
     """A summary of the replies that a monitor was calibrated on: scores, lengths, and projected features.
 
-    Each list has the values of the same random sample of at most 400 replies, in ascending order. A projection is the
-    sum of the entries of the reader's mean feature vector, each with a sign that depends on the projection's number. No
-    text can be read from a sketch.
+    Each list has the values of the same random sample of at most 400 replies. A projection is the sum of the entries of
+    the reader's mean feature vector, each with a sign that depends on the projection's number. No text can be read from
+    a sketch.
 
     Attributes:
         values: Name of a quantity ("score", "length", "state 1", ...: the projections) -> its values, in ascending
@@ -68,7 +68,7 @@ class DriftSketch:
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFacts], *, seed: int = 0) -> Self:
-        """Return the sketch of the replies; its values have five significant digits.
+        """Return the sketch of the replies. Its scores and projections have five significant digits.
 
         Args:
             replies: Replies to summarise, all with features or all without.
@@ -101,7 +101,7 @@ class DriftSketch:
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
     """Return name -> value of each quantity of a reply: "score", "length", and projections "state 1", "state 2", ...
 
-    Values have five significant digits. Raises ConfigError if one is NaN, because it cannot be ranked.
+    Score and projections have five significant digits. Raises ConfigError if one is NaN, because it cannot be ranked.
     """
     values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
     if reply.features is not None:

@@ -195,9 +195,9 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
-    """Return the extra entries of a reader's scores: a table per class, `errors` wrong answers, and a comparison.
+    """Return the extra entries of a reader's scores: "per_class", "errors" and those of a comparison in `metrics`.
 
-    `results` are the reader's outputs. The comparison is in `metrics`. {} without any option.
+    `results` are the reader's outputs. At most `errors` wrong answers are listed. {} without any option.
     """
     more: JSONObject = {}
     if per_class:
@@ -414,7 +414,7 @@ def _columns_there(path: str | Path, learnt: Mapping[str, str | int]) -> dict[st
 
 
 def _is_there(column: str | int, names: set[str]) -> bool:
-    """Return whether a column is among a file's `names`. A number is; "outer.inner" is if "outer" is."""
+    """Return whether a file with these `names` may have a column: True for a number, and for "a.b" if it has "a"."""
     return isinstance(column, int) or column in names or column.partition(".")[0] in names
 
 

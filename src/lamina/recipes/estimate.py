@@ -108,8 +108,8 @@ class _Group:
 def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
     """Yield groups of runs: the runs of one task and method, or the runs whose readers share passes.
 
-    The memory of a group is that of its largest run. `planned` are all runs, and `tasks` is task name -> copies of the
-    task, if its data was read.
+    The memory of a group is that of its largest run, or of all its readers. `planned` are all runs, and `tasks` is task
+    name -> copies of the task, if its data was read.
     """
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):
@@ -155,9 +155,9 @@ def _longest(run: SizedRun) -> int:
 
 
 def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
-    """Return the batch of a group that fits into a GPU's memory: the recipe's own, or the largest for the same step.
+    """Return the batch of a group that fits into a GPU's memory: the recipe's own batch if that fits.
 
-    Raises ConfigError if not even one row fits.
+    Otherwise it is the largest that keeps the rows of an optimizer step. Raises ConfigError if not even one row fits.
     """
     first = group.runs[0]
     options, free = first.options, int(memory_bytes * USED) - group.weight_bytes

@@ -312,7 +312,7 @@ class SizedRun:
 
     @property
     def trained_rows(self) -> int:
-        """Number of training inputs in all epochs together."""
+        """Number of training inputs in all optimizer steps together."""
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.rows["train"] + rest * self.options.step_size
 

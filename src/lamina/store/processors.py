@@ -129,8 +129,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     """Check that a processor passed to a call makes the same inputs as the bank's own processor.
 
     Only parts that both have are compared: a joint processor has a tokenizer and an image processor or a feature
-    extractor. Processors of different kinds are not compared: a bank may read both images and texts, but have a
-    processor for only one of them.
+    extractor. Processors of different kinds are not compared.
 
     Args:
         op: The operation, for messages. "fit" is the one that trains readers.

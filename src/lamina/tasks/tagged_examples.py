@@ -273,10 +273,10 @@ def _warn(table: Table, rows: Sequence[int], what: str) -> None:
 def _placed(
     texts: Sequence[str], marks: Sequence[list[SpanMark] | UnplacedSpanError], *, utf16: bool
 ) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
-    """Return words and tags of each text; index -> error, for texts whose tags are None; indices where spans cut words.
+    """Return words and tags of each text; index -> error of texts whose tags are None; indices of texts with cut words.
 
-    `marks` has the spans of each text, or the error that says why they cannot be read. With `utf16`, edges of spans
-    count UTF-16 units.
+    `marks` has the spans of each text, or the error that says why they cannot be read. A span cuts a word if it does
+    not begin and end with words. With `utf16`, edges of spans count UTF-16 units.
     """
     rows: list[_TaggedText] = []
     problems: dict[int, SpanError] = {}

@@ -113,7 +113,7 @@ class Runner(ABC):
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """Return the largest value of `option`, such as "max_length", with which the learners `names` were trained.
 
-        None (always by default): not known for all of them.
+        None if it is not known for all of them, as in this default.
         """
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002

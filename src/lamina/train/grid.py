@@ -187,8 +187,8 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 def _values(key: str, values: object, op: str) -> list[object]:
     """Return the `values` of a grid's `key` as a list.
 
-    Raises ConfigError, about the operation `op`, if they are not iterable or a text or mapping, are empty or too many,
-    or have duplicates.
+    Raises ConfigError, about the operation `op`, if they are a text, a mapping or no iterable, or if there are none,
+    more than 100,000, or two equal ones.
     """
     values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):

@@ -28,8 +28,8 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
     The value of a reader has the keys "prompt", "output" and "both", which hold the answer over that part of the text,
     or None if the part has no tokens. The key "tokens" holds for each token that the engine has read, the prompt's
-    first, a list of the labels' probabilities; the engine does not read the last token of a sequence. Readers that
-    label tokens have only "tokens", and readers that pool whole prompts only "prompt".
+    first, a list of the labels' probabilities (of a regression, the value); the engine does not read the last token of
+    a sequence. Readers that label tokens have only "tokens", and readers that pool whole prompts only "prompt".
 
     Args:
         layout: The engine's readers.

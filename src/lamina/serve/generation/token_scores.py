@@ -62,8 +62,8 @@ class TokenScores:
 
     Raises:
         UnknownNameError: If a reader does not exist, or a monitor in `stop` is not in `saved`.
-        ConfigError: If a reader named in `tasks` cannot take part or has too many labels; if `stop` names a monitor
-            without a threshold, or is True and no monitor has one.
+        ConfigError: If a reader named in `tasks` cannot take part or has too many labels; if `stop` names no monitor or
+            one without a threshold, or is True and no monitor has one.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
     """Return the names of the monitors in `saved` whose flags end a text; [] if `stop` is False.
 
     `stop` is True for all that have a threshold, or a collection of names. Raises UnknownNameError if a name is not in
-    `saved`, and ConfigError if a named monitor has no threshold, or no monitor has one.
+    `saved`, and ConfigError if a named monitor has no threshold, or no monitor is left.
     """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:

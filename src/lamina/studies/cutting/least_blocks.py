@@ -257,8 +257,8 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 def _scores(subject: _Subject, desc: str) -> list[float]:
     """Return several scores of the model: of its own head, on each part of the validation split; or of linear readers.
 
-    Three linear readers are then trained first, one per seed, and scored on the whole split. `desc` is the text of the
-    progress bar.
+    The three readers, one per seed, are trained here, and scored on the whole split. `desc` is the text of the progress
+    bar.
     """
     task, bar = subject.task, {"show": subject.progress, "desc": desc}
     if not subject.own:

@@ -248,7 +248,7 @@ def probe_bank(
 ) -> Iterator[ReaderBank]:
     """Yield a bank with one untrained probe per name; afterwards restore the model's mode and `requires_grad`.
 
-    Raises LayerIndexError if a layer does not exist, and UnknownNameError if the stack does not.
+    Raises the errors of `ReaderBank` and `ReaderBank.add`, such as LayerIndexError if a layer does not exist.
 
     Args:
         model: The model to read. Inside the `with` block it is frozen and in eval mode.
