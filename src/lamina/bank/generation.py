@@ -281,8 +281,8 @@ def _checked(function: Method) -> Method:
 def _unhealed(function: Method) -> Method:
     """Wrap `heal_tokens` (`function`) so that it raises ConfigError if the next pass of the model is to be read.
 
-    `generate` calls `heal_tokens` with the option "token_healing". The check in `generate` (`_checked`) does not run if
-    `model.generate` was looked up before the interception, or if only prompts are read.
+    `generate` calls `heal_tokens` with the option "token_healing". `_checked` does not run if `model.generate` was
+    looked up before the interception, or if only prompts are read.
     """
 
     @functools.wraps(function)
@@ -297,8 +297,8 @@ def _unhealed(function: Method) -> Method:
 def _without_loop(function: Method) -> Method:
     """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses "custom_generate" while readers wait for a text.
 
-    The option names a decoding loop, which may run without a cache, and would be read as a single pass. The check in
-    `generate` (`_checked`) does not run if `model.generate` was looked up before the interception.
+    The option names a decoding loop, which may run without a cache, and would be read as a single pass. `_checked`
+    does not run if `model.generate` was looked up before the interception.
     """
 
     @functools.wraps(function)

@@ -39,13 +39,9 @@ def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
 
 
 def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
-    """Return name -> monitor, for the monitors in the saved `info` of readers.
+    """Return name -> monitor, for the monitors in `infos`: reader name -> its saved `info`.
 
-    Args:
-        infos: Reader name -> the `info` of the reader.
-
-    Raises:
-        ConfigError: If a monitor cannot be read, or two readers have monitors of one name.
+    Raises ConfigError if a monitor cannot be read, or two readers have monitors of one name.
     """
     monitors: dict[str, AnyMonitor] = {}
     for reader, info in infos.items():
@@ -180,7 +176,7 @@ def scores_of_monitors(
     finished: bool = False,
     on_features: OnFeatures | None = None,
 ) -> dict[str, Tensor]:
-    """Return monitor name -> scores `[batch, tokens]` for a batch, from one pass over one stack.
+    """Return monitor name -> scores as `ReaderBank.monitor_scores` returns them, from one pass over one stack.
 
     Args:
         bank: The bank.

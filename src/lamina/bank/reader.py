@@ -371,7 +371,7 @@ class BankOutput:
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
-        """Return a reader's output; ConfigError if it has read no pass yet, UnknownNameError for an unknown name."""
+        """Return a reader's output; UnknownNameError if it did not run, or ConfigError while `bank.listen` has none."""
         if name not in self.readers and name in self.missing:
             raise ConfigError(f"bank.listen: reader '{name}' has no output: {self.missing[name]}.")
         if name not in self.readers:

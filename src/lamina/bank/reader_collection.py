@@ -216,7 +216,7 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> the settings, besides weights, that decide its states, as last stored or accepted."""
+        """Return stack name -> the settings, besides weights, that decided its states when last found or accepted."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
@@ -227,8 +227,7 @@ class ReaderCollection(nn.Module):
     def accept_base(self, fingerprints: Mapping[str, str]) -> None:
         """Declare that the readers belong to the model as it is now, so that earlier changes no longer count.
 
-        Args:
-            fingerprints: Stack name -> fingerprint of the present weights.
+        `fingerprints` is stack name -> fingerprint of the present weights.
         """
         by_name = stacks(self.model)
         for name in fingerprints.keys() & by_name.keys():
@@ -321,8 +320,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             ConfigError: If a layer that a reader reads is gone or its values have changed, so that the reader has to be
-                trained again; the message names both. Also if the model's weights were changed, its blocks otherwise
-                than by edits, or its edits since the bank first looked at it are not known.
+                trained again; the message names both. Also if weights of the model were changed, blocks were changed
+                other than by edits, or it is not known how the model was edited since the bank first looked at it.
         """
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:

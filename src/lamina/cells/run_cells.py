@@ -77,7 +77,7 @@ def run_cells(
 
     A cell that raises an error becomes a failure, and the others continue. Torch is seeded for each cell by its file
     name, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the processes
-    cannot continue without each other, so an error is raised.
+    cannot continue without each other, so a cell's error is raised.
 
     Args:
         cells: The cells, each with its own key and file.

@@ -193,7 +193,7 @@ def build() -> Command:
 
 
 def quiet() -> None:
-    """Silence progress bars and warnings of other libraries, and print each log record of Lamina on one line.
+    """Silence progress bars and warnings of other libraries, and print Lamina's log records.
 
     The libraries are silenced by environment variables; a variable that is already set is not changed. Python's
     warnings are off too, unless its option -W is set.

@@ -234,7 +234,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
     """Return a function that applies the requested edits to a model; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
-    a number, an option of `least` is set without `--drop auto:N`, or no edit uses the seed.
+    a number, an option of `least` is set without `--drop auto:N`, or no edit uses the seed; and the errors of
+    `parse_plan` and `task_fields` for its task.
     """
     from lamina.recipes.edits import EDITS, is_random
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
@@ -274,8 +275,9 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
         least: The options of `--drop auto:N`. A task or seed in it replaces the plan's.
 
     Raises:
-        ConfigError: If `named` is not empty; if the plan is wrong, or does not use the task, data folder or seed in
-            `least`; or if --by or --heal is set, since the plan says how blocks are chosen.
+        ConfigError: If `named` is not empty; if the plan does not use the task, data folder or seed in `least`; or if
+            --by or --heal is set, since the plan says how blocks are chosen.
+        LaminaError: The errors of `read_plan` and `task_fields`.
     """
     from lamina.studies.cutting.least_blocks import parse_plan, read_plan, task_fields
 

@@ -176,16 +176,9 @@ def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tupl
 def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], *, where: str) -> dict[str, float]:
     """Find the parameters that must be 0 (or -1) so that a block returns its input; return name -> that value.
 
-    The parameters of `block` are set to these values. See `_identity_values` for the method.
-
-    Args:
-        block: A copy of a model's block.
-        args: Positional arguments with which the model called the block.
-        kwargs: Keyword arguments of that call.
-        where: Start of error messages.
-
-    Raises:
-        ConfigError: If the block changes its input even if all its weights are zero.
+    The parameters of `block` are set to these values. It is a copy of a model's block, which the model called with
+    `args` and `kwargs`. See `_identity_values` for the method. Raises ConfigError, whose message begins with `where`,
+    if the block changes its input even if all its weights are zero.
     """
     parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -205,10 +198,7 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
 
 
 def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
-    """Call a block; return the names of its parameters in the order of their use. Unused ones come first.
-
-    `args` and `kwargs` are the arguments of the call.
-    """
+    """Call a block with `args` and `kwargs`; return its parameters' names in the order of use, unused ones first."""
     called: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
@@ -224,7 +214,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value with which a parameter's module returns 0: -1 in a norm that scales by 1 + weight, else 0."""
+    """Return the value of a parameter at which its module returns 0: -1 in a norm that scales by 1 + weight, else 0."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):

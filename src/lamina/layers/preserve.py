@@ -39,7 +39,7 @@ def preserve_randomness(**fork_options: object) -> Generator[None]:
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Generator[None]:
-    """Put a model in eval mode without gradients inside the `with` block, and restore everything about it afterwards.
+    """Run a model in eval mode inside the `with` block, without gradients, autocast and compiled code; then restore it.
 
     Some models change themselves when they are called: BigBird replaces its attention on short inputs, tables of
     positions grow, transformers installs hooks. So modes, parameters, buffers and their values, submodules, hooks and

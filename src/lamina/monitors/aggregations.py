@@ -49,7 +49,7 @@ class MeanScore(Aggregation):
         return score, torch.ones_like(score)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state with the new score added: (sum of the scores, number of tokens)."""
+        """Return the state with the new score added."""
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:

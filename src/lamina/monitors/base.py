@@ -44,20 +44,11 @@ class Aggregation(ABC):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state of each text after its first token.
-
-        Args:
-            score: Scores of this token, `[batch]`; `[batch, columns]` with `per_label` or `weighted`.
-        """
+        """Return the state of each text after its first token; `score` has the token's scores, as the class says."""
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state of each text after one more token.
-
-        Args:
-            state: State after the tokens before, from `first` or `next`.
-            score: Score of the new token in each text, shaped as in `first`.
-        """
+        """Return the state after one more token; `state` is the state before it, and `score` as in `first`."""
 
     @abstractmethod
     def value(self, state: State) -> Float[Tensor, " batch"]:

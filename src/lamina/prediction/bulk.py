@@ -430,7 +430,7 @@ def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Examples and their row numbers (`lines`), parsed from `read` rows; `problems` has errors of rows left out."""
+    """Rows of a source: `examples` and their numbers (`lines`), of `read` parsed rows; `problems` of other rows."""
 
     lines: Sequence[int]
     examples: Sequence[object]
@@ -440,7 +440,7 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: output `rows` of `read` source rows, `problems` of skipped rows, and a fatal error."""
+    """The outcome of a `Chunk`: output `rows` of `read` parsed rows, `problems` of others, a fatal error (`failed`)."""
 
     rows: list[JSONObject] = field(default_factory=list)
     read: int = 0

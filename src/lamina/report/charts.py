@@ -45,7 +45,7 @@ class Drawing:
     """The contents of a chart, before it becomes a Vega-Lite specification by `spec_of`.
 
     Attributes:
-        kind: The form of the chart.
+        kind: "line", "heat" (a heat map), "bar" or "scatter".
         rows: The data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a
             heat map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point),
             "x_label" (name of the x), "low" and "high" (ends of an interval), "seeds" (how many are averaged),

@@ -217,7 +217,7 @@ def curve_rows(figure: Curves) -> list[Mark]:
     """Return the data of a figure's chart: one row per point, with its interval if it averages three runs or more.
 
     A point without an x becomes a line across its panel: one row with "across" for each end of the x axis, or for each
-    x if these are names. A point that averages two runs also has a row with the score of each run.
+    x if these are names. A point that averages two runs also gets two rows with the scores of the runs.
     """
     several = len({point.metric for point in figure.points}) > 1
     places: dict[str, list[float | str]] = {}  # panel -> the x of its points
@@ -291,10 +291,8 @@ def runs_remark(cells: Sequence[Cell | Point]) -> str:
 def draw_curves(figure: Curves, path: Path | str) -> Path:
     """Draw a figure of a run's report as a chart of curves in a `.png`, `.svg` or `.html` file, and return its path.
 
-    A point of three runs or more is drawn with its 95 % interval, and one of two runs with both scores. A method
-    without a value on the x axis is a dashed line across the panel. Raises ConfigError if the path has another suffix;
-    DataError if there are no points; MissingExtraError if the packages of `lamina[report]` are not installed;
-    StoreError if writing fails.
+    See `curve_rows` for what is drawn. Raises ConfigError if the path has another suffix; DataError if there are no
+    points; MissingExtraError if the packages of `lamina[report]` are not installed; StoreError if writing fails.
     """
     path = checked_path("figure", path, curve_rows(figure), ("x", "value"))
     drawing = curves_drawing(figure)

@@ -46,9 +46,10 @@ class Reloader:
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Add readers of a saved bank, and replace served readers of the same names.
 
-        Raises ConfigError if the server has no root, or the folder is not a bank in the root; UnknownNameError if the
-        bank lacks a reader in `readers`; StoreError if the bank's files are damaged; BaseMismatchError if it was
-        trained on another model; NotFiniteError if a weight is NaN or infinite.
+        Raises ConfigError if the server has no root, the folder is not a bank in the root, or a monitor of an added
+        reader has the name of one that stays; UnknownNameError if the bank lacks a reader in `readers`; StoreError if
+        the bank's files are damaged; BaseMismatchError if it was trained on another model; NotFiniteError if a weight
+        is NaN or infinite.
 
         Args:
             folder: The bank's folder, relative to the root.

@@ -24,7 +24,7 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 
 
 class LabelScore(TypedDict):
-    """A label and its probability, or its logit if raw scores are requested. The score is None if it is not finite."""
+    """A label and its probability, or its logit if raw scores are requested; null in JSON if that is not finite."""
 
     label: str
     score: float | None
@@ -159,7 +159,7 @@ def scores_whole_texts(head: HeadConfig) -> bool:
 
 
 def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return category -> probability for one text. `categories` is the result of `categories_of`.
+    """Return category -> probability for one text, from its predictions; `categories` is from `categories_of`.
 
     A task with two labels is one category; its probability is that of the label that flags. A multi-label task has a
     category "task/label" for each of its labels.

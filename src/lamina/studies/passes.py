@@ -77,6 +77,7 @@ class LayerReader:
 
         Raises:
             UnsupportedModelError: If the pass did not compute every chosen layer.
+            ConfigError: If the batch lacks an input, has an empty one, or has a mask that `token_mask` refuses.
         """
         stop, device = StopForward(), self.model.device
         # some models also accept arguments that are no tensors, such as `encoder_outputs`
@@ -108,7 +109,8 @@ def text_inputs(
     """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
     Raises ConfigError if `texts` is a single string or empty, an entry is neither a text nor a pair, texts and pairs
-    are mixed, there is no tokenizer, or the model does not allow `max_length`.
+    are mixed, there is no tokenizer, or the model does not allow `max_length`; StoreError if the saved tokenizer is
+    damaged.
 
     Args:
         model: The model that will read the texts.
@@ -286,8 +288,9 @@ def prompt_ids(
 ) -> list[Tensor]:
     """Return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
-    Texts longer than `tokens`, or than what the model allows, are truncated. Texts without a token that is not special
-    are left out. Raises DataError if none is left, and the errors of `text_inputs`, for the study `op`.
+    Texts are truncated to `tokens` tokens, or to what the model allows if that is less or `tokens` is None. Texts with
+    special tokens alone are left out. Raises DataError if none is left, and the errors of `text_inputs`; messages begin
+    with `op`.
     """
     limit = length_limit(model, processor)
     inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)

@@ -121,7 +121,7 @@ class StatesInputs:
         return Encoded(window_table(columns))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return only the attention mask of the rows with the indices `rows`, under the model's name for it."""
+        """Return only the attention mask of the rows numbered `rows`, under the model's name; `epoch` is not used."""
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -207,7 +207,8 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
     """Return the table with the labels of the split `part`, whose states are `recorded`.
 
     `rows` is the path of a table, rows in memory (read by `kind` as `spec` says), or None for the table that the
-    states' manifest names. Raises DataError if the manifest names none, or the table cannot be read.
+    states' manifest names. Raises DataError if the manifest names none, or the table cannot be read, and the errors of
+    `rows_of`.
     """
     if rows is None:
         if (name := recorded.manifest.table) is None:

@@ -240,7 +240,7 @@ class TokenClassificationKind(TextClassKind):
         return tag_splits(lab.labelled(tables, spec), spec)
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the metrics for these class names; "span_f1" is among them only if the tags mark spans."""
+        """Return the metrics of a problem type; "span_f1" is among them only if the tags in `labels` mark spans."""
         known = self.problem_types[problem_type]
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
@@ -278,7 +278,7 @@ class TokenClassificationKind(TextClassKind):
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
     def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
-        """Return the most frequent tags of words that share a token, counted in the train split, JSON-ready.
+        """Return for a reader's `info` the most frequent tags of words that share a token, counted in the train split.
 
         Tags that continue the span of the first word are left out; {} if none remain.
         """
@@ -330,7 +330,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Store the logits of the words in the windows numbered `rows`, picked from logits `[batch, tokens, classes]`.
 
-        If "subtoken_f1" is scored, the predicted tag of every token is stored too.
+        If "subtoken_f1" is scored, the predicted tag of every token is stored too. `labels` is not used.
         """
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places.get(row, ())]
         if places:
@@ -470,7 +470,7 @@ def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], fur
 
 
 def _check_columns(tables: Mapping[str, Table]) -> None:
-    """Raise DataError if a CoNLL file has a single column: it cannot hold both words and tags."""
+    """Raise DataError if a CoNLL file has a single column."""
     for table in tables.values():
         if len(table.columns) < 2:
             rule = "a file of words and tags has two or more, divided by tabs or blanks"

@@ -59,16 +59,8 @@ def identity(
 ) -> dict[str, Facts]:
     """Return the identity of a run of `fit` or `finetune`, JSON-ready.
 
-    Args:
-        runner: Runs the bank or model.
-        learners: The learners to train.
-        plan: The steps of the run, with its tasks.
-        validation: The groups that are scored after each epoch.
-        rates: Learner name -> highest learning rate.
-        options: Options of the run.
-
-    Returns:
-        "settings", whose values messages quote, and "digests" of the weights and the data.
+    It has "settings", whose values messages quote, and "digests" of the weights and the data. `validation` are the
+    groups that are scored after each epoch, and `rates` is learner name -> highest learning rate.
     """
     model = runner.base
     edit_facts = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
@@ -154,14 +146,10 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
 
 
 def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | None:
-    """Return the first difference between the identities of two runs as text; None if they are equal.
+    """Return the first difference between the identities of two runs; None if they are equal.
 
-    Args:
-        before: Identity of the run that saved its state.
-        now: Identity of this run.
-
-    Returns:
-        A setting with both values, such as "batch_size 4 in 'cola', here 8", or "other texts in 'cola'" for a digest.
+    `before` is the identity of the run that saved its state, `now` that of this run. The text is a setting with both
+    values, such as "batch_size 4 in 'cola', here 8", or "other texts in 'cola'" for a digest.
     """
     old, new = before.get("settings", {}), now.get("settings", {})
     for where in dict.fromkeys([*new, *old]):

@@ -163,7 +163,8 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Score test rows by a vote of their nearest training rows.
 
-    The number that scores best on held-out rows votes; one if none are held out. Arguments as in `logistic`.
+    The number of voters is the one that scores best on held-out rows; 1 if none are held out. Arguments as in
+    `logistic`.
     """
     from sklearn.neighbors import KNeighborsClassifier
 
@@ -181,9 +182,8 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit XGBoost, and score the test rows.
 
-    The best of ten random settings in cross-validation is used; the defaults if there are too few rows for that.
-    Arguments as in `logistic`.
-    Raises MissingExtraError if XGBoost is not installed.
+    The setting is the best of ten random ones on held-out rows; the defaults if none are held out. Arguments as in
+    `logistic`. Raises MissingExtraError if XGBoost is not installed.
     """
     import random
 

@@ -136,11 +136,12 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     Raises:
         ConfigError: If there are fewer than 4 rows, or, for "cka", all rows have the same states in every layer; if
             there is no tokenizer for `texts`; an option is out of range; both or neither of `texts` and `batches` are
-            given; `other_processor` is given without `other` and `texts`, or with `per="token"`; or with `per="token"`
-            the two models have different numbers of tokens.
+            given; a batch does not fit the model; `other_processor` is given without `other` and `texts`, or with
+            `per="token"`; or with `per="token"` the two models have different numbers of tokens.
         UnknownNameError: If a measure, the stack or a value of `per` does not exist.
         LayerIndexError: If a model does not have a layer.
         UnsupportedModelError: If a model's layers cannot be read.
+        StoreError: If the saved tokenizer is damaged.
 
     Source:
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; a minibatch is a random sample of
