@@ -180,7 +180,7 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
-            ConfigError: If the monitor or its reader cannot score a text while it is generated.
+            ConfigError: If the monitor does not fit its reader's head, or the reader looks at later tokens.
         """
         monitoring.store_monitor(self.select(None, "bank"), monitor)
 
@@ -278,11 +278,11 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If there is no monitor, two have one name, a stored one cannot be read, `every` is below 1,
-                drift cannot be tested, the frozen model has changed, the model does not write text from left to right
-                or decodes by its own loop, or a reader looks ahead: its logits of a token depend on later tokens. Also
-                raised by `generate` for beam search and assisted decoding, which read tokens that may not be part of
-                the text.
+            ConfigError: If there is no monitor, two have one name, one cannot be read or does not fit its reader's
+                head, `every` is below 1, drift cannot be tested, the frozen model has changed, the model does not write
+                text from left to right or decodes by its own loop, or a reader looks ahead: its logits of a token
+                depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which read
+                tokens that may not be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
@@ -330,7 +330,7 @@ class ReaderBank(ReaderCollection):
     # Storage
 
     def save_pretrained(self, folder: str | PathLike[str], *, changed_base: bool = False) -> None:
-        """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
+        """Save readers, monitors, the processor, a manifest that names the model, and a model card to a folder.
 
         The model's weights are saved only if `saves_base` is set, as it is if the bank trains them. The manifest names
         the folder or hub id from which the model was loaded, or to which `lamina.save` wrote it. If Lamina has edited
@@ -377,11 +377,11 @@ class ReaderBank(ReaderCollection):
                 the manifest names, is loaded, with its language model head if the bank has monitors.
             processor: Tokenizer or processor of the model. None: the one saved with the bank, or else with the model.
             revision: Branch, tag or commit of the repository on the hub.
-            readers: Names of the readers to load. None: all. Other readers are not downloaded.
+            readers: Names of the readers to load, or one name. None: all. Other readers are not downloaded.
 
         Raises:
-            StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, or
-                files are missing or damaged.
+            StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, files
+                are missing or damaged, or `model` is None and the manifest names no model.
             UnknownNameError: If the saved bank does not have a reader, or a file has an unknown key.
             BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ, or
                 the processor makes other inputs.

@@ -1,4 +1,4 @@
-"""Check the `X` of an estimator (texts, pairs of texts, or lists of words) and the tags of words."""
+"""Check the X of an estimator (texts, pairs of texts, or lists of words) and its y (classes, numbers, or tags)."""
 
 from __future__ import annotations
 
