@@ -170,7 +170,7 @@ class ReaderBank(ReaderCollection):
 
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
-        """Monitors saved with the bank's readers, by name. ConfigError if one cannot be read or two have one name."""
+        """Name -> monitor that is saved with a reader. ConfigError if one cannot be read or two have one name."""
         return monitoring.stored_monitors(self.select(None, "bank"))
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
@@ -180,7 +180,7 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
-            ConfigError: If the monitor does not fit its reader's head, or the reader looks at later tokens.
+            ConfigError: If the monitor does not fit its reader's head, or the reader looks at other tokens.
         """
         monitoring.store_monitor(self.select(None, "bank"), monitor)
 

@@ -116,7 +116,7 @@ def _set_cache_depth(part: PretrainedConfig, op: str) -> None:
     """Change the config `part` so that a decoder's cache for generation has an entry for each of its blocks.
 
     Transformers makes `num_hidden_layers` entries, which is the depth of the encoder in some families. If the decoder
-    is deeper, an encoder-decoder's config gets `decoder_layers`, by which transformers then goes, even in a family that
+    is deeper, an encoder-decoder's config gets `decoder_layers`, which transformers then uses, even in a family that
     does not define it (T5 has `num_decoder_layers`). `op` is the operation, for the message.
 
     Raises:

@@ -312,7 +312,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Return fixed sinusoidal position embeddings. Positions count tokens (`mask` True) from 0; padding has any.
+    """Return fixed sinusoidal position embeddings. Positions count the tokens (`mask` True) from 0, not padding.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, section 3.5.

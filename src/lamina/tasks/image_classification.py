@@ -210,9 +210,10 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open the image `lazy` and crop it; to augment, crop at random by `row` and `epoch`, resize, perhaps mirror.
+        """Open the image `lazy` and crop it.
 
-        Without augmentation, the image is cropped to the aspect ratio of the processor's output, unless the processor
+        With augmentation, the crop is random, seeded by `row` and `epoch`, then resized, and mirrored or not. Without
+        augmentation, the image is cropped to the aspect ratio of the processor's output, unless the processor
         itself brings all images to one size. Raises DataError if the image cannot be read.
         """
         image, target = lazy.open(), self.target
