@@ -278,11 +278,11 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If there is no monitor, two have one name, one cannot be read or does not fit its reader's
-                head, `every` is below 1, drift cannot be tested, the frozen model has changed, the model does not write
-                text from left to right or decodes by its own loop, or a reader looks ahead: its logits of a token
-                depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which read
-                tokens that may not be part of the text.
+            ConfigError: If there is no monitor, two have one name, or one cannot be read or does not fit its reader's
+                head; if `every` is below 1, or drift cannot be tested; if the frozen model has changed, does not write
+                text from left to right, or decodes by its own loop; if a reader's logits of a token depend on later
+                tokens. Also raised by `generate` for beam search and assisted decoding, which read tokens that may not
+                be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

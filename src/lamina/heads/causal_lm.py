@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class CausalLM(VocabularyConfig):
     """A head for causal language modelling: a linear map, then the base model's vocabulary projection, and a bias.
 
-    The logits at a token predict the next token. The bias is initialised to the base model's (0 if it has none), and
-    the linear map to the identity if the features have the projection's width, so that `Reader(LastLayer(),
+    The logits at a token predict the next token. The bias is initialised to the base model's (0 if it has none). If the
+    features have the width of the projection, the linear map is initialised to the identity. So `Reader(LastLayer(),
     CausalLM())` begins as the base model's own head. (Models that modify their logits are exceptions: Gemma 2 caps
     them, Granite scales them.)
     The projection belongs to the base model: it is neither copied nor saved, and only changes if the model is trained.

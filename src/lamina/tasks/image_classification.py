@@ -103,7 +103,7 @@ class LazyImage(LazyFile):
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Return a context manager with the Pillow image, header read only. Pillow's errors inside become DataError."""
+        """Yield the Pillow image, of which only the header is read. Errors of Pillow in the block become DataErrors."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
