@@ -248,7 +248,7 @@ def _row(metric: str, values: JSONObject) -> list[str]:
 
 
 def shown(value: float, rows: int) -> str:
-    """Return a score with as many digits as its number of rows supports: two, or three from 2,500 rows on."""
+    """Return a score with as many decimals as its number of rows supports: two, or three from 2,500 rows on."""
     return f"{value:.{3 if rows >= 2500 else 2}f}"
 
 
@@ -257,7 +257,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print a reader's wrong answers as a table, or that there are none; spans are marked in the (second) text."""
+    """Print a reader's wrong answers as a table, or that there are none. Spans are marked in the text that has them."""
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return

@@ -132,7 +132,7 @@ class DemoReader:
     Attributes:
         task: Name of its task.
         method: "default", "last" (a linear head on the last layer) or "single" (one layer).
-        layer: The layer, for the method "single".
+        layer: The layer, for the method "single"; else None.
     """
 
     task: str
@@ -141,7 +141,7 @@ class DemoReader:
 
     @property
     def name(self) -> str:
-        """Name of the reader in the bank. Only default readers are saved, so they are named as their tasks."""
+        """Name of the reader in the bank: its task; except for default readers, also method and layer ("ner-last")."""
         parts = [self.task] if self.method == "default" else [self.task, self.method]
         return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
 

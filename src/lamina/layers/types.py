@@ -66,7 +66,7 @@ class Tokenizer(Processor, Protocol):
         ...
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """Return how many special tokens a text gets, or a pair of texts."""
+        """Return how many special tokens a text gets, or with `pair`, a pair of texts."""
         ...
 
     @overload
@@ -100,5 +100,5 @@ class Tokenizer(Processor, Protocol):
 
 
 def tokenizer_of(processor: object) -> Tokenizer:
-    """Return the tokenizer inside a processor, or `processor` itself if it has none inside, as None and tokenizers."""
+    """Return the tokenizer inside a processor. A tokenizer, None and all else without one are returned unchanged."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))

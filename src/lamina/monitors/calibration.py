@@ -95,7 +95,7 @@ class Calibration:
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def promise(self) -> str:
-        """Return, as text, which rate was the target: "at most 0.01 with 95% confidence"; "" if `target` is None."""
+        """Return the target as text: "at most 0.01 with 95% confidence", or "... on these texts"; "" if it is None."""
         if self.target is None:
             return ""
         what = f"{self.target:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")

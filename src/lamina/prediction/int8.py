@@ -133,7 +133,7 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return whether a record is logged: not onnxruntime's advice to optimise a graph first, which is for images."""
+    """Return False for onnxruntime's advice to optimise a graph first, which is for images; else True."""
     return "pre-processing before quantization" not in str(record.msg)
 
 

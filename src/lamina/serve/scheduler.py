@@ -372,7 +372,7 @@ class Scheduler:
             self._timer.cancel()
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed. Each thread's target, in which no text reaches the disk."""
+        """Answer batches until the scheduler is closed; no text reaches the disk. Every thread runs this."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass

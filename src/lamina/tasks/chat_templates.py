@@ -43,7 +43,7 @@ class Chat(str):
 
 
 def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
-    """Return whether a cell is a list or tuple without items other than mappings; `chat_problem` checks these."""
+    """Return whether a cell is an empty list or tuple, or one of mappings, which `chat_problem` checks further."""
     return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
 
 
