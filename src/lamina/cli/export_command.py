@@ -169,8 +169,8 @@ def _export_int8(
     """Export a bank with a quantised base into `out`; print every reader's score before and after, as a table or JSON.
 
     The scores are measured on the file `validation`, by default with the columns of the training; `label` holds other
-    columns as "READER=COLUMN". Raises ConfigError if a text in `label` has another form or names a reader twice, and
-    the errors of the function `export_int8`, whose `max_loss` and `progress` these are.
+    columns as "READER=COLUMN". `max_loss` and `progress` are those of the function `export_int8`. Raises its errors,
+    and ConfigError if a text in `label` has another form or names a reader twice.
     """
     from lamina.prediction.int8 import export_int8
 

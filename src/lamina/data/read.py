@@ -76,7 +76,7 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
 
 
 def read_lines(path: Path) -> Lines:
-    """Yield (line number, from 1; line with its line end) of a UTF-8 file.
+    """Yield (line number, line) for a UTF-8 file. Numbers count from 1, and lines have their line ends.
 
     A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
     Raises DataError if the file cannot be opened or read, or has carriage returns for line feeds.

@@ -107,8 +107,8 @@ class Demo:
         layers: The same for single layers, one row per task and layer. Empty in the short demo.
         timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
             and "ratio", the median over pairs of passes.
-        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0, because
-            the demo raises an error otherwise.
+        reload_difference: Largest difference between the logits before saving and after loading: 0.0, or the demo
+            raises an error.
         predictions: Five sentences with the answers of the three readers.
         seconds: Wall-clock time of the demo.
         picture: Image file: importances of layers, or in the full demo the scores of single layers.
@@ -347,7 +347,7 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
     """Load the saved bank again, and return the largest difference between its logits and those of `bank`.
 
-    Both are put into evaluation mode. Raises LaminaError if the difference is not 0, so the result is always 0.
+    Both are put into evaluation mode. Raises LaminaError if the difference is not 0.
     """
     loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
     batch = _batch(bank, [example.text for example in EXAMPLES])

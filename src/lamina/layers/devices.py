@@ -43,7 +43,7 @@ def main_device(model: nn.Module) -> torch.device:
 def _add_devices(module: nn.Module, devices: dict[torch.device, None], seen: set[nn.Module]) -> None:
     """Add the devices of all parameters in a module to `devices`, and the module and its submodules to `seen`.
 
-    This is many times faster than `module.parameters()`, which also builds the names of all parameters.
+    This is many times faster than `module.parameters()`, which also builds names.
     """
     seen.add(module)
     parameters: dict[str, nn.Parameter | None] = vars(module)["_parameters"]

@@ -106,8 +106,8 @@ def _others(
 def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
     """Return the name of the input that a model reads: its `main_input_name`.
 
-    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches. If it is not in
-    `accepted`, return the first known name that is.
+    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches. So if "input_ids"
+    is not in `accepted`, the first known name that is in `accepted` is returned in its place.
     """
     name = str(getattr(model, "main_input_name", "input_ids"))
     if name != "input_ids" or name in accepted:

@@ -499,7 +499,7 @@ class Scheduler:
         is run by itself, so that one bad request does not fail the others.
         """
         jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
-        if not jobs or self._is_over(jobs):
+        if not jobs or self._fail_if_over(jobs):
             return
         try:
             tokenised, read = self._read(jobs)
@@ -532,7 +532,7 @@ class Scheduler:
         """
         is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:
-            if self._is_over(run.jobs):
+            if self._fail_if_over(run.jobs):
                 run.passes.close()
                 return
             start = time.perf_counter()
@@ -556,7 +556,7 @@ class Scheduler:
                     self._paused = sorted([*self._paused, run], key=lambda paused: paused.begin)
                 return
 
-    def _is_over(self, jobs: Sequence[AnyJob]) -> bool:
+    def _fail_if_over(self, jobs: Sequence[AnyJob]) -> bool:
         """Fail all jobs with ClosedError if all their clients have left, or the time of a shutdown is up.
 
         Return whether they were failed.

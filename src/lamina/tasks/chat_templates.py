@@ -50,7 +50,7 @@ def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
 def chat_problem(cell: object) -> str | None:
     """Return what is wrong with a cell as a chat, as text; None if nothing is.
 
-    It may not be a list of messages, be empty, or have an unknown role or a content that is not a string.
+    What can be wrong: it is no list of messages, is empty, or has an unknown role or a content that is not a string.
     """
     if not is_chat(cell) or not cell:
         return "is not a chat: a list of messages, each with a role and a content"

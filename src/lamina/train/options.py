@@ -169,7 +169,7 @@ Rates = Annotated[Mapping[str | int, NotNegative], BeforeValidator(lambda rates:
 def _patterns(names: object) -> object:
     """Return a list of patterns as a tuple. A tuple of patterns, and a value of another type, comes back unchanged.
 
-    Raises ValueError if a list or tuple is empty, or an entry is not a string, "" or "!".
+    Raises ValueError if a list or tuple is empty, or has an entry that is no string, or is "" or "!".
     """
     if not isinstance(names, list | tuple):
         return names
