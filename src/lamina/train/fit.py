@@ -114,8 +114,8 @@ def fit(  # noqa: PLR0913
             None: the task's positive class.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`. An image processor is set to the task's `image_size`, if it has one.
-        output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
-            of the run. None: nothing is written.
+        output: Folder for the bank or model, `history.json`, `table.parquet`, for a bank `importances.parquet`, and the
+            checkpoints of the run. None: nothing is written.
         epochs: Number of passes over the training rows; a mapping has a number for each reader.
         batch_size: Rows per pass, over all processes. A row is a window of tokens, a block of text, an image or an
             audio clip.
@@ -191,7 +191,8 @@ def fit(  # noqa: PLR0913
     Raises:
         UnknownNameError: If an option, a reader, a key of a grid, or a split that is needed does not exist.
         ConfigError: If an option or a task does not fit, a bank reads the whole model to be trained, a batch of readers
-            does not fit in memory, or the checkpoint to resume from belongs to another run.
+            does not fit in memory, the checkpoint to resume from belongs to another run, or a tracker other than
+            TensorBoard is not installed.
         LayerIndexError: If a learning rate names a layer that does not exist.
         UnsupportedModelError: If layers have learning rates of their own, and the layers of the model cannot be found.
         DataError: If an image, an audio clip or recorded states cannot be read; or if rows have no label, no other task
