@@ -52,7 +52,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class OverloadedError(LaminaError):
-    """Raised when a request is refused because too many are being answered. The client may send it again later."""
+    """Raised when a request is refused because too many are being answered."""
 
 
 class ClosedError(LaminaError):

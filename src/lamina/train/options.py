@@ -234,7 +234,7 @@ class FitOptions(PassOptions):
             raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
 
     def without_effect(self, kinds: Collection[Kind]) -> Iterator[tuple[str, str]]:
-        """Yield (name, reason) of options that are set but have no effect, such as one of two warm-up options."""
+        """Yield (name, reason) of options that are set but have no effect."""
         yield from super().without_effect(kinds)
         if self._is_set("warmup_ratio") and self.warmup_steps is not None:
             yield "warmup_ratio", "and warmup_steps is set too; only one can be set. Leave one out"
