@@ -371,7 +371,7 @@ class BankOutput:
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
-        """Return a reader's output; UnknownNameError if it did not run, or ConfigError while `bank.listen` has none."""
+        """Return a reader's output. UnknownNameError: it did not run; ConfigError: it has none yet in `bank.listen`."""
         if name not in self.readers and name in self.missing:
             raise ConfigError(f"bank.listen: reader '{name}' has no output: {self.missing[name]}.")
         if name not in self.readers:

@@ -216,7 +216,7 @@ class ReaderCollection(nn.Module):
             self._guard.weights[name].seal()
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> the settings, besides weights, that decided its states when last found or accepted."""
+        """Return stack name -> its settings other than weights, as they were at the start or the last `accept_base`."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:

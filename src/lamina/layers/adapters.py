@@ -114,7 +114,7 @@ def adapter_settings(layer: PeftLayer) -> dict[str, object]:
 
 
 def settings_in_place(layer: PeftLayer) -> dict[str, object]:
-    """Return name -> shallow copy of each attribute of a PEFT layer from which `adapter_settings` is made."""
+    """Return name -> shallow copy, for the attributes of a PEFT layer that decide `adapter_settings`."""
     names = ("_active_adapter", "_disable_adapters", "merged_adapters", *layer.other_param_names)
     return {name: copy(vars(layer)[name]) for name in names if name in vars(layer)}
 

@@ -313,7 +313,7 @@ def _tensors_at_top(path: Path, content: object) -> dict[str, torch.Tensor]:
     """Return the tensors at the top level of `content`, which the `.bin` file at `path` holds.
 
     Raises StoreError if a dict of tensors inside `content` has more weights than the top level, or if that has other
-    objects and no weights. If there are several such dicts, the largest one counts. Scalars are not weights.
+    objects and no weights. If there are several such dicts, the largest counts. Scalars are returned, but no weights.
     """
     kind = type(content).__name__
     entries = cast("dict[object, Any]", content) if isinstance(content, dict) else {"": None}

@@ -150,7 +150,7 @@ class RowsOfStates:
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of the chosen rows at positions `rows`: stack name -> layer -> `[batch, tokens, width]`.
+        """Return the states of the chosen rows at positions `rows`, in the form of `RecordedStates.batch`.
 
         Raises DataError if a state is NaN or infinite.
         """
@@ -238,7 +238,7 @@ def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, di
 
 
 def _with_states(split: Split, recorded: RecordedStates) -> Split:
-    """Return a split, built from a table of `recorded_tables`, with the rows of `recorded` as its examples."""
+    """Return `split`, whose texts are cells of `ROW`, with the rows of `recorded` that these name as its examples."""
     numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
     rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
     return split.with_examples(rows.add_column("text", [""] * len(numbers)), RecordedRow(recorded))
