@@ -250,7 +250,7 @@ class ReaderModule(nn.Module):
     def logits(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
-        """Run this reader's head on features, and return the logits.
+        """Run this reader's head on features, and return the logits, shaped as in `ReaderOutput`.
 
         In training mode, torch's global generator is seeded for the call and restored afterwards.
 

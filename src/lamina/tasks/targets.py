@@ -30,7 +30,7 @@ class RowTargets:
     values: Array
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with the indices `rows`."""
+        """Return the labels of the rows with the indices `rows`, `[batch]` or `[batch, classes]`."""
         return torch.from_numpy(self.values[[int(row) for row in rows]])
 
 
