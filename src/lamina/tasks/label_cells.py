@@ -30,7 +30,7 @@ _FORMATTED = re.compile(rf"(?![-+]?\d+(\.\d*)?$)[-+\u2212]?([{_MONEY}] ?)?({_GRO
 # characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
 _BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _UNSEEN = re.compile(f"[{_BLANK}\ufe0e\ufe0f]")
-_TRIMMED = re.compile(rf"^[\s{_BLANK}]+|[\s{_BLANK}]+$")
+_TRIMMED = re.compile(rf"[\s{_BLANK}]*(.*[^\s{_BLANK}])?[\s{_BLANK}]*", re.DOTALL)  # linear in the text's length
 # texts of values that are no names: arrays and tensors, dicts and other objects, as Python, NumPy and torch print them
 _PRINTED = re.compile(
     r"\[(?=[^\]\d]*\d)[-+.\deE\s]+\]|\[\s*(['\"]).*\1\s*\]|(array|tensor)\(.*\)"
@@ -80,7 +80,7 @@ def trimmed(text: str) -> str:
 
     Lone surrogates, which UTF-8 cannot encode, are replaced.
     """
-    return _TRIMMED.sub("", encodable(unicodedata.normalize("NFC", text)))
+    return _TRIMMED.sub(r"\1", encodable(unicodedata.normalize("NFC", text)), count=1)
 
 
 def look(name: str) -> str:

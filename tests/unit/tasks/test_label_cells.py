@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 from tests.support.files import put
 
 from lamina.errors import ConfigError, DataError
-from lamina.tasks.label_cells import LabelCellError, class_name, spelled_list
+from lamina.tasks.label_cells import LabelCellError, class_name, spelled_list, trimmed
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -362,3 +363,12 @@ def test_what_numbers_are_read_as_is_said(cells: list[Any], kind: str, said: str
     caplog.clear()
     assert read(cells * 2, problem_type=kind).problem_type == kind
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("blanks", [" ", "\u200b\n"])
+def test_a_long_run_of_blanks_is_trimmed_in_linear_time(blanks: str):
+    inner = f"a{blanks * 50_000}b"
+    start = time.process_time()
+    assert trimmed(f"\ufeff {inner}\n\u00a0") == inner
+    assert trimmed(blanks * 50_000) == ""
+    assert time.process_time() - start < 1
