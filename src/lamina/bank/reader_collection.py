@@ -497,8 +497,8 @@ class ReaderCollection(nn.Module):
         """Check a call; return a new `StackPass` per stack that `readers` (None: all) read, and the readers' names.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
-        UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping of tensors, or name a
-        reader that is not run, if there is no reader to run, or if the frozen model has changed.
+        UnknownNameError if a reader does not exist, and ConfigError if labels are not a mapping of tensors or name a
+        reader that is not run, there is no reader to run, or the frozen model has changed.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"

@@ -43,9 +43,9 @@ _MEASURED = 2000  # number of texts of each task whose length is measured, about
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
     """Check that the runs of a recipe can write to the output folder (None: no output) and use the cache.
 
-    Nothing in the folder is changed, except that a replacement of files that a dead process left unfinished is undone.
-    Raises StoreError if the output folder cannot be written, or holds something that would be overwritten. Raises
-    CacheError if `cache` is "on" and the model is trained too, or the cache folder cannot be read.
+    Nothing in the folder is changed; but if a process died while it was replacing files there, that is undone. Raises
+    StoreError if the output folder cannot be written, or holds something that would be overwritten, and CacheError
+    if `cache` is "on" and the model is trained too, or the cache folder cannot be read.
     """
     is_separate = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if is_separate else claimed_output(dict(specs), folder):

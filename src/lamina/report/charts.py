@@ -85,7 +85,7 @@ class Drawing:
     def has_line_labels(self) -> bool:
         """Whether lines have their names at their ends: all of them if they are few, otherwise the highest ones.
 
-        False if there is a single line, or x is not a number.
+        False for other kinds of charts, for a single line, or if x is not a number.
         """
         return self.kind == "line" and len(self.series) > 1 and _numeric(self.rows, "x")
 

@@ -127,7 +127,7 @@ def _check_packages() -> None:
 def _section(folder: Path, label: str) -> Section:
     """Return the page's section about the study or training run in a folder; `label` is its name on the page.
 
-    A replacement of files that a dead process left unfinished there is undone first. Raises StoreError if the folder is
+    If a process died while it was replacing files there, that is undone first. Raises StoreError if the folder is
     missing, damaged, or holds neither a study nor a finished training run; DataError if the table of the study is
     empty. Other errors are those of `study_section`.
     """
