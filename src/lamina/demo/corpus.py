@@ -125,7 +125,7 @@ def split_pairs(
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
-    """Return the pair in one line of the file, from its five columns; `names` has the form "Anna=PER;Rosa's=ORG"."""
+    """Return the pair with the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
     entities = [name.rpartition("=") for name in names.split(";") if name]
     return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 

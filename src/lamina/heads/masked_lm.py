@@ -53,7 +53,7 @@ class MaskedLM(VocabularyConfig):
 
 @final
 class MaskedLMHead(VocabularyHead):
-    """The module of `MaskedLM`; logits `[batch, tokens, classes]`, one class per entry of the vocabulary."""
+    """The module of `MaskedLM`; logits as `VocabularyHead.forward` returns them, one class per vocabulary entry."""
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:

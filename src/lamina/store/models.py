@@ -435,7 +435,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def check_revision(folder: str, revision: str | None) -> None:
-    """Raise ConfigError if there is a revision other than None and "main" for a folder, which has none."""
+    """Raise ConfigError unless `revision` is None or "main", since a folder has no revisions."""
     if revision not in (None, "main"):
         problem = f"revision is '{revision}' for the folder {folder}; only the hub has revisions"
         raise ConfigError(f"load: {problem}. Leave revision out.")

@@ -111,7 +111,7 @@ def check_given(op: str, **options: Sized) -> None:
 def labelled_task(op: str, task: Task, *parts: str) -> Task:
     """Return a task without the rows of the splits `parts` that have no label.
 
-    Raises UnknownNameError if a split does not exist; DataError, about the operation `op`, if no row has a label.
+    Raises UnknownNameError if a split does not exist; DataError, about `op`, if no row of such a split has a label.
     """
     splits = dict(task.splits)
     for part in parts:
