@@ -128,8 +128,8 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
 def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
     """Read a Parquet file as a dataset.
 
-    If there is a column `column`, and its cells are objects with nothing but "bytes" or "path", it gets the type
-    `feature` of `datasets` ("Image" or "Audio"), so that cells are decoded on access. Raises DataError if the file is
+    A column `column` whose cells are objects with only "bytes" or "path" gets the type `feature` of `datasets` ("Image"
+    or "Audio"), so that cells are decoded on access. Other columns stay as they are. Raises DataError if the file is
     missing, not a Parquet file, or takes too much memory (see `read_parquet`).
     """
     import datasets

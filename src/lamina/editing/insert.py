@@ -81,10 +81,10 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the names of the new parameters and, for "xavier" and "he", the seed that was drawn.
 
     Raises:
-        ConfigError: If an argument is not valid, or options contradict each other; if `kernel` is even or below 1; if
-            layer 0 is selected; if a selected layer shares its weights with one that is not selected; if the stack has
-            no module per block; if the model has several towers and none is named, or cannot be edited (quantised,
-            compiled, offloaded, with adapters).
+        ConfigError: If an argument is not valid, or options contradict each other; if layer 0 is selected, or a layer
+            that shares its weights with one that is not selected; if the stack has no module per block; if the model
+            has several towers and none is named; if it cannot be edited (quantised, compiled, offloaded, with
+            adapters).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, the row does not fit the model, or the
@@ -172,8 +172,8 @@ def _insert(
 ) -> Edit:
     """Insert layers into a model, in place, by the checked options; return the edit.
 
-    `seed` seeds random weights. If they need one and it is None, it is drawn from `generator`, or torch's global
-    generator if that is None too. Raises the errors of `insert_` about the model before anything is changed.
+    `seed` seeds random weights. None: it is drawn from `generator` (None: torch's global generator) if it is needed.
+    Raises the errors of `insert_` about the model before anything is changed.
     """
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
@@ -202,9 +202,9 @@ def _insert(
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
-    """Return the name of the stack, the layers, and the places for new layers that the options mean in this model.
+    """Return what the options select: the stack's name (or "all"), the layers, ascending, and the places.
 
-    All errors of `insert_` about the model are raised here, before anything is changed.
+    Raises the errors of `insert_` about the model, except those of `check_editable`.
     """
     if options.position == "convolution":
         name, chosen, convolutions = select_convolutions(model, options.layers, options.stack, _OP)

@@ -120,7 +120,8 @@ def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
 def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
     """Insert a layer after a projection and its earlier inserted layers; return the layer's name in the projection.
 
-    `place` is (the module that holds the projection, the projection's name there).
+    `place` is (the module that holds the projection, the projection's name there). The first layer after a projection
+    also registers the hook `apply_inserted`.
     """
     layer.place = place
     before = len(layers_after(projection))

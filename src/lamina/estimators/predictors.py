@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     """Classify texts, or pairs of texts, with a reader on a frozen model.
 
-    X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y is one class per text (a
-    text, whole number or bool); or, for several labels per text, an array of zeros and ones with shape (texts, labels).
+    X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y has one class per text (a
+    text, whole number or bool). For several labels per text, it is an array of zeros and ones, shape (texts, labels).
     Clones share the model; the two models last used by name are cached.
 
     Args:

@@ -138,7 +138,7 @@ class ModuleGuard:
     def _first_change(self) -> str | None:
         """Return the first change that counts, as a phrase for a message; None if none does.
 
-        Modules that passes of the model have replaced are looked up again.
+        Modules that passes of the model have replaced are looked up again; those that are gone are forgotten.
         """
         for (path, module), kind in zip(self._modules.items(), self._kinds, strict=False):
             if type(module) is not kind:
@@ -253,7 +253,7 @@ class ModuleGuard:
         return settings
 
     def _tensors(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
-        """Yield ((path, name), buffer) for all buffers but counters and those that passes of the model change."""
+        """Yield ((path, name), buffer) for all buffers, except counters and buffers that passes of the model change."""
         for path, module in self._modules.items():
             for name, buffer in buffers_of(module).items():
                 if buffer is None or buffer.is_meta or name in self._ignored[path]:

@@ -46,8 +46,8 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
 
     Raises:
         UnsupportedModelError: If a value is not added as a module returned it, for example because it is scaled before;
-            if the stack has no module per block, its states have another form (see `Form`), or its blocks have no
-            attention or nothing else; if the model has no weights, or does not run on a tiny input.
+            if the stack has no module per block, or its states have another form (see `Form`); if its blocks have no
+            attention, or nothing but attention; if the model has no weights, or does not run on a tiny input.
     """
     if site == "output":
         return stack

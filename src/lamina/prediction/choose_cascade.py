@@ -56,7 +56,7 @@ class CascadeChoice:
         """Return a text that compares the cascade with its second monitor alone.
 
         It has the shares of positives and negatives that the cascade flags, the share of tokens for which the second
-        reader runs, the work that this saves, and the seconds that both take.
+        reader runs, the work that this saves, the seconds of each, and the recall of the second monitor alone.
         """
         rates = cast("Calibration", self.cascade.calibration)
         low, high = rates.recall_interval

@@ -110,9 +110,9 @@ def predict(  # noqa: PLR0913
         modelling: "text", the continuation that a model generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, an option does not fit the bank or model, `examples` is one
-            text or path, a mapping, a set or a table, a reader cannot read an example, there is no mask token to fill
-            in, or the frozen model of a bank has changed.
+        ConfigError: If there is no processor or reader; if an option does not fit the bank or model; if `examples` is
+            one text or path, a mapping, a set or a table; if a reader cannot read an example, or there is no mask token
+            to fill in; if the frozen model of a bank has changed.
         DataError: If an image or audio file cannot be read.
         UnknownNameError: If a reader, the kind or the backend does not exist.
         ModelNotFoundError: If a model, or the base model of a bank, cannot be found.
@@ -524,7 +524,7 @@ class Predictor:
 
 
 def _is_long(group: Group, parts: Sequence[Reading]) -> bool:
-    """Return whether `parts` read different parts of an example of this group, because it is too long for one."""
+    """Return whether an example of this group is so long that `parts` read different parts of it."""
     shortest = min(part.options.max_length for part in parts)
     is_cut = any(task.kind.truncated(group.inputs) for task in group.tasks.values())
     return is_cut or max(group.inputs.lengths) >= shortest

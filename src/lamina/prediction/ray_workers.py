@@ -80,7 +80,7 @@ def _alone(actor: Any, item: object, op: str) -> Any:
 
 
 class _Worker:
-    """A Ray actor: it holds its own copy of the function `work`, and calls it on the items that it is sent."""
+    """A Ray actor that holds its own copy of `work`, calls `work.begin()` if there is such a method, and runs items."""
 
     def __init__(self, work: Callable[[object], object]) -> None:
         self._work = work

@@ -28,8 +28,8 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
     """Read the data of a recipe's tasks; with `only`, of the tasks that it chooses. Shared data is read once.
 
-    Raises DataError if data cannot be read, or does not fit its task; ConfigError if a task lacks the split on which
-    the recipe evaluates, tables would mix tasks with different metrics, or a size or limit is not allowed;
+    Raises DataError if data cannot be read, or does not fit its task. Raises ConfigError if a task lacks the split on
+    which the recipe evaluates, tables would mix tasks with different metrics, or a size or limit is not allowed. Raises
     UnknownNameError if a task does not have a metric that the recipe names.
 
     Args:
@@ -110,7 +110,7 @@ def _lacks_validation(recipe: TaskRecipe) -> bool:
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return the subsamples of a task that its recipe asks for, one per repeat; just the task if it asks for none.
+    """Return the subsamples that the recipe of a task asks for, one per repeat; [task] if it asks for none.
 
     Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
     logged. Raises ConfigError if the size of the subsample does not fit the task, such as rows per class without

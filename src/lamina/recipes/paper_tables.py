@@ -53,7 +53,7 @@ class SummaryRow(MeanScore):
         metric: The metric that chose the best epoch.
         parameters: Number of trained parameters.
         scores: Every other metric -> validation scores at the best epoch.
-        runs: Each with "reader" (its name), "seed", "score", "best_epoch" and the other scores.
+        runs: One dict per run: "reader" (its name), "seed", "score", "best_epoch" and the other scores.
         best_epoch: Mean over the runs.
         test: Scores on the test split by the task's metric, with `evaluate: test`.
         test_scores: The same for every other metric.
@@ -226,7 +226,7 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
 
 
 class _ScoreSummary(TypedDict):
-    """A summary of scores: `mean`, `spread`, `interval` and `runs`, explained at `Cell`."""
+    """A summary of scores: as in `MeanScore`, and `runs`, their number."""
 
     mean: float
     spread: float
@@ -331,8 +331,8 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        Per task, the row with the best mean validation score. And, if there is a single task, the settings of that row
-        that differ among `rows` and that none of `axes` displays; else {}.
+        Per task, the row with the best mean validation score. And, for a single task, the best row's settings that
+        differ among `rows` and that no axis displays; {} for several tasks.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:

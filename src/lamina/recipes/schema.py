@@ -331,8 +331,8 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the `TaskOutline`: what is known about the task before its data is read.
 
-        A preset brings its own labels. If there is no preset and the recipe names no labels, numbers stand in for them:
-        one for a regression; otherwise one per class weight of the first reader that has class weights, or two.
+        A preset brings its own labels. Without a preset and without labels in the recipe, numbers stand in for them:
+        one for a regression, else as many as the first reader with class weights has of them, or two.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
@@ -525,7 +525,7 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
     """Raise ValidationError, which says where, if a table or figure refers to something that the recipe does not have.
 
     It is also raised if scores of several tasks would be mixed. With `whole`, the values that axes rename, and the rows
-    and columns of published numbers, are checked too; it is False if a sweep has replaced values of the recipe.
+    and columns of published numbers, are checked too. `whole` is False if a sweep has replaced values of the recipe.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):

@@ -153,8 +153,8 @@ class SeparateRuns:
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether `score`, in `metric`, makes the run `name` the best finished run of its task.
 
-        If scores are equal, a run of another part of the recipe is preferred, because its model is already saved; then
-        the first run in the recipe's order.
+        If scores are equal, a run of another part of the recipe wins, because its model is saved already; otherwise the
+        first run in the recipe's order.
         """
         rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
         others = [(other, row) for other, row in self.scores.items() if other != name and row["task"] == task]
@@ -174,7 +174,7 @@ class SeparateRuns:
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
-        """Save the model of a run that was just trained, if the recipe keeps all, or the best and this may be one.
+        """Save the model of a run that was just trained, if the recipe keeps all models or this one may be the best.
 
         `row` is the run's row of results, with "metric" and "score". Every process that trained the model calls this,
         and the first process saves the model. As it may not know the scores of all other runs, `end` decides later.
@@ -184,7 +184,7 @@ class SeparateRuns:
             save(model, self._model(name), processor)
 
     def _keep_model(self, name: str) -> None:
-        """Keep the model of a finished run: with `keep: best`, move it to "models" if it is the best of its task.
+        """Move the model of a finished run to "models", if it is the best of its task. With `keep: all` it is there.
 
         Raises StoreError if a model to keep is not where the process that trained the run should have written it.
         """

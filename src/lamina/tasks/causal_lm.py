@@ -133,9 +133,9 @@ class CausalLMKind(LanguageModelingKind):
         return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return why the model is not a causal language model without an encoder, as text; None if it is one.
+        """Return why the model is not a decoder-only causal language model, as text; None if it is one.
 
-        None also if its layers cannot be found, so that this cannot be checked.
+        If its layers cannot be found, it counts as causal.
         """
         if model.config.is_encoder_decoder:
             return "it is an encoder-decoder"

@@ -122,7 +122,7 @@ class _LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
-        """Subtract a freed storage, and forget its address (`storage`), which a later one may get again."""
+        """Subtract a freed storage, and forget its address (`storage`), because a new storage may get it."""
         self._known.discard(storage)
         self.now -= size
 

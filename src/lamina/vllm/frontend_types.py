@@ -88,7 +88,7 @@ class OutputClass(Protocol):
 
 
 class Result(Protocol):
-    """The output of a request to generate text so far, a `RequestOutput`."""
+    """What a request to generate text has given so far: a `RequestOutput`."""
 
     outputs: Sequence[Completion]
 

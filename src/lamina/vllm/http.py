@@ -186,7 +186,7 @@ def install_responses(serving: ResponsesServing, layout: Layout) -> None:
 
 
 def install_pooling(serving: PoolingServing, layout: Layout) -> None:
-    """Change vLLM's pooling endpoints in place, so that each text of a response has the field `lamina`.
+    """Change vLLM's pooling endpoints in place, so that each text of a response has the answers in the field `lamina`.
 
     They are `/pooling`, `/v1/embeddings` and `/classify`. Responses that hold bytes instead of JSON are left as they
     are. A request may choose readers in `vllm_xargs`; it gets status 422 if `layout` has no reader of that name.
@@ -243,8 +243,8 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
 async def _remember(results: Results, latest: Latest, choices: int = 1) -> Results:
     """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
-    Each result has the tokens since the one before. With several prompts, results are pairs (index of the prompt,
-    result), and `choices` is the number of choices per prompt; the choices of all prompts are numbered in a row.
+    Each result has the tokens since the one before. With several prompts, results are pairs (prompt index, result), and
+    choice c of prompt p has the key p * `choices` + c.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)

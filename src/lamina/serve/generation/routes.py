@@ -54,7 +54,7 @@ class TokenReport(TypedDict):
 
 
 class EndDetails(TypedDict):
-    """How a text ended; see `GenerationEnd`."""
+    """How a text ended: the fields of a `GenerationEnd`, without the text, in a response."""
 
     finish_reason: str
     generated_tokens: int
@@ -387,5 +387,5 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop` but is not all of it; 0 if there is none."""
+    """Return the length of the longest proper prefix of `stop` with which `text` ends; 0 if there is none."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

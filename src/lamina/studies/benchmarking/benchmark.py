@@ -351,10 +351,10 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
         best: The method that is compared with the others.
 
     Returns:
-        A row per other method: "method" (`best`), "against", "score" (mean difference; positive: `best` is ahead),
-        "low", "high" (95 % interval of the paired bootstrap over sets and seeds), "p" (after Holm's correction), and
-        "wins", "level" and "losses" (numbers of sets; level: at most 0.005 apart). With fewer than six sets "low",
-        "high" and "p" are None.
+        A row per other method: "method" (`best`), "against" (the other) and "score" (mean difference; positive: `best`
+        is ahead). "low" and "high": 95 % interval of the paired bootstrap over sets and seeds. "p": after Holm's
+        correction. "wins", "level" (at most 0.005 apart) and "losses": numbers of sets. With fewer than six sets,
+        "low", "high" and "p" are None.
     """
     first = scores[best]
     others, several = [name for name in scores if name != best], first.shape[1] >= LEAST_SETS
@@ -425,7 +425,7 @@ def _sentence(row: Row, sets: int, seeds: int) -> str:
 
 
 def over_sets(study: Study) -> Frame:
-    """Return one row per method of a benchmark (and per point, if it has several), by point, then the best mean first.
+    """Return one row per method (and per point, if a benchmark has several), sorted by point, the best mean first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
     seeds; missing without seeds), "rank" (mean rank), "seconds" and "bytes" (medians). "behind_by", "low", "high", "p",

@@ -216,10 +216,10 @@ def cell_rows(
             None: a temporary folder.
 
     Returns:
-        A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
-        "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes and the means of
-        their states over the tokens), "bytes" (size of the parameters), "chosen" (the layer, for "best_layer") and
-        "pass_seconds" (of the model; if points share states, for all texts of the set).
+        A row per method and seed: "method", "seed" (None without one), "metric" and "score" (AUC on the scored rows).
+        "trained" and "rows": numbers of training rows and scored rows. "seconds": of training, without the model's
+        passes and the averaging of states over tokens. "bytes": size of the parameters. "chosen": the layer, only for
+        "best_layer". "pass_seconds": of the model; if points share states, for all texts of the set.
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
@@ -285,7 +285,11 @@ class States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts. For the parameters and errors see `_read`."""
+        """Return the states of all layers for some texts. The model computes those that `folder` does not hold yet.
+
+        They are stored there. `bank` has one reader, "all", which needs all layers. Raises CacheError if the disk has
+        no room for them.
+        """
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
         return self._read(bank, group, folder)

@@ -132,8 +132,8 @@ def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the class names of a shifted data set, the negative class first, as the shifted set spells them.
 
     `known` are the two class names of the original set, the negative one first, and `names` those of the shifted set,
-    sorted; the two sets may spell a class differently. A name that equals the original's positive name is the positive
-    class. If there is none, the second name is.
+    sorted; the two sets may spell a class differently. The positive class is the name that equals the original's
+    positive name or, if there is none, the second name.
     """
     if set(known) == set(names):
         return list(known)
@@ -181,7 +181,7 @@ def portion(
         rows: Number of training rows. None: as many as possible.
         share: Share of the positive class. None: half. With a share, fewer rows are used, as many for every share.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set whose texts are scored instead: all, or `scored` of them with its shares of the classes.
+        other: A data set whose rows are scored instead: all, or `scored` of them with the same share of each class.
         seed: Seed of the draw.
     """
     counts = np.bincount(data.labels, minlength=2)

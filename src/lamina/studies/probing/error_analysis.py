@@ -66,7 +66,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         probe: Kind of probe: "linear" or "mlp".
         hidden: Size of the MLP's hidden layer.
         count: Maximum number of wrong answers to list per layer.
-        deleted: Shares of a text's words to remove, as one span at a random place. Empty: this is not measured.
+        deleted: Shares of a text's words to remove, from 0 to below 1, as one span at a random place. Empty: this is
+            not measured.
         seed: Seed of the probes' initial weights and of the places of the removed spans.
         epochs: Number of passes of the probes over the training rows.
         batch_size: Rows per step.
@@ -86,8 +87,8 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         Images and audio have no rows of the last two.
 
     Raises:
-        ConfigError: If there is no task, a task has neither classes nor numbers, a share is not from 0 to below 1,
-            `hidden` is below 1, or there is no tokenizer or other processor.
+        ConfigError: If there is no task, a task has neither classes nor numbers, an option is not valid, or there is
+            no tokenizer or other processor.
         DataError: If the training rows have fewer than two classes; multi-label tasks may.
         UnknownNameError: If a probe, split or stack does not exist, or a task's metric cannot be computed from sums
             over rows.

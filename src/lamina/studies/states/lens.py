@@ -251,7 +251,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If the model has no language model head; if there is no text or no tokenizer, or a masked language
-            model's tokenizer has no mask token; or if an option is out of range.
+            model's tokenizer has no mask token; or if an option is not valid.
         UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
             block.
         DataError: If no text has a token to predict.
@@ -425,7 +425,7 @@ def lens_tokens(
         (1 is the most likely), "predicted" and "score" (its probability).
 
     Raises:
-        ConfigError: If the model has no language model head, there is no tokenizer, or `top` is out of range.
+        ConfigError: If the model has no language model head, there is no tokenizer, or an option is not valid.
         UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
             block.
         LayerIndexError: If a layer does not exist.
