@@ -93,7 +93,7 @@ class GenerateCall:
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
         prompt_in_pieces: Whether the first pass may not read just the prompt, with its mask: the prompt is read in
             chunks or together with drafts, or the cache holds tokens already or has a fixed size.
-        prompt_ids: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
+        prompt_tokens: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
     """
@@ -110,8 +110,8 @@ class GenerateCall:
         has_cache = is_fixed or past_tokens(kwargs) > 0
         self.prompt_in_pieces = self.assisted or has_cache or self.config.prefill_chunk_size is not None
         embedded = None if model.config.is_encoder_decoder else kwargs.get("inputs_embeds")
-        self.prompt_ids: int = input_ids.shape[1]
-        self.prompt: int = self.prompt_ids if embedded is None else embedded.shape[1]
+        self.prompt_tokens: int = input_ids.shape[1]
+        self.prompt: int = self.prompt_tokens if embedded is None else embedded.shape[1]
         # as in `generate`: an ended sequence is padded only if one of the criteria looks for an end token
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in self._criteria)
 

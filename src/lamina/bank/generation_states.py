@@ -240,7 +240,7 @@ class GenerationStates:
         self._read_waiting()
         if self.over == "prompt":  # one row per beam or sample, as where one pass reads the whole prompt
             result = result._replace(sequences=self.call.prompts, beam_indices=None)
-        prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_ids :]
+        prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_tokens :]
         if self._observer is not None:
             self._observer.on_end(new)
             return {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lamina.editing.editable import has_packed
 from lamina.editing.record import edits, set_location
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.layers import stacks
 from lamina.layers.adapters import adapted_layers, check_no_adapters
 from lamina.layers.stack import by_path
@@ -21,7 +21,7 @@ from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import empty_model
 from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem, without_numbers
-from lamina.utils import check_types, is_dir
+from lamina.utils import check_types, is_dir, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,9 +211,11 @@ def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
 def move(source: Path, target: Path) -> None:
     """Move a model that `save` wrote from the folder `source` to the folder `target`.
 
-    A model that `save` wrote to `target` before is replaced; after an error it is unchanged. Raises StoreError if the
-    target cannot be written, or has a model of other software.
+    A model that `save` wrote to `target` before is replaced; after an error it is unchanged. Raises StoreError if
+    `source` has no such model, or if the target cannot be written, or has a model of other software.
     """
+    if not is_file(source / RECORD):
+        raise StoreError(f"save: {source} has no {RECORD}, so no saved model can be moved from it. Check the folder.")
     with staged(target, saved_names(target), listed_names(target)) as stage:
         for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
             if (source / name).is_file():

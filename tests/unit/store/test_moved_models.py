@@ -48,6 +48,18 @@ def test_a_model_that_cannot_be_moved_stays_where_it_was(tmp_path: Path):
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["tokenizer.json"]
 
 
+@pytest.mark.parametrize("source", ["missing", "empty", "plain", "file"])
+def test_a_folder_without_a_saved_model_replaces_none(tmp_path: Path, source: str):
+    save(tiny_model(0), tmp_path / "kept", tiny_tokenizer())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    tiny_model(1).save_pretrained(tmp_path / "plain")
+    with pytest.raises(StoreError, match=rf"{source} has no lamina_edits\.json, so no saved model can be moved"):
+        move(tmp_path / source, tmp_path / "kept")
+    assert same(tmp_path / "kept", 0)
+    assert (tmp_path / "plain" / "config.json").is_file()
+
+
 def test_a_model_is_moved_to_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def no_links(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
