@@ -42,8 +42,8 @@ def fusion_after(
         stacks: Names of the model's stacks. An edit of another part of the model may have changed any state.
 
     Raises:
-        ConfigError: If a layer that the reader reads is gone or its values have changed; or if its number or the depth
-            has changed, and the fusion has no setting for its layers, or reads inside the blocks.
+        ConfigError: If a layer that the reader reads is gone or has other values; or if its number or the depth has
+            changed and the fusion cannot follow: it has no setting for its layers, or reads inside the blocks.
     """
     config, depth = reader.config.fusion, before.depth
     blocks = _blocks_after(depth, edits, before.name, stacks)

@@ -277,7 +277,7 @@ class RecordedStates:
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
         """Return groups of layers that are in the same arrays, as (layers, arrays, ends).
 
-        `arrays` are indices in the manifest; `ends` has, for each of them, the number of rows up to its end.
+        `arrays` are indices in the manifest; `ends` has the number of rows up to the end of each array.
         """
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, array in enumerate(self.manifest.arrays):

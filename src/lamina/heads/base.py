@@ -130,7 +130,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits for the features of a batch.
+        """Return the logits for the features of a batch: a row per sequence if the head `pools`, else per token.
 
         `mask` is True at tokens and False at padding; every sequence must have a token.
         """

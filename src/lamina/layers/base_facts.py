@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The settings, beside weights, on which a stack's states depend: `config_facts` and `module_facts`."""
+    """The settings, beside weights, on which a stack's states depend: `config_facts` (`config`), `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]
@@ -90,7 +90,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
     Returns:
         Path -> class name and digest. Modules whose paths differ only in a block's number share an entry, with `*` in
-        place of the number ("encoder.layer.*.output.dense"); its digest covers all of them, in order.
+        place of the number ("encoder.layer.*.output.dense"); the digest covers these modules, in order.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}

@@ -122,9 +122,9 @@ class LayerGuard:
         self._remember_modules(model)
 
     def changed_modules(self, model: nn.Module, name: str) -> str | None:
-        """Return how the modules of a stack have changed, besides their weights, as a phrase; None if they have not.
+        """Return how the modules of the stack `name` have changed, besides their weights, as a phrase.
 
-        If they have not, they are recorded as they are now, and `compiled` is looked up again.
+        If they have not, they are recorded as they are now, `compiled` is looked up again, and None is returned.
         """
         if (change := self.modules[name].find_change()) is None:
             self.compiled = any(map(is_compiled, model.modules()))

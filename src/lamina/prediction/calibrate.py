@@ -105,8 +105,8 @@ def calibrate(  # noqa: PLR0913
     Raises:
         ConfigError: If an option is out of range, or is set although a given `threshold` makes it useless; if there are
             no positive texts, no negative ones, or too few of these for the rate; if the task or monitor does not fit
-            the bank's readers; if the model reads in both directions, or the monitor the decoder beside an encoder; if
-            there is no tokenizer; or if the frozen model has changed since the bank was made.
+            the bank's readers; if the model reads in both directions, or the monitor reads a decoder beside an encoder;
+            if there is no tokenizer; or if the frozen model has changed since the bank was made.
         UnknownNameError: If a reader, label, split, `precision` or the unit `per` does not exist.
         BaseMismatchError: If `processor` makes different inputs than the bank's own.
         NotFiniteError: If a score is NaN.
@@ -272,7 +272,7 @@ def score_texts(
     `group` has the task's encoded windows, `runner` the bank, and `options` the batch size. With `finished`, a model
     that reads in both directions is allowed: each score then depends on the whole text. With `features`, the readers'
     features are averaged too, for a sketch. Raises NotFiniteError if a score is NaN, and ConfigError if the frozen
-    model is seen to have changed, as in any pass; call `seal_base` before if a threshold is chosen.
+    model has changed. A pass may miss such a change: call `seal_base` before choosing a threshold.
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
@@ -327,7 +327,8 @@ def _running_scores(
     Scores are monitor name -> `[windows, tokens]`. The mask of the same shape is True at tokens that count: not at
     special tokens, and not in the first text of a pair if only the second has labels. The sums are reader name -> sum
     of its features over the tokens in the mask, `[windows, dim]`; {} without `features`. A model that reads in both
-    directions is a ConfigError unless `finished`. Raises NotFiniteError if a score in the mask is NaN.
+    directions is a ConfigError unless `finished`. Raises NotFiniteError if a score in the mask is NaN. The arguments
+    are those of `score_texts`.
     """
     inputs = cast("Windows", group.inputs)
     tokenizer = tokenizer_of(cast("Processor", runner.processor))

@@ -79,7 +79,7 @@ class PivotTable:
 
     Attributes:
         part: The split that the scores come from: "validation" or "test".
-        rows: Names of the rows; `columns` those of the columns.
+        rows: Names of the rows; `columns`: of the columns.
         digits: Digits after the decimal point.
         scale: The factor that scores were multiplied by.
         source: The paper, and the number of its table.

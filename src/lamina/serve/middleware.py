@@ -75,7 +75,7 @@ class RootPath:
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses a request whose key is missing or wrong, or body too large, late or compressed.
+    """ASGI middleware that refuses a request with a missing or wrong key, or a too large, late or compressed body.
 
     The status of a refusal is 401, 403 (a path under `/readers`, and no admin key is set), 413, 408 or 415. Other
     requests are passed on once the whole body has come. Every response gets headers that forbid caching it and guessing

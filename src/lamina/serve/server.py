@@ -176,9 +176,9 @@ class Server(uvicorn.Server):
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more requests, give those that run 90 % of the shutdown time, and wait until they have ended.
+        """Accept no more requests, and wait until all that have begun are answered. uvicorn closes `sockets`.
 
-        Those that have not ended then get an error. uvicorn closes `sockets`.
+        After 90 % of the shutdown time, the others get an error.
         """
         app = cast("FastAPI", self.config.app)
         within_s = _FOR_ANSWERING * (self.config.timeout_graceful_shutdown or 0)

@@ -41,7 +41,7 @@ class Settings(BaseModel):
         max_concurrent_generations: Texts generated at a time; a further request gets status 429.
         max_total_tokens: Tokens of a prompt and its generated text.
         max_client_batch_size: Texts per request.
-        max_request_tokens: Tokens of a request's texts, without those that are cut off; a longer one gets status 413.
+        max_request_tokens: Tokens of a request's texts, without those that are cut off; if there are more, status 413.
         payload_limit: Bytes of a request's body.
         max_depth: Levels of nested lists and objects in a body.
         request_timeout: Seconds until a request ends with an error; for generated text, until its next token comes.

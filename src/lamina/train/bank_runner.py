@@ -137,8 +137,8 @@ class BankRunner(Runner):
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the model's weights at the start of a run.
 
-        For a frozen model, it is that of the stacks that readers read. With `train_base`, it is that of all weights but
-        those that start at random; the argument is that of `Runner.starting_weights`.
+        For a frozen model, only the stacks that readers read count. With `train_base`, weights that start at random do
+        not count. The argument is that of `Runner.starting_weights`.
         """
         if self.bank.train_base:
             return starting_weights(self.base, trained)

@@ -332,7 +332,10 @@ class Generation:
         return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
     def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
-        """Return the options for `generate`. There is one sequence and one beam, so that each chosen token is final."""
+        """Return the options for `generate`: the request's for sampling, and the number of tokens in `conditions`.
+
+        There is one sequence and one beam, so that each chosen token is final.
+        """
         options: dict[str, int | float | bool] = {
             "max_new_tokens": conditions.max_tokens,
             "num_beams": 1,
