@@ -164,10 +164,7 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
 def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str | None:
     """Return the path of the module list that holds a stack's blocks; None if one block serves as all layers.
 
-    `op` is the operation, for the message.
-
-    Raises:
-        ConfigError: If there is no such list, or only some layers share a block.
+    Raises ConfigError, about the operation `op`, if there is no such list, or only some layers share a block.
     """
     if len(set(stack.blocks)) == 1 < stack.depth:
         return None

@@ -102,7 +102,7 @@ def extract(  # noqa: PLR0913
         DataError: If the file cannot be read, lacks a column or a row's text, or a state is NaN or too large for
             `dtype`; the message names the row.
         ConfigError: If there is no tokenizer, the stack is a decoder beside an encoder, the model does not have one
-            state per token of a text, or `batch_size` or `max_length` is out of range.
+            state per token of a text, `layers` is no selector, or `batch_size` or `max_length` is out of range.
         UnsupportedModelError: If the layers of the model cannot be found.
         StoreError: If the folder holds other files or states of a run with other arguments, or the disk is too small.
     """

@@ -36,6 +36,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     Raises:
         ModelNotFoundError: If the base or the model cannot be found.
         StoreError: If the folder or repository does not exist, or its files are damaged.
+        UnknownNameError: If a file has an unknown key, or a fusion or head is not registered.
         BaseMismatchError: If the bank's readers were not trained on `base`.
         UnsupportedModelError: If transformers does not know the family of the model or base.
         ConfigError: If `base` is given for a whole model.
@@ -68,11 +69,7 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model and move it to the GPU, if there is one; or return the one in the cache.
-
-    `_written` has the modification times of the folder's files. They are part of the cache's key, so a changed folder
-    is loaded again. Errors as in `open_saved`.
-    """
+    """Do what `open_cached` says; `_written`, the modification times of the files, is part of the cache's key."""
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return loaded.to(device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType, reportUnknownVariableType]

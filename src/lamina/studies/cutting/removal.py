@@ -142,8 +142,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     Raises:
         ConfigError: If there is neither a task nor a text, `runs` (or, with tasks, `seeds`) is empty, a length in
             `runs` is not between 1 and the depth minus 1, `new_tokens` is negative, the stack has no module per block,
-            or no cell measured anything; if `resume` is set without `output`, or the cells in `output` were run with
-            other settings.
+            or every cell failed (as with `epochs=0`) or measured nothing; if `resume` is set without `output`, or the
+            cells in `output` were run with other settings.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -194,14 +194,11 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _RemovalInputs:
-    """What all cells of the study share: the model, its stack, and the ranges of blocks to remove.
+    """What all cells of the study share: arguments of `removal`, and the ranges of blocks to remove.
 
     Attributes:
         source: A model, which the cell copies, or the name or folder to load it from.
-        processor: The processor; None: the one saved with the model.
-        stack: Name of the stack; None: the only one, or the encoder.
         block_ranges: The ranges of blocks to remove, one at a time.
-        max_length: Maximum tokens per text; None: what the model allows.
     """
 
     source: PreTrainedModel | str | Path

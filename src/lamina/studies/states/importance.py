@@ -91,8 +91,9 @@ def importance(
         and "score": the layer's share. The shares of a reader sum to 1.
 
     Raises:
-        ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; or if a reader's
-            weights depend on the token, and `texts` is None.
+        ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; if a reader's
+            weights depend on the token, and `texts` is None; or if `texts` is not a list of texts, or is empty, or
+            `batch_size` or `max_length` is out of range.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
@@ -157,9 +158,8 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
     """Run texts through a bank in eval mode, so that fusions whose layer weights depend on the token have shares.
 
-    The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`.
-    `batch_size` is the number of texts per pass, and `max_length` the maximum tokens per text; None: what the model
-    allows.
+    The shares from earlier texts are reset first. The bank stays in eval mode. Raises the errors of `text_inputs`. The
+    arguments are those of `importance`.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
