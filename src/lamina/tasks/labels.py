@@ -287,7 +287,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
     seen: dict[str, tuple[int, object]] = {}
     for row, cell in _cells(table, column):
         with cell_errors(table, row, column):
-            for part in cell_forms.parts(cell) if several else [cell]:
+            for part in cell_forms.parts(cell) if several else [_single(cell)]:
                 seen.setdefault(name := class_name(part), (row, part))
                 if several and name[:1] == "-" and _WHOLE.fullmatch(name):
                     raise LabelCellError(cell_forms.shown(cell), "; a list holds names, or 0 and 1 per class, not -1.")
@@ -401,10 +401,16 @@ def _id(
 ) -> int:
     """Return the id of the class in a cell, looked up in `index`; raise DataError if it is not a class of `labels`."""
     with cell_errors(table, row, column):
-        name = class_name(cell, index)
+        name = class_name(_single(cell), index)
     if name not in index:
         raise unknown_label(table, row, column, cell, labels)
     return index[name]
+
+
+def _single(cell: object) -> object:
+    """Return the text in a list with one text, as doccano writes the class of a row; any other cell unchanged."""
+    listed = plain(cell)
+    return listed[0] if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) else cell
 
 
 @contextmanager
@@ -440,25 +446,30 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
     `spec.separator`. If it is None, and only one of the signs `,` `;` `|` occurs in the column, that sign is the
     separator. If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged
-    if all cells are texts with at most one label. Raises DataError if the column is missing, `label_cells.parts` cannot
-    read a cell, all labels are texts such as "010", or several signs occur and `spec.labels` does not decide.
+    if all cells are texts with at most one label, or if each is a list with one and `spec.problem_type` is None. Raises
+    DataError if the column is missing, `label_cells.parts` cannot read a cell, all labels are texts such as "010", or
+    several signs occur and `spec.labels` does not decide.
     """
     tables, labels = with_labels(tables, spec), frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)
     decode = partial(cell_forms.parts, separator=separator, labels=labels)
     changed: dict[str, Table] = {}
-    several = False
+    counts, are_texts, names = set[int](), True, list[object]()
     for part, table in tables.items():
         cells = table.cells(spec.label)
         for row, cell in zip(table.rows, cells, strict=True):
             with cell_errors(table, row, spec.label):
-                several = len(decode(cell)) > 1 or not isinstance(cell, str) or several
+                counts.add(len(names := decode(cell)))
+                are_texts = are_texts and isinstance(cell, str)
         lists = cells.then(decode) if isinstance(cells, Column) else [decode(cell) for cell in cells]
         changed[part] = replace(table, columns={**table.columns, str(spec.label): lists})
-    if not several:
+    if are_texts and max(counts, default=0) <= 1:
         _check_flags(tables, spec)
         what = "task: no row has more than one label in column '%s'; if another sign divides them, give separator="
         logger.warning(what, spec.label)
+    elif counts == {1} and spec.problem_type is None and isinstance(names[0], str):
+        what = "task: every row has a list with one label in column '%s', and is read as if it could have several"
+        logger.warning(f"{what}. Set problem_type='classification' if a row has exactly one class.", spec.label)
     return changed
 
 

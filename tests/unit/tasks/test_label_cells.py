@@ -211,6 +211,20 @@ def test_a_column_without_a_second_label_is_told(tmp_path: Path, caplog: pytest.
     assert "no row has more than one label in column 'label'" in caplog.text
 
 
+def test_lists_with_one_label_each_are_told_and_may_be_read_as_classes(caplog: pytest.LogCaptureFixture):
+    cells = [["a"], ["b"], ["a"]]
+    assert read(cells).problem_type == "multi_label"
+    assert "every row has a list with one label in column 'label'" in caplog.text
+    caplog.clear()
+    task = read(cells, problem_type="classification")
+    assert (task.labels, list(task.split("train").labels)) == (("a", "b"), [0, 1, 0])
+    assert read(cells, problem_type="multi_label").problem_type == "multi_label"
+    assert read([["a"], []]).problem_type == "multi_label"
+    assert "every row has a list" not in caplog.text
+    with pytest.raises(DataError, match="which is a list; a class is"):
+        read([["a"], ["a", "b"]], problem_type="classification")
+
+
 # Numbers
 
 

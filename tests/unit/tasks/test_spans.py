@@ -70,6 +70,7 @@ def test_what_spans_are_called():
         ([(3, 99)], r"row 1 has the span \(3, 99\) in column 'spans', which is not in its text"),
         ([(5, 5)], r"row 1 has the span \(5, 5\)"),
         ("anna", "row 1 has 'anna' in column 'spans'; spans are a list, which may be empty"),
+        ("B-geo", "row 1 has 'B-geo' in column 'spans'; .* If a row is one word, write CoNLL"),
         (None, "row 1 has no label in column 'spans'"),
     ],
 )
