@@ -97,9 +97,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
         got, rule = type(cell).__name__, "; spans are a list, which may be empty."
         if isinstance(cell, str):
             got, is_tag = shown(cell), cell == "O" or _TAG.fullmatch(cell)
-            rule += (
-                " If a row is one word, write CoNLL: a word and its tag per line, and blank lines." if is_tag else ""
-            )
+            rule += " If a row is one word, write CoNLL: a word and its tag a line, and blank lines." if is_tag else ""
         raise SpanError(got, rule)
     return [_mark(mention, default) for span in cell for mention in _mentions(span)]
 

@@ -69,7 +69,7 @@ def test_names(cell: object, name: str):
         (b"ham", "of type bytes; .* Decode it"),
         (Decimal("1.50"), "of type Decimal; .* problem_type='regression'"),
         (1.5, "of type float; .* problem_type='regression'"),
-        (["ham"], "a list; .* problem_type='multi_label'"),
+        (["ham", "spam"], "a list; .* problem_type='multi_label'"),
         ("['a', 'b']", "a list; .* problem_type='multi_label'"),
         (datetime.date(2020, 1, 1), "of type date; .* Convert it to a text"),
     ],
