@@ -97,9 +97,10 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             y: One class per text, or an array of zeros and ones with shape (texts, labels).
 
         Raises:
-            DataError: If X or y has the wrong form, y has only one class, or `class_weight` has an unknown class. It is
-                also a ValueError.
-            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option, or if y lacks `positive`.
+            DataError: If X or y has the wrong form, y has only one class, or scikit-learn refuses `class_weight`,
+                `validation_fraction` or `random_state`. It is also a ValueError.
+            ConfigError: If another parameter is not valid.
+            UnknownNameError: If an option does not exist, or y lacks `positive`.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
                 loss is NaN or infinite.
         """
@@ -229,8 +230,9 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             y: One number per text.
 
         Raises:
-            DataError: If X or y has the wrong form. It is also a ValueError.
-            ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
+            DataError: If X or y has the wrong form, or scikit-learn refuses `validation_fraction` or `random_state`. It
+                is also a ValueError.
+            ConfigError: If another parameter is not valid, or the reader's head does not end with a linear map.
             UnknownNameError: If an option does not exist.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
                 loss is NaN or infinite.
@@ -307,9 +309,10 @@ class LaminaTagger(LaminaEstimator):
             y: One list of tags per sentence, with a tag for each word; -100 marks a word without a label.
 
         Raises:
-            DataError: If X or y has the wrong form, y has only one tag, or only some of the tags mark spans. It is also
-                a ValueError.
-            ConfigError: If a parameter is not valid; UnknownNameError for an unknown option.
+            DataError: If X or y has the wrong form, y has only one tag, only some of the tags mark spans, or
+                scikit-learn refuses `validation_fraction` or `random_state`. It is also a ValueError.
+            ConfigError: If another parameter is not valid.
+            UnknownNameError: If an option does not exist.
             LaminaError: If the model cannot be found (ModelNotFoundError) or read, the reader does not fit it, or a
                 loss is NaN or infinite.
         """

@@ -268,8 +268,7 @@ class Predictor:
     def digest(self) -> str:
         """Return a digest of the weights of the readers, and of the model as far as they read it.
 
-        Weights of a base model that no reader reads may start at random, such as a pooler. Raises ConfigError if the
-        frozen model of a bank has changed since the bank was made.
+        Raises ConfigError if the frozen model of a bank has changed since the bank was made.
         """
         readers = self._readers.values()
         marks = [fingerprint_of_modules(module.modules()) for module in readers or self._runner.modules]

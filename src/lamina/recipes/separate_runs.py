@@ -138,7 +138,7 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return how many further models the disk must have room for, at the moment when it holds the most.
+        """Return for how many more models the disk must have room, at most at one time.
 
         It is 0 if all runs are finished, the recipe keeps no models, or it trains readers.
         """

@@ -546,7 +546,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 def as_output(model: PreTrainedModel) -> dict[str, bool]:
-    """Return the arguments with which a call of the model returns an object: `return_dict=True`, or {} by default."""
+    """Return keyword arguments that make the model return an object: `return_dict=True`, or {} if its config does."""
     return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 

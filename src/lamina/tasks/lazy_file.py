@@ -133,7 +133,7 @@ class LazyFile(ABC):
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return `entry`, the cell of a table, with `folder` put before its path: a string, or "path" in a mapping."""
+    """Return a table's cell `entry` with `folder` (if any) put before its path: a string, or "path" in a mapping."""
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
     return str(folder / entry) if folder is not None and isinstance(entry, str) else entry

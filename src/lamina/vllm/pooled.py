@@ -78,9 +78,10 @@ class PendingTokens:
         self._borrowed = False  # whether the last part lies in memory of the engine
 
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Add a step's tokens, or only those with the indices `rows`, by their states (per layer) and cache slots.
+        """Add the tokens of a step; with `rows`, only the tokens with these indices.
 
-        The states may lie in memory that the engine uses again, so `take` or `keep` must follow before the next step.
+        `states` is layer -> states `[tokens, width]`, and `slots` are the tokens' cache slots. The states may lie in
+        memory that the engine uses again, so `take` or `keep` must follow before the next step.
         """
         if rows is None or len(rows) == len(slots):
             self._parts.append(({layer: states[layer] for layer in self._layers}, slots))

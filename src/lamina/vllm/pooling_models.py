@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class TextReaders:
     """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed.
 
-    Made by `worker.install`. Raises ConfigError if a reader cannot run in such an engine, and BaseMismatchError if the
+    Raises ConfigError if a reader cannot run in such an engine, and BaseMismatchError if the
     bank was trained on another model.
     """
 
