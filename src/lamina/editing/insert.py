@@ -156,7 +156,7 @@ class _Site:
     Attributes:
         path: Its path in the model; `projection` is the module there.
         shape: Shape of the new weight.
-        attention: The attention around it, if that also projects position embeddings with it.
+        attention: The attention around it, if that also projects position embeddings with it; else None.
         axes: Number of axes that a convolution runs over; 0 for a linear map.
     """
 

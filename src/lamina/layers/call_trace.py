@@ -30,7 +30,7 @@ class Call:
         number: Which of the module's calls in this run, from 0.
         started: Time at which the call began.
         ended: Time at which it returned; -1 until then.
-        mask: Its argument `attention_mask`, if that is [batch, tokens].
+        mask: Its argument `attention_mask`, if that is [batch, tokens]; else None.
         tokens: Number of tokens that it receives; None if it reads no tokens.
     """
 

@@ -293,7 +293,7 @@ class _Places(NamedTuple):
         state: The state of layer 0.
         blocks: The blocks, bottom first.
         by_layer: For each layer the events at which its state was seen, best first.
-        forms: For each layer the form in which the model returns its state; see `forms_of`.
+        forms: For each layer the form in which the model returns its state (None: as it is); see `forms_of`.
     """
 
     state: Tensor

@@ -31,7 +31,7 @@ _DIGITS = 6  # digits of a share after the point
 
 
 class PassSeconds(TypedDict):
-    """Seconds of a pass over one text, up to the highest layer that the readers need."""
+    """Seconds of a pass over one text without and with its readers, up to the highest layer that they need."""
 
     without_readers: float
     with_readers: float

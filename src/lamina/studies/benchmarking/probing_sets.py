@@ -231,7 +231,7 @@ def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
 
 
 def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Return indices of the training rows and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
+    """Return shuffled indices of training rows and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
 
     `labels` are the classes of all rows, `train` and `test` the numbers of rows to draw with `seed`, and `share` is the
     share of the positive class in both. If a class has too few rows left for the test, all of them are drawn.
@@ -250,7 +250,7 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 
 
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
+    """Return the data sets to run, in the order of `names` (full names or numbers). None: all sets of the setting.
 
     Raises ConfigError if no set is named, or a set twice; UnknownNameError if a set does not exist; DataError if the
     setting has no set; and the errors of `set_names`.
