@@ -62,12 +62,11 @@ def main() -> None:
     arguments = _options()
     arguments.candidates = list(dict.fromkeys(["default", *arguments.candidates]))  # the others are compared with it
     folder = find_data(arguments.data)
-    names = set_names(folder)
-    order = [names[number] for number in np.random.default_rng(SEED).permutation(len(names))]
+    searched, confirming = divided(folder)
     if arguments.confirm:
-        print(" ".join(f"--sets {name.partition('_')[0]}" for name in order[SEARCHED:]))
+        print(" ".join(f"--sets {name.partition('_')[0]}" for name in confirming))
         return
-    searched = [name for name in order[:SEARCHED] if not arguments.sets or name.partition("_")[0] in arguments.sets]
+    searched = [name for name in searched if not arguments.sets or name.partition("_")[0] in arguments.sets]
     model, tokenizer = lamina.load("minilm")
     cells = [
         Cell({"set": name, "rows": rows}, partial(_cell, arguments, model, tokenizer, folder, name, rows))
@@ -89,6 +88,13 @@ def main() -> None:
             row |= {"above default": float(apart.mean()), "wins": int((apart > LEVEL).sum())}
             rows.append({**row, "losses": int((apart < -LEVEL).sum())})
     report(rows, as_json=arguments.json)
+
+
+def divided(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the 40 sets to search on, and of the 73 others. `folder` holds the data."""
+    names = set_names(folder)
+    order = [names[number] for number in np.random.default_rng(SEED).permutation(len(names))]
+    return order[:SEARCHED], order[SEARCHED:]
 
 
 def _options() -> argparse.Namespace:

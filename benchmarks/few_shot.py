@@ -18,26 +18,21 @@ with its default settings.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from contextlib import redirect_stdout
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import torch
 from common import report
+from rivals import Trained, setfit
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 import lamina
-from lamina.store.models import source_of
 from lamina.studies.runner import Cell, run_cells
 from lamina.tasks.split import limited
 from lamina.train.results import summarise
@@ -49,7 +44,6 @@ if TYPE_CHECKING:
 
 LENGTH = {"sst2": 128, "imdb": 64}  # tokens to which every method truncates a text
 TASKS = {"sst2": "validation", "imdb": "test"}  # task -> the published split that is scored
-Trained = tuple[Any, float, int]  # a trained classifier, the seconds that training took, number of trained parameters
 
 
 def main() -> None:
@@ -154,31 +148,11 @@ def _embedding(texts: list[str], labels: np.ndarray, *, seed: int, length: int) 
     return classifier, time.perf_counter() - start, regression.coef_.size + regression.intercept_.size
 
 
-def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Trained:
-    """Train SetFit with its default settings."""
-    setfit: Any = import_module("setfit")
-    model = setfit.SetFitModel.from_pretrained(source_of("minilm", None))
-    model.model_body.max_seq_length = length
-    rows = datasets.Dataset.from_dict({"text": texts, "label": labels.tolist()})
-    with TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
-        trainer = setfit.Trainer(
-            model=model,
-            args=setfit.TrainingArguments(seed=seed, show_progress_bar=False, **options),
-            train_dataset=rows,
-        )
-        start = time.perf_counter()
-        with redirect_stdout(sys.stderr):  # SetFit prints its log
-            trainer.train()
-        seconds = time.perf_counter() - start
-    return model, seconds, sum(parameter.numel() for parameter in model.model_body.parameters())
-
-
 METHODS: dict[str, Callable[..., Trained]] = {
     "LaminaClassifier()": _reader,
     "reader=LastLayer()": partial(_reader, reader=lamina.fusion.LastLayer()),
     "embedding + regression": _embedding,
-    "SetFit": _setfit,
+    "SetFit": setfit,
 }
 
 

@@ -1,18 +1,26 @@
-"""Alternatives to Lamina's readers, for `frontier.py`: regression on embeddings, LoRA and fine-tuning."""
+"""Alternatives to Lamina's readers, for other benchmarks: regression on embeddings, LoRA, fine-tuning and SetFit.
+
+LoRA and fine-tuning keep the epoch that is best on the task's validation split; without one, the last.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import redirect_stdout
 from functools import cache, lru_cache, partial
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import numpy as np
 import torch
 
 import lamina
 from lamina.data.batches import length_batches
 from lamina.layers.devices import usable_device
+from lamina.store.models import source_of
 from lamina.studies.benchmarking.regressions import fewer_columns
 from lamina.tasks.base import EncodeOptions, GenerationOptions
 from lamina.train.base import to_device
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
 RATES = {"LoRA": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+Trained = tuple[Any, float, int]  # a trained classifier, the seconds that training took, number of trained parameters
 MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its adapter, in one pass
 
 
@@ -41,10 +50,11 @@ def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str
     model, tokenizer = _with_head(task)
     options: dict[str, Any] = {"epochs": epochs, "batch_size": 16, "learning_rate": _rate(only), "seed": seed}
     options |= {"max_length": max_length, "warmup_ratio": 0.1, "test": True, "progress": False}
+    options["keep"] = "best" if "validation" in task.splits else "last"
     result = lamina.finetune(model, task, processor=tokenizer, **options)
     [best], [test] = result.best.values(), result.test.values()
     size = sum(parameter.numel() for parameter in model.parameters())
-    row = {"variant": only, "score": test[task.metric], "held out": best[task.metric]}
+    row = {"variant": only, "score": test[task.metric], "held out": best.get(task.metric)}
     return {**row, "trained": size, "stored": size, "seconds": result.seconds}
 
 
@@ -56,10 +66,11 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> d
     adapted = _adapted(model).to(device())
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=_rate(only), weight_decay=0.0)
-    parts = {part: _Part(task, part, tokenizer, max_length) for part in ("train", "validation", "test")}
+    parts = {part: _Part(task, part, tokenizer, max_length) for part in task.splits}
+    held_out, best = parts.get("validation"), None
     steps = epochs * len(parts["train"].batches(seed))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    best, state = -2.0, []
+    state: list[Tensor] = []
     for epoch in range(epochs):
         adapted.train()
         for batch, labels in parts["train"].rows(seed + 1000 * epoch):
@@ -69,7 +80,8 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str) -> d
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        if (score := parts["validation"].score(adapted)) > best:
+        score = None if held_out is None else held_out.score(adapted)
+        if best is None or score is None or score > best:
             best, state = score, [parameter.detach().clone() for parameter in trained]
     with torch.no_grad():
         for parameter, kept in zip(trained, state, strict=True):
@@ -111,6 +123,26 @@ def embedded(
         rows[-1]["held out"] = _metric(task, labels["validation"], fitted.predict(held))
         rows[-1]["seconds"] = prepared + time.perf_counter() - start
     return _best(rows)
+
+
+def setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Trained:
+    """Train SetFit with its default settings."""
+    package: Any = import_module("setfit")
+    model = package.SetFitModel.from_pretrained(source_of("minilm", None))
+    model.model_body.max_seq_length = length
+    rows = datasets.Dataset.from_dict({"text": texts, "label": labels.tolist()})
+    with TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
+        trainer = package.Trainer(
+            model=model,
+            args=package.TrainingArguments(seed=seed, show_progress_bar=False, **options),
+            train_dataset=rows,
+        )
+        start = time.perf_counter()
+        with redirect_stdout(sys.stderr):  # SetFit prints its log
+            trainer.train()
+        seconds = time.perf_counter() - start
+    return model, seconds, sum(parameter.numel() for parameter in model.model_body.parameters())
 
 
 def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callable[[], object]]:
