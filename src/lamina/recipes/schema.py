@@ -142,7 +142,7 @@ class ReaderRecipe(Strict):
 
 
 def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
-    """Return the config of a fusion or head from the `registry`, for its settings in a recipe with its "name".
+    """Return the config of a fusion or head of the `registry`; `settings` are a recipe's settings, "name" included.
 
     Raises ConfigError if a value is not allowed or has a wrong type, such as a string instead of a number;
     UnknownNameError if the fusion, head or setting does not exist.

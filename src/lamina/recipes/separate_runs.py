@@ -112,7 +112,7 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def _other_parts(self) -> dict[str, State]:
-        """Return run name -> results, for finished runs in the folder that the recipe's key `only` leaves out now.
+        """Return run name -> results of the finished runs that the recipe's key `only` leaves out now.
 
         An earlier call trained them. With their scores, a new run does not replace a better model of the same task. The
         result is {} without `resume`, for a recipe without methods, and if the recipe keeps all models or none.
@@ -138,7 +138,7 @@ class SeparateRuns:
         (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
-        """Return for how many more models the disk must have room, at most at one time.
+        """Return the largest number of further models that will be on the disk at one time.
 
         It is 0 if all runs are finished, the recipe keeps no models, or it trains readers.
         """

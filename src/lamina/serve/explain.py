@@ -42,7 +42,7 @@ class TaskExplanation(TypedDict):
 
     Keys:
         layers: Indices of the layers that the reader reads.
-        importance: Learned share of each of these layers; None if the fusion has none that are equal for all inputs.
+        importance: Learned share of each of these layers. None: the fusion has none, or its shares depend on the input.
         tokens: The text's tokens as the model reads them; None for images and audio.
         contributions: Share of each layer and token in this answer, `[layers][tokens]`; None for images and audio, and
             if the reader's fusion cannot compute it.

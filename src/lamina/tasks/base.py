@@ -71,7 +71,7 @@ class TaskOutline:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
-        rows: Split name -> number of examples, for estimates. "train" counts the examples of one repeat.
+        rows: Split name -> number of examples, for estimates. "train" counts one repeat of a subsample.
         tokens: Mean tokens of an example, for estimates.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         image_size: Width and height of images in pixels; None: the size that the image processor has.

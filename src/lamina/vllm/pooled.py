@@ -192,7 +192,7 @@ class PooledReaders:
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
         """Merge new tokens' partial results (`maxima`, `sums`, `projected`) with those stored for their blocks.
 
-        `index` is that of the layer. A segment at the start of a block replaces what an earlier request left there.
+        `index` is the layer's place in `layers`. A segment that begins a block replaces what an earlier request left.
         """
         blocks = segments.blocks
         before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)

@@ -285,10 +285,10 @@ class States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read_texts(self, bank: ReaderBank, texts: Sequence[str], folder: str) -> CachedStates:
-        """Return the states of all layers for some texts. The model computes those that `folder` does not hold yet.
+        """Return the states of all layers for some texts.
 
-        They are stored there. `bank` has one reader, "all", which needs all layers. Raises CacheError if the disk has
-        no room for them.
+        The model computes states that `folder` does not hold yet, and stores them there. `bank` has one reader, "all",
+        which needs all layers. Raises CacheError if the disk has no room for them.
         """
         task = replace(self._task, splits={"train": Split.of(list(texts), [0] * len(texts))})
         (group,) = groups_of(self._runner(bank), {"all": task}, "train", self._options)
