@@ -341,10 +341,7 @@ class RecordedStates:
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self) -> list[np.ndarray]:
-        """Return for each array where its rows begin among all its tokens: an index per row, and the number of tokens.
-
-        The rows are in order, so an entry is also the end of the row before.
-        """
+        """Return, for each array, the index of each row's first token in it, and last the array's number of tokens."""
         starts: dict[int, np.ndarray] = {}
         for _, numbers, ends in self._by_layers:
             for number, end in zip(numbers, ends, strict=True):

@@ -256,8 +256,8 @@ def _differing(
         Name -> value or submodule of `now`, where it differs from `was`.
 
     Raises:
-        _WrongPlaceError: If the class differs, or an attribute by more than the block's number, a setting of the config
-            or a dropout.
+        _WrongPlaceError: If the class differs, or an attribute that is not the block's number, a setting of the config
+            or of dropout.
     """
     label = f"'{name}'" if name else "the block"
     if type(was) is not type(now):
@@ -288,8 +288,8 @@ def _differing(
 def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
     """Return whether the attribute `key` of a block only repeats a setting of the config, such as a list of all blocks.
 
-    The setting has the same name, or is a list with another name that had the value `old` of the attribute before the
-    move and has `value`, that after it.
+    The setting has the attribute's name, or is a list that changed from `old` (the attribute before the move) to
+    `value` (after it).
     """
     was, now = vars(plan.before.config), vars(plan.after.config)
     lists = [name for name, setting in now.items() if isinstance(setting, list) and setting == value]

@@ -65,7 +65,7 @@ class HeadConfig(ABC):
     """The settings of a head. Subclasses are frozen dataclasses.
 
     Attributes:
-        labels: Names of the classes.
+        labels: Names of the classes; for a regression, the name of the score alone.
         kind: Name of the kind of task that the head is for.
         inputs: Names of the model's arguments that this kind of task provides, such as "input_ids". In models with
             several towers (one for texts, one for images), they decide which tower a reader reads, if the reader names
@@ -193,7 +193,7 @@ class Head(nn.Module, ABC):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch ..."]:
-        """Return the logits of several `heads` of this one's class and `group`; head i reads `features[i]`."""
+        """Return the logits of several `heads` with the class and `group` of this one; head i reads `features[i]`."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 

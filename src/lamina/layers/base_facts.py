@@ -49,7 +49,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The settings, beside weights, on which a stack's states depend: `config_facts` (`config`), `module_facts`."""
+    """The settings, beside weights, on which a stack's states depend: `config_facts` and `module_facts`."""
 
     config: JSONObject
     modules: dict[str, str]
@@ -104,7 +104,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module with a config that contains a stack's scope, or is it; `model` if there is none.
+    """Return the innermost module that has a config and contains a stack's scope, or is it; else `model`.
 
     It must be a whole model or hold all modules of the stack: some scopes are only a part, such as BertEncoder.
     """

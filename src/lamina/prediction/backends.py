@@ -121,7 +121,8 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 def _is_worth_trying(bank: ReaderBank) -> bool:
     """Return whether "auto" should try ONNX Runtime.
 
-    It must be installed, the bank be on the CPU, and its export be open already, or in its folder and not yet refused.
+    That is so if it is installed, the bank is on the CPU, and an export is open, or lies in the bank's folder. An
+    export that did not fit before is not tried again.
     """
     is_open = "onnx" in _engines.get(bank, {})
     if bank.folder is None and not is_open:

@@ -89,7 +89,7 @@ class RecipeResult:
         baselines: Task -> as in `FitResult.baselines`.
         unlabelled: Task -> number of training rows without a label.
         failures: Separate runs that ended with an error.
-        bank: Every reader, at its best epoch; None if readers were trained separately, or methods trained the model.
+        bank: The bank with all readers; None if readers were trained separately, or methods trained the model.
     """
 
     table: list[SummaryRow] = field(default_factory=list)

@@ -138,7 +138,7 @@ def create_app(
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
         settings: Limits, keys, and the texts of the web page. None: the defaults.
         name: Name of the bank for clients of the KServe routes and of the page.
-        source: Folder or hub id from which `app.state.reloader.reload()` loads the bank again. None: that is an error.
+        source: Folder or hub id from which `app.state.reloader.reload()` loads the bank again. None: it raises.
         readers_root: Folder of the banks whose readers may be added while the server runs. None: none may be added.
         page: Whether `/` is a page for trying the readers in a browser.
 

@@ -123,12 +123,12 @@ class TimedProtocol(_Protocol):
             self._stop_timer()
 
     def on_headers_complete(self) -> None:
-        """Begin a request: httptools calls this at the end of its headers. See `_StaysHTTP` for the exception."""
+        """Begin a request at the end of its headers, unless they have to be parsed again; see `_StaysHTTP`."""
         if not self.parser.asks():
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """End a request's body, unless it still has to be parsed as HTTP; see `_StaysHTTP`."""
+        """End a request's body, unless its headers have to be parsed again; see `_StaysHTTP`."""
         if not self.parser.asks():
             super().on_message_complete()
 
@@ -178,7 +178,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more requests, and wait until all that have begun are answered. uvicorn closes `sockets`.
 
-        After 90 % of the shutdown time, the others get an error.
+        After 90 % of the shutdown time, unanswered requests get an error.
         """
         app = cast("FastAPI", self.config.app)
         within_s = _FOR_ANSWERING * (self.config.timeout_graceful_shutdown or 0)

@@ -311,7 +311,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """Return a predictor for the readers `tasks`; only a number of tokens limits the size of its passes."""
+    """Return a predictor for the readers `tasks`, whose passes are limited by tokens, not by a number of rows."""
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
@@ -380,7 +380,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
     @property
     def window_length(self) -> int | None:
-        """The largest number of tokens that a reader reads, if one of them reads in windows; otherwise None."""
+        """The largest number of tokens that any reader reads; None if none of them reads in windows."""
         return max(self.lengths.whole + self.lengths.windows) if self.lengths.windows else None
 
 

@@ -209,8 +209,8 @@ def claimed_output(
         files: Names of more files that will be written.
 
     Returns:
-        A context in which no other process can write to the folder. Entering it raises StoreError if saving would.
-        ConfigError is raised at once if a model with adapters (PEFT) would be saved.
+        A context in which no other process can write to the folder. Entering it raises StoreError if nothing can be
+        saved there. ConfigError is raised at once if a model with adapters (PEFT) would be saved.
     """
     if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
@@ -337,7 +337,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
-    """Return a fingerprint of the model's tensors that a reader's head uses, such as output embeddings; None: none."""
+    """Return a fingerprint of the model's tensors that the head uses (output embeddings); None if it uses none."""
     tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 

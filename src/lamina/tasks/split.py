@@ -190,7 +190,7 @@ class Split:
     def with_examples(self, rows: datasets.Dataset, open_text: Callable[[Cell, int], object]) -> Split:
         """Return a split with the same labels and other examples: `open_text` of the cells "text" and "row" of `rows`.
 
-        The rows must be as many, in the same order.
+        There must be one row per example, in the same order.
         """
         return Split(derived(rows, self.rows), open_text, self._labels, self._strata)
 
@@ -287,7 +287,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(
     split: Split, *, stratify: bool, seed: int, last: bool = False, classes: Strata | None = None
 ) -> tuple[Split, Split]:
-    """Move a tenth of the rows of a train split to a validation split; return both splits.
+    """Move a tenth of the rows of a train split to a validation split; return the train split and this one.
 
     Raises DataError if there are fewer than two rows.
 

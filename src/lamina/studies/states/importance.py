@@ -92,7 +92,7 @@ def importance(
 
     Raises:
         ConfigError: If `banks` holds something else than banks; if no reader has weights per layer; if a reader's
-            weights depend on the token, and `texts` is None; or if `texts` is not a list of texts, or is empty, or
+            weights depend on the token, and `texts` is None; if `texts` is empty or no list of texts; or if
             `batch_size` or `max_length` is out of range.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
