@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from lamina.store.replay import (
 from lamina.utils import check_type, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -140,7 +141,8 @@ def _load(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_report` refuses them, with the name of the weight
         )
-        model, report = _without_prefixes(load_weights)
+        with _without_report():
+            model, report = _without_prefixes(load_weights)
     except Exception as error:  # transformers raises many unrelated classes
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
@@ -158,6 +160,21 @@ def _load(
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
     model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
     return model.eval(), models.load_processor(name, model, revision=revision)
+
+
+@contextmanager
+def _without_report() -> Generator[None]:
+    """Keep transformers from logging a table of weights without a place or a value; `_check_report` names them."""
+    log = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in (text := record.getMessage()) or "CONVERSION" in text  # an error refers to the last
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
@@ -186,11 +203,11 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
-    """Return the names of the weights that start at random, and log them: as a warning, unless the head is new.
+    """Return the names of the weights that start at random, and log them: as a warning, unless only a new head does.
 
     With `new_head`, the head got new classes, so its weights may have a different shape than the saved ones. `report`
-    is the loading report of transformers. A warning is logged too if the checkpoint has weights of blocks that the
-    config lacks.
+    is the loading report of transformers. Saved weights that are left out are logged too, as a warning if they are of
+    blocks that the config lacks.
 
     Raises:
         StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or
@@ -217,12 +234,16 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
             hint = "It was quantised, pruned, or has an adapter or another config"
             raise damaged(f"the weights of {name}", f"hold '{key}', for which the model has no place. {hint}")
     has_blocks = any("#" in form for form in forms)
-    if cut := [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]:
-        more = f" and {len(cut) - 1:,} more" if len(cut) > 1 else ""
-        what = "load: %s has weights of blocks that its config.json does not have ('%s'%s); they are left out"
-        logger.warning(what, name, cut[0], more)
+    cut = [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]
+    if left := cut or [*plain]:
+        what = (
+            f"{'of blocks ' * bool(cut)}that {'its config.json' if cut else f'a {type(model).__name__}'} does not have"
+        )
+        more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+        text, level = "load: %s has weights %s ('%s'%s); they are left out", logging.WARNING if cut else logging.INFO
+        logger.log(level, text, name, what, left[0], more)
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
-        level = logging.INFO if new_head else logging.WARNING
+        level = logging.INFO if new_head and not any(key.startswith(base) for key in missing) else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
     return missing
 

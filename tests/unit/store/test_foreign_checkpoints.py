@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,22 @@ def test_one_weight_is_named_alone(tmp_path: Path, caplog: pytest.LogCaptureFixt
     torch.save({**torch.load(weights), name: torch.zeros(16)}, weights)
     load(weights.parent)
     assert any(f"config.json does not have ('{name}'); they are left out" in said for said in caplog.messages)
+
+
+def test_a_block_that_starts_at_random_is_told_and_transformers_prints_no_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    saved = {name: value for name, value in torch.load(weights).items() if ".layer.1." not in name}
+    torch.save({**saved, "extra.weight": torch.zeros(1)}, weights)
+    caplog.set_level("INFO")
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    load(weights.parent, "sequence_classification", labels=("a", "b", "c"))
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    told = {record.levelname: record.message for record in caplog.records}
+    assert "has no weights for bert.encoder.layer.1." in told["WARNING"]
+    assert "BertForSequenceClassification does not have ('extra.weight'); they are left out" in told["INFO"]
+    assert "LOAD REPORT" not in caplog.text
 
 
 @pytest.mark.parametrize("rename", [str.upper, lambda name: name.replace("encoder.", "transformer.")])
