@@ -18,6 +18,7 @@ from lamina.utils import pluralize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lamina.tasks.lazy_file import LazyFile
     from lamina.utils import JSONObject
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
@@ -100,10 +101,10 @@ def predict(  # noqa: PLR0913
     examples: Sequence[object] = texts or []
     settings = PassOptions.checked("predict", batch_size=batch_size or 32)
     predictor = Predictor(target, settings, readers=names, backend=backend.value)
-    folder = file.resolve().parent if file is not None and predictor.reads_files else None
+    folder = file.resolve().parent if file is not None and predictor.file is not None else None
     if file is not None:
         learnt = learnt_columns(target, names)
-        examples = from_file(file, text=text, pair=pair, learnt=learnt, files=predictor.reads_files)
+        examples = from_file(file, text=text, pair=pair, learnt=learnt, kind=predictor.file)
     progress = sys.stderr.isatty() and len(examples) > settings.batch_size
     predictor.options = settings.model_copy(update={"progress": progress})
     answers = predictor([beside(folder, example) for example in examples])
@@ -137,9 +138,14 @@ def from_stdin() -> list[str]:
 
 
 def from_file(
-    path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = (), files: bool = False
+    path: Path,
+    *,
+    text: str | None = None,
+    pair: str | None = None,
+    learnt: Sequence[str] = (),
+    kind: type[LazyFile] | None = None,
 ) -> list[object]:
-    """Return the examples of a file: texts, pairs of texts, or with `files` images or audio clips.
+    """Return the examples of a file: texts, pairs of texts, images or audio clips.
 
     Raises DataError if the file cannot be read, or lacks a column, or a row has no text.
 
@@ -148,12 +154,12 @@ def from_file(
         text: Column of the texts. None: the only column, the only one of `learnt`, or one with a usual name.
         pair: Column of the second texts. None: no pairs.
         learnt: Columns that the readers learnt from.
-        files: Whether the readers read images or audio clips.
+        kind: Class of the images or audio clips that the readers read. None: texts.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 
     columns = [text or usual_column(path, learnt), *([pair] if pair else [])]
-    return [example for _, examples, _ in read_examples(path, columns, files=files) for example in examples]
+    return [example for _, examples, _ in read_examples(path, columns, file=kind) for example in examples]
 
 
 def _show(texts: Sequence[object], answers: Sequence[Mapping[str, Answer]]) -> None:

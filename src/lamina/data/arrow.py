@@ -168,8 +168,11 @@ class Column(Sequence[Cell]):
         return Column(self.rows, self.rows.column_names, partial(_composed, self.decode, decode))
 
     def __iter__(self) -> Iterator[Cell]:
-        for start in range(0, len(self), CHUNK):
-            yield from self.read_rows(range(start, min(start + CHUNK, len(self))))
+        """Yield all items, reading at most 1000 rows and (by their mean size) 64 MiB at a time."""
+        table = self.rows.data
+        size = max(1, min(CHUNK, SPILL_BYTES * len(table) // max(1, table.nbytes)))
+        for start in range(0, len(self), size):
+            yield from self.read_rows(range(start, min(start + size, len(self))))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lamina.data.arrow import dataset_of
 from lamina.data.row_errors import bad_row, existing, missing_column
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES
@@ -42,8 +43,6 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterat
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         needed = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
-        if twice := [name for name in needed or known if known.count(name) > 1]:
-            raise DataError(f"read: {path} has two columns '{twice[0]}'.", path=str(path), column=twice[0])
         for name, outer in zip(columns or (), needed or (), strict=True):
             if outer not in known:
                 raise missing_column(path, name, known)
@@ -73,11 +72,14 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
     """Yield the `columns` (None: all) of a Parquet file in batches of at most `rows` rows and 64 MiB of cells.
 
     A larger row is a batch by itself. Every row group is first read in a form that stores equal texts once, so that its
-    decoded size is known before it is decoded. Raises DataError if all cells together take too much memory (see
-    `read_parquet`).
+    decoded size is known before it is decoded. Raises DataError if a column occurs twice, or all cells together take
+    too much memory (see `read_parquet`).
     """
     most, total = max(MOST_BYTES, MOST_RATIO * path.stat().st_size), 0
     with pq.ParquetFile(path) as file:
+        known = file.schema_arrow.names
+        if twice := [name for name in columns or known if known.count(name) > 1]:
+            raise DataError(f"read: {path} has two columns '{twice[0]}'.", path=str(path), column=twice[0])
         metadata, schema = file.metadata, file.metadata.schema
         leaves = [schema.column(index) for index in range(len(schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -125,23 +127,18 @@ def _row_sizes(cells: pa.Array) -> np.ndarray:
     return np.full(len(cells), max(8, cells.nbytes // max(1, len(cells))))
 
 
-def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
-    """Read a Parquet file as a dataset.
+def parquet_rows(path: str | Path) -> datasets.Dataset:
+    """Read a Parquet file as a dataset, which is memory-mapped if it is large.
 
-    A column `column` whose cells are objects with only "bytes" or "path" gets the type `feature` of `datasets` ("Image"
-    or "Audio"), so that cells are decoded on access. Other columns stay as they are. Raises DataError if the file is
-    missing, not a Parquet file, or takes too much memory (see `read_parquet`).
+    Raises DataError if the file is missing, not a Parquet file, without rows, or takes too much memory (see
+    `read_parquet`).
     """
-    import datasets
-
     path = existing(path)
     with parquet_errors(path):
-        deque(_batches(path, None, 1024), maxlen=0)  # raises if the file expands without limit
-        rows = datasets.Dataset(pq.read_table(path))
-    cell_type = rows.features.get(column)
-    if isinstance(cell_type, dict) and set(cell_type) <= {"bytes", "path"}:
-        rows = rows.cast_column(column, getattr(datasets, feature)())
-    return rows
+        batches = _batches(path, None, 1024)
+        if (first := next(batches, None)) is None:
+            raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
+        return dataset_of(pa.Table.from_batches([batch]) for batch in chain([first], batches))
 
 
 @contextmanager

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Over = Literal["all", "second"]
 _TOGETHER = 8  # number of layers that are projected in one operation, on a CPU
 _TOGETHER_ON_GPU = 32
-_KEPT = 1 << 18  # number of elements of states that are kept to pool several layers at once, on a CPU
+_KEPT = 1 << 18  # number of elements of states (or of scores) up to which several layers are pooled at once, on a CPU
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class PoolingStream(Stream):
         self._views.append(view)
         most, together = (KEPT_ON_GPU, _TOGETHER_ON_GPU) if self._on_gpu else (_KEPT, _TOGETHER)
         full = index + 1 - self._counts[1] == together
-        if full or (len(self._views) + 1) * view.state.numel() > most:
+        size = max(view.state.numel(), view.mask.numel() * math.prod(self._queries.shape[1:3]))  # states, scores
+        if full or (len(self._views) + 1) * size > most:
             self._pool()
         if full:
             self._project()

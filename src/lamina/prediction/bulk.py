@@ -25,12 +25,13 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.data.arrow import chunks
 from lamina.data.batches import Budget
-from lamina.data.read import existing, read_chunks
+from lamina.data.read import read_chunks
+from lamina.data.row_errors import bad_row, existing
 from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.tasks.lazy_file import FILE_KEYS, beside, name_of
+from lamina.tasks.lazy_file import beside, name_of
 from lamina.train.options import PassOptions
 from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_errors, write_text
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
     from lamina.prediction.predict import Answers, Prepared
+    from lamina.tasks.lazy_file import LazyFile
     from lamina.utils import JSONObject
 
 logger = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ def predict_file(  # noqa: PLR0913
         num_workers=num_workers,
     )
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
-    by_tokens = batch_size is None and not predictor.reads_files
+    by_tokens = batch_size is None and predictor.file is None
     if by_tokens:
         predictor.options = options.model_copy(update={"batch_size": _MOST_ROWS})
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
@@ -194,7 +196,7 @@ def predict_file(  # noqa: PLR0913
     predictor.choose_engine()  # an error, or an export, comes before the first row
     predictor.engine = None  # Ray's workers have sessions of their own
     with Partial.open(output, same, resume=resume) as partial:
-        read = functools.partial(read_examples, source, columns, files=predictor.reads_files)
+        read = functools.partial(read_examples, source, columns, file=predictor.file)
         job = _Job(read, partial, skip_bad=skip_bad)
         here = answering.in_turn if ray is None else functools.partial(in_order, answering, ray, workers, "predict")
         job.run(here, chunk_rows, progress=progress)
@@ -238,7 +240,7 @@ def read_examples(
     source: Path,
     columns: Sequence[str],
     *,
-    files: bool = False,
+    file: type[LazyFile] | None = None,
     rows: int = 1000,
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
@@ -250,28 +252,26 @@ def read_examples(
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
-        files: Whether the column has images or audio clips: paths, bytes, or objects as `datasets` writes them.
+        file: Class of the images or audio clips in the column, in forms that `LazyFile.of` accepts. None: texts.
         rows: Rows per chunk.
         start: Number of rows to skip at the start, without counting rows that cannot be parsed.
         bad: Called with the DataError of each row that is left out. None: it is raised, after the rows before it.
     """
-    forms, wanted = ((str, bytes, dict), "an image or audio clip") if files else (str, "a text")
+    wanted = "a text is needed" if file is None else f"{file.one} is {file.forms}"
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
-        lines: list[int] = []
-        examples: list[object] = []
+        lines, examples = list[int](), list[object]()
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
             wrong = [
                 (name, cell)
                 for name, cell in zip(columns, cells, strict=True)
-                if not isinstance(cell, forms) or (isinstance(cell, dict) and cell.keys().isdisjoint(FILE_KEYS))
+                if not (isinstance(cell, str) if file is None else file.accepts(cell))
             ]
             if not wrong:
                 lines.append(line)
                 examples.append(cells[0] if len(cells) == 1 else tuple(cells))
                 continue
             column, cell = wrong[0]
-            came = f"{type(cell).__name__} in column '{column}'; {wanted} is needed"
-            problem = DataError(f"read: {source} row {line} has {came}.", path=str(source), row=line, column=column)
+            problem = bad_row(source, line, f"has {type(cell).__name__} in column '{column}'; {wanted}", column)
             if bad is None:
                 yield lines, examples, len(lines)
                 raise problem
@@ -482,7 +482,7 @@ class Answering:
         """Return the examples encoded for the model, or the error."""
         try:
             with _tokenizing:
-                if self._predictor.reads_files:
+                if self._predictor.file is not None:
                     examples = [beside(self._folder, example) for example in examples]
                 return self._predictor.prepare(examples)
         except LaminaError as error:

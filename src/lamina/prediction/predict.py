@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
     from lamina.tasks.base import Kind, KindedTask
+    from lamina.tasks.lazy_file import LazyFile
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
     from lamina.train.bank_runner import Engine
@@ -284,9 +285,9 @@ class Predictor:
         return hash_processor(self._runner.processor)
 
     @property
-    def reads_files(self) -> bool:
-        """Whether examples are images or audio clips, which may be given as paths."""
-        return any(task.kind.file is not None for task in self._tasks.values())
+    def file(self) -> type[LazyFile] | None:
+        """Class of the examples if they are images or audio clips, which may be given as paths; None for texts."""
+        return next((task.kind.file for task in self._tasks.values() if task.kind.file is not None), None)
 
     @property
     def device(self) -> torch.device:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,10 @@ Samples: TypeAlias = npt.NDArray[np.float32]
 
 _MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
 _STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: they say 0, or this and more
+_NO_SIZE = re.compile(rb"data\0{4}(?!\Z)")
+_HEAD = 1 << 12  # bytes at the beginning of a file that are searched for the sizes
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big", b"FORM": "big"}  # of sizes
+_LEAST = 0.9  # share of the samples that the header of an MP3 file promises, which is sometimes too high
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
 _ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
 
@@ -151,8 +156,7 @@ class LazyAudio(LazyFile):
         Raises DataError if the file is not audio or has too many channels, and MissingExtraError if soundfile is not
         installed.
         """
-        source, soundfile = self.source(), _soundfile()
-        self._check_whole(source)
+        source, soundfile = self._whole(), _soundfile()
         try:
             info = soundfile.info(source)
         except Exception as error:  # decoders raise errors of many types
@@ -161,25 +165,40 @@ class LazyAudio(LazyFile):
             raise self.bad(self.name, f"has {info.channels} channels; at most {_MOST_CHANNELS} are read.")
         return info
 
-    def _check_whole(self, source: Path | BytesIO) -> None:
-        """Raise DataError if a WAV file is shorter than its header says; libsndfile would not say so."""
+    def _whole(self) -> Path | BytesIO:
+        """Return the file as `source` does; a WAV file whose header says 0 bytes of samples has samples to its end.
+
+        Raises DataError if a WAV or AIFF file is shorter than its header says; libsndfile would not say so.
+        """
+        source = self.source()
         file = source.open("rb") if isinstance(source, Path) else source
-        head, size = file.read(8), file.seek(0, SEEK_END)
+        head, size = file.read(_HEAD), file.seek(0, SEEK_END)
         (file.close if isinstance(source, Path) else partial(file.seek, 0))()
-        said = 8 + int.from_bytes(head[4:], "little")
-        if head.startswith(b"RIFF") and size + 8 < said < _STREAMED:
+        order = _BYTE_ORDERS.get(head[:4])
+        said = 8 + int.from_bytes(head[4:8], order or "little")
+        if order and size + 8 < said < _STREAMED:
             raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
+        if head[:4] == b"RIFF" and (streamed := _NO_SIZE.search(head)):
+            following = streamed.end()
+            is_chunk = int.from_bytes(head[following + 4 : following + 8], "little") <= size - following - 8
+            if not (is_chunk and re.match(rb"[ -~]{4}", head[following:])):
+                data = self.read()
+                return BytesIO(data[: following - 4] + b"\xff" * 4 + data[following:])
+        return source
 
     def _decode(self, frames: int) -> Samples:
         """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
 
         Raises DataError if it cannot be decoded, and MissingExtraError if soundfile is not installed.
         """
-        source, soundfile = self.source(), _soundfile()
+        source, soundfile = self._whole(), _soundfile()
         try:
-            return soundfile.read(source, frames=frames, dtype="float32")[0]
+            values = soundfile.read(source, frames=frames, dtype="float32")[0]
         except Exception as error:
             raise self._undecodable(error) from error
+        if len(values) < _LEAST * frames:
+            raise self.bad(self.name, f"is cut off after {len(values)} of {frames} samples; every row is a whole clip.")
+        return values
 
     def _undecodable(self, error: Exception) -> DataError:
         reason = first_line(getattr(error, "error_string", None) or error)
@@ -242,6 +261,7 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 def _checked_rate(name: str, rate: object) -> int:
     """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
+    rate = int(rate) if isinstance(rate, float) and rate.is_integer() else rate
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."

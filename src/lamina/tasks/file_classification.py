@@ -7,6 +7,7 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -67,25 +68,31 @@ def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column
     return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))
 
 
-def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile]) -> Column:
+def dataset_files(
+    rows: datasets.Dataset, column: str, file_class: type[LazyFile], folder: Path | None = None
+) -> Column:
     """Return the files in a column of the dataset `rows`, without decoding them.
 
-    Raises DataError if the column holds no files of class `file_class`; the message lists the columns that do.
+    Relative paths start from `folder`; None: from the working directory. Raises DataError if the column holds no files
+    of class `file_class`; the message lists the columns whose type says that they do.
     """
     import datasets
 
     feature = getattr(datasets, file_class.feature)
     known = [name for name, kind in rows.features.items() if isinstance(kind, feature) or _has_files(kind)]
-    if column not in known:
-        got = f"has no {file_class.many} in" if column in rows.features else "has no"
-        rule = f"its columns of {file_class.many} are: {', '.join(known) or 'none'}"
-        raise DataError(f"{file_class.op}: the data set {got} column '{column}'; {rule}.", column=column)
-    plain = rows.with_format(None).select_columns([column])
-    if isinstance(rows.features[column], feature):
-        plain = plain.cast_column(column, feature(decode=False))
-    plain = plain if column == "text" else plain.rename_column(column, "text")
-    plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
-    return Column(plain, _NAMES, partial(_from_column, file_class, column))
+    if column in rows.features:
+        plain = rows.with_format(None).select_columns([column])
+        if isinstance(rows.features[column], feature):
+            plain = plain.cast_column(column, feature(decode=False))
+        plain = plain if column == "text" else plain.rename_column(column, "text")
+        plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
+        files = Column(derived(plain, rows), _NAMES, partial(_from_column, file_class, column, folder))
+        with suppress(TypeError):  # all cells have one type
+            next((file for file in files if file.path or file.data), None)
+            return files
+    got = f"has no {file_class.many} in" if column in rows.features else "has no"
+    rule = f"its columns of {file_class.many} are: {', '.join(known) or 'none'}"
+    raise DataError(f"{file_class.op}: the data set {got} column '{column}'; {rule}.", column=column)
 
 
 def _has_files(feature: object) -> bool:
@@ -127,8 +134,8 @@ def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int
     return file_class(**{name: value for name, value in cell.items() if name in file_class.__dataclass_fields__})  # pyright: ignore[reportArgumentType]
 
 
-def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int) -> LazyFile:
-    return file_class.of(f"row {row} of column '{column}'", cell)
+def _from_column(file_class: type[LazyFile], column: str, folder: Path | None, cell: object, row: int) -> LazyFile:
+    return file_class.of(f"row {row} of column '{column}'", beside(folder, cell))
 
 
 # Folders and tar files
@@ -276,8 +283,7 @@ class FileKind(ClassKind[InputsT]):
             return super().read(source, spec, header)
         ending = Path(source).suffix.lower()
         if ending == ".parquet":
-            rows = parquet_rows(source, self.column(spec), self.file.feature)
-            return self.from_rows(str(source), rows, spec)
+            return self._from_dataset(str(source), parquet_rows(source), spec, Path(source).parent)
         if ending in _TABLES and Path(source).is_file():
             table, column = read_table(source, header=header), self.column(spec)
             files = object_files(str(source), table.column(column), column, self.file, Path(source).parent)
@@ -294,7 +300,12 @@ class FileKind(ClassKind[InputsT]):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
             files = object_files(name, table.cells(column), column, self.file, None)
             return replace(table, columns={**table.columns, column: files})
-        files = dataset_files(rows, column, self.file)
+        return self._from_dataset(name, rows, spec)
+
+    def _from_dataset(self, name: str, rows: datasets.Dataset, spec: ColumnSpec, folder: Path | None = None) -> Table:
+        """Return a table of `rows`, in which relative paths of files start from `folder`; see `from_rows`."""
+        column = self.column(spec)
+        files = dataset_files(rows, column, self.file, folder)
         features = {name: feature for name, feature in rows.features.items() if name != column}
         decoders = {name: decoder(feature) for name, feature in features.items()}
         columns: dict[str, Sequence[object]] = {**columns_of(rows, decoders), column: files}

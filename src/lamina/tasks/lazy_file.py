@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from errno import EISDIR
@@ -10,10 +11,11 @@ from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import ClassVar, Self
 
-from lamina.errors import DataError
+from lamina.errors import DataError, convert_errors
 
 FILE_KEYS = frozenset({"bytes", "path", "array"})  # of a file as `datasets` writes it; one of them is enough
 _MOST_BYTES = 1 << 30  # size of the largest file that is read
+_SHOWN = 1000  # characters of a path that messages show: a longer one may be a file in Base64
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,29 @@ class LazyFile(ABC):
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
-            return cls(name, entry.get("path"), data=entry.get("bytes"))
+            data = entry.get("bytes")
+            if isinstance(data, str):  # JSON has no bytes
+                with convert_errors(lambda _: cls.bad(name, 'has a text as "bytes" that is not Base64.')):
+                    data = b64decode(data, validate=True)
+            return cls.of(name, entry.get("path") if data is None else data)
         if isinstance(entry, str | Path):
-            return cls(str(entry), str(entry))
-        if entry is None or isinstance(entry, bytes):
-            return cls(name, data=entry)
+            path = str(entry)
+            return cls(path if len(path) <= _SHOWN else f"{path[:_SHOWN]}...", path)
+        if entry is None or isinstance(entry, bytes | bytearray | memoryview):
+            return cls(name, data=None if entry is None else bytes(entry))
         file = cls.of_object(name, entry)
         if file is None:
             raise TypeError(f"is {type(entry).__name__}; {cls.one} is {cls.forms}")
         return file
+
+    @classmethod
+    def accepts(cls, entry: object) -> bool:
+        """Return whether `entry` has one of the forms that `of` accepts, even if its values are wrong."""
+        try:
+            cls.of("", entry)
+        except (DataError, TypeError) as error:
+            return isinstance(error, DataError)
+        return True
 
     @abstractmethod
     def decoded_size(self) -> int:
@@ -127,19 +143,22 @@ class LazyFile(ABC):
                 size = rest if self.size is None else min(rest, self.size)
                 return file.read(size) if size <= most else b"", size
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = f"cannot be read ({reason}); {self.many} are read again in every epoch."
-            raise self.bad(self.name, problem) from None
+            reason, advice = getattr(error, "strerror", None) or error, f"{self.many} are read again in every epoch"
+            if "://" in self.path:
+                advice = "files are read from disk, so download it first"
+            elif len(self.path) > _SHOWN:
+                advice = 'a file in Base64 is given as {"bytes": ...}'
+            raise self.bad(self.name, f"cannot be read ({reason}); {advice}.") from None
 
 
 def beside(folder: Path | None, entry: object) -> object:
     """Return a table's cell `entry` with `folder` (if any) put before its path: a string, or "path" in a mapping."""
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
-    return str(folder / entry) if folder is not None and isinstance(entry, str) else entry
+    return entry if folder is None or not isinstance(entry, str) or "://" in entry else str(folder / entry)
 
 
 def name_of(entry: object) -> object:
-    """Return what outputs call an example: a file's path, None for bytes without one, anything else as it is."""
+    """Return what outputs call an example: a file's path, None for bytes or samples, anything else as it is."""
     entry = entry.get("path") if isinstance(entry, Mapping) else entry
-    return None if isinstance(entry, bytes) else entry
+    return None if isinstance(entry, bytes | list) else entry

@@ -67,7 +67,10 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
     import datasets
 
     if isinstance(source, datasets.IterableDataset) and source.features is not None:
-        source = datasets.Dataset.from_list(list(source.decode(False)), features=source.features)  # keeps class names
+        files = datasets.Features({"bytes": datasets.Value("binary"), "path": datasets.Value("string")})
+        is_file = (datasets.Audio, datasets.Image)  # encoding them again would need a decoder
+        kinds = {name: files if isinstance(kind, is_file) else kind for name, kind in source.features.items()}
+        source = datasets.Dataset.from_list(list(source.decode(False)), features=datasets.Features(kinds))
     is_dataset = isinstance(source, datasets.Dataset)
     if isinstance(source, datasets.Dataset) and source.format["type"] == "custom":
         problem = f"split '{part}' has a transform (set_transform), which would change its rows each time they are read"

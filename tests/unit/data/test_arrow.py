@@ -20,7 +20,7 @@ from tests.support.pictures import picture
 from tests.support.portions import one_in
 
 from lamina.data import arrow
-from lamina.data.arrow import Column, Ragged, chunks, dataset_of
+from lamina.data.arrow import Column, Ragged, chunks, columns_of, dataset_of
 from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
@@ -162,6 +162,14 @@ def test_a_digest_tells_where_rows_end():
 
     assert digest([1, 2], [3]) != digest([1], [2, 3])
     assert digest([1, 2], [3]) == digest([1, 2], [3])
+
+
+def test_large_rows_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    column, read = columns_of(dataset_of([pa.table({"a": [b"x" * 100] * 50})]))["a"], list[int]()
+    monkeypatch.setattr(arrow, "SPILL_BYTES", 1000)
+    monkeypatch.setattr(Column, "read_rows", lambda self, rows: read.append(len(rows)) or ("x",) * len(rows))
+    assert len(list(column)) == 50
+    assert max(read) <= 10
 
 
 def test_a_column_is_a_sequence():

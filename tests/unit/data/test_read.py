@@ -334,17 +334,20 @@ def test_a_pair_is_two_files_with_lines(tmp_path: Path):
 
 
 def test_objects_of_bytes_are_pictures(tmp_path: Path):
-    import datasets
 
     path = tmp_path / "a.parquet"
     cells = [{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}]
     pq.write_table(pa.table({"image": cells, "label": [1, 0]}), path)
-    rows = parquet_rows(path, "image")
-    assert isinstance(rows.features["image"], datasets.Image)
-    assert rows["label"][:] == [1, 0]
-    assert not isinstance(parquet_rows(path, "other").features["image"], datasets.Image)
+    rows = parquet_rows(path)
+    assert (rows["image"][:], rows["label"][:]) == (cells, [1, 0])
     with pytest.raises(DataError, match=r"b\.parquet is not there"):
-        parquet_rows(tmp_path / "b.parquet", "image")
+        parquet_rows(tmp_path / "b.parquet")
+    pq.write_table(pa.table({"image": cells}).slice(0, 0), path)
+    with pytest.raises(DataError, match=r"a\.parquet is empty; a task needs at least one row"):
+        parquet_rows(path)
+    pq.write_table(pa.table([[1], [2]], ["a", "a"]), path)
+    with pytest.raises(DataError, match=r"a\.parquet has two columns 'a'"):
+        parquet_rows(path)
 
 
 # In chunks
@@ -504,7 +507,7 @@ def test_a_parquet_file_of_some_kilobytes_that_expands_without_limit(
     with pytest.raises(DataError, match=error):
         read_table(path)
     with pytest.raises(DataError, match=error):
-        parquet_rows(path, "text")
+        parquet_rows(path)
     with pytest.raises(DataError, match=error):
         next(read_chunks(path))
     assert len(next(read_chunks(path, columns=["label"], rows=2000))) == 2000

@@ -105,6 +105,15 @@ def test_features_of_many_readers_count_towards_the_limit(
     assert (read(fusions, states, mask)[1] < 4 * LAYERS) == is_together
 
 
+@torch.no_grad()
+def test_scores_of_many_queries_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch):
+    states, mask = torch.zeros(LAYERS, 2, TOKENS, WIDTH), torch.ones(2, TOKENS, dtype=torch.bool)
+    monkeypatch.setattr(pooled_layers, "is_on_gpu", lambda _: True)
+    monkeypatch.setattr(pooled_layers, "KEPT_ON_GPU", states.numel() * 3 // 2)
+    few, many = (PooledLayers(dim=4, queries=queries).build(LAYERS, WIDTH).eval() for queries in (2, 2 * WIDTH))
+    assert read([few], states, mask)[1] < read([many], states, mask)[1]
+
+
 def test_only_accelerators_count_as_a_gpu():
     assert not base.is_on_gpu(torch.zeros(1))
     assert not base.is_on_gpu(torch.zeros(1, device="meta"))

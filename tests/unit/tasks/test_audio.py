@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -19,8 +20,10 @@ from tests.support.pictures import picture_tar, put
 from tests.support.sounds import RATE, TONES, sound_bytes, sound_folder, tone
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
+from lamina.prediction.bulk import read_examples
 from lamina.tasks import kind_of
 from lamina.tasks.audio_classification import LazyAudio
+from lamina.tasks.lazy_file import beside
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -99,6 +102,49 @@ def test_parquet_and_tables_of_paths(tmp_path: Path):
         Task.from_files(AUDIO, train=tmp_path / "a.csv", text="a", inputs="clip")
 
 
+SOUND = sound_bytes(tone(), subtype="FLOAT")
+
+
+@pytest.mark.parametrize(
+    "cell", [SOUND, "a.wav", {"path": "a.wav"}, {"bytes": SOUND, "path": "b.wav", "more": 1}, tone().tolist()]
+)
+def test_parquet_holds_files_in_every_form(cell: Any, tmp_path: Path):
+    """Paths start at the folder of the table, in the rows of a task as in those to predict."""
+    put(tmp_path, "a.wav", SOUND)
+    pq.write_table(pa.table({"audio": [None, cell, cell], "label": ["l", "l", "h"]}), tmp_path / "a.parquet")
+    _, *read = Task.from_files(AUDIO, test=tmp_path / "a.parquet", labels=["h", "l"]).split("test").texts
+    for clip in read:
+        assert clip.open(RATE, MANY).tolist() == tone().tolist()
+    bulk = read_examples(tmp_path / "a.parquet", ["audio"], file=LazyAudio, bad=lambda _: None)
+    assert next(bulk)[1] == [cell, cell]
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"bytes": "no Base64"}, 'entry 0 has a text as "bytes" that is not Base64'),
+        (
+            b64encode(SOUND).decode(),
+            r'\.\.\. cannot be read \(.*\); a file in Base64 is given as {"byt',
+        ),
+        ("https://a.b/c.wav", r"https://a.b/c.wav cannot be read .*; files are read from disk, so download it first"),
+    ],
+)
+def test_base64_is_given_as_bytes_and_urls_are_not_loaded(entry: Any, problem: str, tmp_path: Path):
+    with pytest.raises(DataError, match=problem) as caught:
+        opened(beside(tmp_path, entry))
+    assert len(str(caught.value)) < 1200
+    assert opened({"bytes": b64encode(SOUND).decode()}).tolist() == opened(bytearray(SOUND)).tolist()
+
+
+def test_a_stream_of_clips_is_not_decoded():
+    rows = datasets.Dataset.from_dict({"audio": [{"bytes": SOUND, "path": None}] * 2, "label": ["h", "l"]})
+    names = datasets.ClassLabel(names=["l", "h"])
+    stream = rows.cast_column("audio", datasets.Audio()).cast_column("label", names).to_iterable_dataset()
+    task = Task.from_dataset(AUDIO, {"test": stream})
+    assert (task.labels, [clip.read() for clip in task.split("test").texts]) == (("l", "h"), [SOUND, SOUND])
+
+
 # Decoding
 
 
@@ -117,6 +163,25 @@ def test_the_mean_of_the_channels_is_read(tmp_path: Path):
     both = np.stack([left, right])
     for entry in (sound_bytes(both.T, subtype="FLOAT"), both, both.T, torch.from_numpy(both)):
         np.testing.assert_allclose(opened(entry), (left + right) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("riff", [None, 0, 36, 0xFFFFFFFF])
+@pytest.mark.parametrize("said", [0, 0x7FFFF000, 0xFFFFFFFF])
+@pytest.mark.parametrize("extra", [b"", b"LIST\x1a\0\0\0INFOISFT\x0e\0\0\0Lavf60.16.100\0"])
+def test_a_wav_file_of_unknown_size_is_read_to_its_end(riff: int | None, said: int, extra: bytes, tmp_path: Path):
+    """As programs write it that cannot go back to the header, to a pipe for example."""
+    head, samples = sound_bytes(tone()).split(b"data")
+    data = head + extra + b"data" + said.to_bytes(4, "little") + samples[4:]
+    data = data if riff is None else data[:4] + riff.to_bytes(4, "little") + data[8:]
+    for entry in (data, put(tmp_path, "a.wav", data)):
+        np.testing.assert_allclose(opened(entry), tone(), atol=1e-4)
+        assert clips(entry)[0].length(RATE) == len(tone())
+
+
+def test_a_wav_file_without_samples_stays_empty():
+    for more in (b"", b"LIST\4\0\0\0INFO"):
+        with pytest.raises(DataError, match="entry 0 has no samples; a clip has at least one"):
+            opened(sound_bytes(tone()[:0]) + more)
 
 
 @pytest.mark.parametrize(("kind", "scale"), [(np.int16, 1 << 15), (np.int32, 1 << 31)])
@@ -171,6 +236,10 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
             r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio",
         ),
         (data[:20], "entry 0 is cut off after 20 of"),
+        (
+            sound_bytes(tone(), kind="AIFF")[:-20],
+            r"entry 0 is cut off after \d+ of \d+ bytes; every row is a whole clip",
+        ),
         (sound_bytes(tone())[:-20], r"entry 0 is cut off after \d+ of \d+ bytes; every row is a whole clip"),
         (put(tmp_path, "c.wav", sound_bytes(tone())[:200]), r"c\.wav is cut off after 200 of \d+ bytes"),
         (np.zeros((0, 2), np.float32), "entry 0 has no samples; a clip has at least one"),
@@ -188,6 +257,14 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
         with pytest.raises(DataError, match=f"audio: .*{reason}") if "NaN" not in reason else pytest.raises(DataError):
             assert clips(entry)[0].length(RATE) == 2
             opened(entry)
+
+
+def test_a_cut_mp3_file_is_no_clip():
+    """Its header says how many samples there were."""
+    data = sound_bytes(tone(seconds=1, rate=8000), rate=8000, kind="MP3")
+    assert len(opened(data, 8000)) == 8000
+    with pytest.raises(DataError, match=r"entry 0 is cut off after \d+ of 8000 samples; every row is a whole clip"):
+        opened(data[: len(data) // 2], 8000)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
