@@ -292,9 +292,9 @@ class WeightGuard:
         self.checksum = self.checksum or _checksum(self._plain)
 
     def is_rewritten(self) -> bool:
-        """Read all weights, and return whether their checksum has changed since `seal`.
+        """Read all weights, and return whether their checksum is another than the one of `seal` or `accept`.
 
-        False before `seal`, and in a new copy, which has no weights yet.
+        False if there is none, and in a new copy, which has no weights yet.
         """
         return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
 

@@ -287,7 +287,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(
     split: Split, *, stratify: bool, seed: int, last: bool = False, classes: Strata | None = None
 ) -> tuple[Split, Split]:
-    """Move a tenth of the rows of a train split to a validation split; return the train split and this one.
+    """Move a tenth of the rows of a train split to a validation split; return (train split, validation split).
 
     Raises DataError if there are fewer than two rows.
 
