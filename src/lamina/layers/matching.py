@@ -18,7 +18,7 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
     """Return the call of each block in a traced run: a module that receives state i - 1 and returns state i.
 
     In many models a norm follows the last block, so that no module returns the last state. The last block is then the
-    module that stands next to the other blocks and receives the state before.
+    module that stands next to the other blocks and receives the state before; for a single block see `_single_block`.
 
     Args:
         model: The model that was run.

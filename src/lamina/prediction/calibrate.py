@@ -93,7 +93,7 @@ def calibrate(  # noqa: PLR0913
         max_length: Tokens per window. None: as in training.
         stride: Tokens that two neighbouring windows share. None: as in training.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: only for readers that were trained with this option.
+            any other word. False: do so only for readers that were trained with this option.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         progress: Show a progress bar.
 
@@ -398,7 +398,8 @@ def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool |
 def facts_of(task: Task, split: str, positives: Sequence[bool | None]) -> Facts:
     """Return the fields of a calibration that say what it was measured on.
 
-    They are the task, the split, the day in UTC, and a digest of the texts in the split and of their `positives`.
+    They are the task, the split, the day in UTC, and a digest of the split's texts and of `positives`, from
+    `positives_of`.
     """
     digest = sha256(json.dumps([task.split(split).key, list(positives)]).encode()).hexdigest()[:16]
     return {"task": task.name, "split": split, "data": digest, "date": today()}

@@ -238,7 +238,7 @@ class _Places(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
+    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder, if any.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `batches` is run name -> batches that
     fit the memory; {}: batches are as in the recipe. `encodings` is filled during training.

@@ -356,8 +356,7 @@ async def _predictions(
     """Return the answers about the examples of a request, in their order.
 
     `ask` queues examples and returns a future of their answers. It is called once for single texts and once for pairs
-    of texts, which cannot share a batch. Raises LaminaError if the request fails, and HTTPException with status 499 if
-    the client disconnects, 503 after `request_timeout` seconds.
+    of texts, which cannot share a batch. Raises the errors of `_answer`.
     """
     is_pair = [isinstance(example, tuple) for example in examples]
     parts = [[row for row, pair in enumerate(is_pair) if pair == kind] for kind in sorted(set(is_pair))]
