@@ -233,7 +233,7 @@ def parse_json(text: str, max_depth: int = 100, *, last_wins: bool = False) -> A
         last_wins: Whether an object may have a key twice. The last value then counts, as in Python's own parser.
 
     Raises:
-        ValueError: If the text is not JSON.
+        ValueError: If the text is not JSON. NaN and Infinity are read, as by Python's own parser.
         RepeatedKeyError: If an object has a key twice, without `last_wins`. It is a ValueError.
         TooDeepError: If lists and objects are nested more than `max_depth` levels deep. It is a ValueError.
     """

@@ -82,7 +82,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
         One `RunSpec` per combination. The values of the last key change fastest.
 
     Raises:
-        UnknownNameError: If a key, or a fusion of a given name, does not exist.
+        UnknownNameError: If a key, or a name in a value, does not exist.
         ConfigError: If a key is ambiguous or comes twice, has no list of values, an empty one or one with duplicates, a
             value does not fit its field, or there are more than 100,000 combinations.
     """
@@ -270,7 +270,7 @@ def expand_into(
         Reader name -> its `RunSpec`, for every reader that is trained. Templates are not among them.
 
     Raises:
-        UnknownNameError: If `grid` has a template that is not in `names`, or a key does not exist.
+        UnknownNameError: If `grid` has a template that is not in `names`, or a key or a name in a value does not exist.
         ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff (`AdaLayers`)
             would remove every layer. The bank is then as it was.
     """

@@ -136,9 +136,10 @@ def drop_least_(  # noqa: PLR0913 options of the command
 
     Blocks are chosen on training rows only. Scores are measured on the validation split. A warning is logged if fewer
     than 40 rows are scored, or blocks are chosen by "loss" or "readers" on fewer. Raises ConfigError if `count` is out
-    of range, the model cannot be edited, or it needs a head for the task and has none; UnknownNameError if `by` or the
-    stack is unknown, or the task lacks a split; UnsupportedModelError if the model's layers cannot be found, or (unless
-    `by` is "influence") a block cannot be skipped. With `heal_epochs`, the errors of `finetune` are raised too.
+    of range, the model cannot be edited, it needs a head for the task and has none, or there is no processor;
+    UnknownNameError if `by` or the stack is unknown, or the task lacks a split; UnsupportedModelError if the model's
+    layers cannot be found, or (unless `by` is "influence") a block cannot be skipped. With `heal_epochs`, the errors of
+    `finetune` are raised too.
 
     Args:
         model: A model. If it has a head for the task, the head is scored; otherwise linear readers of the last layer.
