@@ -197,7 +197,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 class RepeatedKeyError(ValueError):
-    """Raised when an object of a JSON text has a key twice. Python's own parsers would use the last value.
+    """Raised when an object of a JSON text has a key twice.
 
     Args:
         keys: All keys of the object, in order; the message names the first that comes twice.

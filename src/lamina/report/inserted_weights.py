@@ -195,9 +195,9 @@ def weight_maps(
     """Draw inserted weights as heat maps, and return the path of the file.
 
     The chart has one row of three heat maps per model: the weight before training, after training, and the change. The
-    first two share a colour scale in each row; all changes share another, so that models can be compared. Raises
-    ConfigError if the path has another suffix, or a weight has no such head; DataError if there are no weights;
-    MissingExtraError if the packages of `lamina[report]` are not installed; StoreError if the file cannot be written.
+    first two share a colour scale in each row; all changes share another. Raises ConfigError if the path has another
+    suffix, or a weight has no such head; DataError if there are no weights; MissingExtraError if the packages of
+    `lamina[report]` are not installed; StoreError if the file cannot be written.
 
     Args:
         weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.

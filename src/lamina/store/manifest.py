@@ -198,7 +198,7 @@ class EditsRecord(SavedFacts):
 
 
 def library_versions() -> str:
-    """Return the versions of transformers and torch, because attributes of modules depend on them."""
+    """Return the versions of transformers and torch as one text."""
     import torch
     import transformers
 

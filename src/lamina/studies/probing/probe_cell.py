@@ -147,7 +147,7 @@ class ProbeLayer(FusionConfig):
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probe reads inside a block, so that stored states of layers are not enough for it."""
+        """Whether the probe reads inside a block."""
         return self.site != "output"
 
     def selector(self) -> int:
