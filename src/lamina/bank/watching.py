@@ -281,8 +281,8 @@ class _WatchedText(GenerationObserver):
     def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:
         """Return the text that a new token adds to each sequence; None if tokens are not decoded.
 
-        `tokens` has one id per sequence. `real` is False for sequences that had ended before, and `is_last` True for
-        those that end with this token.
+        `tokens` has one id per sequence. A sequence that had ended before (`real` is False) gets "". One that ends with
+        this token (`is_last`) also gets the text that was held back.
         """
         if self._detokenizers is None:
             return None
