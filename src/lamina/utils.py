@@ -79,7 +79,7 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 
 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
-    """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists if these fit.
+    """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists where allowed.
 
     Raises ConfigError if the value is not of the type `annotation`. A value passes unchecked if a type in `annotation`
     is not a key of `_TYPES`. The items of a list or tuple are checked in the same way, by the types in brackets, as in

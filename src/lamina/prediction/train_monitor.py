@@ -338,7 +338,7 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
 
 
 def _warn_of_repeated(parts: Parts) -> None:
-    """Log a warning if test replies, white space aside, also occur in the train part, where prompts are others."""
+    """Log a warning if test replies, white space aside, also occur in the train part, after other prompts."""
     seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
     if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
         share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"

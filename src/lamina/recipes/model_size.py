@@ -428,7 +428,7 @@ def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task
 def weight_memory(recipe: Recipe, planned: list[SizedRun]) -> int:
     """Return the most bytes of weights, gradients and optimizer moments that the runs in `planned` hold at a time.
 
-    The base model and all readers that are trained together count; or else the largest of the fine-tuned models.
+    The base model counts, with all readers that are trained at a time. If models are fine-tuned, the largest counts.
     """
     moments = planned[0].options.moments
     if recipe.methods:

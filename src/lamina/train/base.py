@@ -194,7 +194,7 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the divisor of the mean loss: the number of labels that are not ignored, or their weights' sum."""
+        """Return the divisor of the mean loss: the number of labels not ignored; with class weights, their sum."""
 
     @abstractmethod
     def outputs(
