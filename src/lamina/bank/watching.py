@@ -384,7 +384,7 @@ class _StopFlagged(StoppingCriteria):
 
 
 class StopOnEvent(StoppingCriteria):
-    """A stopping criterion that ends every sequence once an event is set, for example because the client has left.
+    """A stopping criterion that ends every sequence once an event is set.
 
     Args:
         event: The event.

@@ -213,7 +213,7 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
     """Return the class, size and layers of the model with this folder or hub id.
 
     With `weights=True` the weights are loaded, and each stack gets a fingerprint (hash); otherwise only the config is
-    read. Raises ModelNotFoundError if the model is not found, and UnsupportedModelError if its layers are not.
+    read. Raises the errors of `load`, such as ModelNotFoundError, and UnsupportedModelError if no layers are found.
     """
     from lamina.editing.block_picture import stack_pictures
     from lamina.editing.record import edits

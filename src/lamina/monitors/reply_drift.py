@@ -194,7 +194,7 @@ class DriftWatcher:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new run of the test, without replies and alarm; for example after the cause of an alarm is known."""
+        """Begin a new run of the test, without replies and alarm."""
         with self._lock:
             self._begin()
 

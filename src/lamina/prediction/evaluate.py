@@ -372,7 +372,8 @@ def tasks_of_file(
             learnt from, the default of `Task.from_files` is used. None: all readers.
 
     Raises:
-        ConfigError: If the bank has no readers, or a reader does not remember its columns and none were given.
+        ConfigError: If the bank has no readers, a reader does not remember its columns and none were given, or a reader
+            with a class in `positive` does not have two labels.
         UnknownNameError: If a reader, or a class in `positive`, does not exist.
         DataError: If a file cannot be read, or has no such column; the message names the reader.
     """

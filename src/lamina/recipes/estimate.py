@@ -197,7 +197,7 @@ def fitted_batches(
     `specs` is run name -> run, and `outlines` is task name -> its number of rows and tokens. A resumed run gets the
     batches that are saved in its output `folder`, if there are any. Readers that are trained together get the smallest
     batch of them. All processes must call this. Raises ConfigError if not even one row fits, and StoreError if the
-    batches of the output folder are unreadable. Other errors are those of `load_config`.
+    batches of the output folder are unreadable. Other errors are those of `load_config` and `sized_runs`.
     """
     join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
     known = {} if folder is None else _read_batches(folder)

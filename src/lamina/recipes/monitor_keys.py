@@ -133,7 +133,7 @@ def monitored_report(
 
     Without monitors or a bank, return `report` as it is. `folder` is the output folder, into which the first process
     writes the bank and the report; None: nothing is written. The other arguments and the errors are those of
-    `add_monitors`.
+    `add_monitors`; StoreError if the folder cannot be written.
     """
     if not monitors or bank is None:
         return report

@@ -49,13 +49,13 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
 def with_positive(
     op: str, tasks: Mapping[str, Task], positive: Mapping[str, str | int] | str | int | None
 ) -> dict[str, Task]:
-    """Return the tasks with the positive classes that the user passed: one for all tasks, or one by learner name.
+    """Return the tasks `Task.with_positive` with the classes that the user passed: one for all, or one by learner name.
 
     With None, and where a mapping has no class, tasks keep their own. `op` is the operation for messages.
 
     Raises:
         UnknownNameError: If there is no such learner or class.
-        ConfigError: If a task to change does not have two classes.
+        ConfigError: If a task to change does not have two classes, or the value cannot be the name of a class.
     """
     check_known(op, positive if isinstance(positive, Mapping) else (), tasks, "reader")
     chosen = {name: positive.get(name) if isinstance(positive, Mapping) else positive for name in tasks}
