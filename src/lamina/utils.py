@@ -376,7 +376,7 @@ def seed_torch(seed: int) -> None:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those that it is bound to, and at most its container's quota."""
+    """Return how many cores this process may use: those that it is bound to, at most its container's (cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no control groups of version 2, or the quota is "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

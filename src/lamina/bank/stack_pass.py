@@ -125,7 +125,7 @@ class StackPass:
         return fresh
 
     def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
-        """Find the mask and the token ids of a pass in the arguments of the model's call. Nothing is computed yet.
+        """Find the mask and the token ids of a pass in the arguments of the model's call.
 
         A pass that continues from a key-value cache reads only the new tokens, so the mask's columns for the cached
         tokens are dropped.

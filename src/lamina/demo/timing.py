@@ -23,8 +23,7 @@ def in_turn(
     Args:
         runs: Name -> function without arguments.
         repeats: Number of timed calls of each function.
-        processor: Filled with name -> processor seconds of each timed call. Other work on the machine distorts these
-            less. None: they are not measured.
+        processor: Filled with name -> processor seconds of each timed call. None: they are not measured.
 
     Returns:
         Name -> seconds of each timed call, in order.

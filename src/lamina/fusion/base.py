@@ -464,8 +464,7 @@ class InputWeighted(Fusion):
 
     Attributes:
         amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between
-            training and eval mode. It is a buffer that is not saved, because it depends on the texts that were read,
-            not on what was learned.
+            training and eval mode. It is a buffer that is not saved.
     """
 
     amounts: Tensor

@@ -85,7 +85,7 @@ class DriftSketch:
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest reply in the sketch. Longer replies reach a threshold more often."""
+        """Number of tokens of the longest reply in the sketch."""
         return int(self.values[_LENGTH][-1])
 
     def to_dict(self) -> dict[str, JSON]:

@@ -265,7 +265,7 @@ class Estimate:
 
     Attributes:
         model: "name", "parameters", whether it is "trained", and where its "config" came from.
-        runs: One row per task, method and setting; "count" is the number of runs that share them.
+        runs: One row per task, method and setting; "count" is the number of runs that share them, "flops" their sum.
         tasks: One row per task, with its rows, tokens and steps; tasks that share passes share steps.
         steps: Optimizer steps of all tasks, each shared one counted once.
         flops: Operations: "base" (of the base model, which readers share), "runs" and "total".
@@ -371,7 +371,10 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
-    """Return the rows of `Estimate.runs`: one per task, method and setting of the runs in `planned`."""
+    """Return the rows of `Estimate.runs`: one per task, method and setting of the runs in `planned`.
+
+    The sizes in a row are those of one run; "flops" is the sum over its runs.
+    """
     rows: dict[str, TableRow] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
@@ -385,7 +388,8 @@ def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
 def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> TableRow:
     """Return one task's row in `Estimate.tasks`.
 
-    `runs` are all runs of the task. `passes` are the passes that readers share, if any; whole models share none.
+    `runs` are all runs of the task; rows and tokens are those of the first. `passes` are the passes that readers share,
+    if any; whole models share none.
     """
     first = runs[0]
     trained = [shared for shared in passes if shared.part == "train"]

@@ -49,9 +49,10 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
 def with_positive(
     op: str, tasks: Mapping[str, Task], positive: Mapping[str, str | int] | str | int | None
 ) -> dict[str, Task]:
-    """Return the tasks `Task.with_positive` with the classes that the user passed: one for all, or one by learner name.
+    """Return the tasks with the positive classes that the user passed, as `Task.with_positive` sets them.
 
-    With None, and where a mapping has no class, tasks keep their own. `op` is the operation for messages.
+    `positive` is a class for all tasks, or learner name -> class. With None, and where a mapping has no class, tasks
+    keep their own. `op` is the operation for messages.
 
     Raises:
         UnknownNameError: If there is no such learner or class.
@@ -190,7 +191,7 @@ def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: I
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
     """Return the learner among `names` whose kind of task decides how the shared examples are encoded.
 
-    It is the first learner that predicts for every token, because it needs long texts in windows; else the first.
+    It is the first learner that predicts for every token; else the first.
     """
     return next((name for name in names if tasks[name].kind.per_token), names[0])
 
