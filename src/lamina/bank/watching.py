@@ -100,7 +100,7 @@ class Watch:
         return _StopFlagged(self, self._stop)
 
     def discard(self) -> None:
-        """Leave this thread's text, or else the latest one, out of the drift tests, because it is cut off.
+        """Leave this thread's text, or else the latest text of any thread, out of the drift tests.
 
         No effect after `generate` has returned. Raises ConfigError before the first text.
         """

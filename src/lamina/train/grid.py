@@ -125,6 +125,7 @@ def apply_sweep(
 
     Raises:
         ConfigError: If a short key may mean two full ones.
+        UnknownNameError: If a key of `grid` is not among `keys`.
     """
     changed = {key: list(values) for key, values in grid.items()}
     used = {key for key in sweeps if _full_keys(key, keys)}
