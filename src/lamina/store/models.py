@@ -104,12 +104,16 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Raise ModelNotFoundError if `name` resembles a short name, or the hub is down and the local cache has no copy.
+    """Raise ModelNotFoundError if `name` resembles a short name or cannot be an id, or only the hub has it and is down.
 
     transformers would try the hub for half a minute first. Offline mode and unknown ids are left to transformers.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
+    try:
+        huggingface_hub.utils.validate_repo_id(name)
+    except huggingface_hub.errors.HFValidationError as error:
+        raise _not_found(name, f"{_NO_FOLDER}, and it is not the id of a repository, such as user/name") from error
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return
     try:

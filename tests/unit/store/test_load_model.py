@@ -4,6 +4,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -217,6 +218,13 @@ class TestHub:
         ) as caught:
             load("no/such")
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["/no/such/folder", "./no/such", "runs/1/model", "~/model", "my model"])
+    def test_a_missing_folder_is_no_id_of_the_hub(self, name: str):
+        message = f"load: no model '{name}'; there is no such folder, and it is not the id of a repository, such as "
+        with pytest.raises(ModelNotFoundError, match=re.escape(message)) as caught:
+            load(name)
+        assert "repo_type" not in str(caught.value)
 
     def test_a_folder_with_a_close_name_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "out" / "probe").mkdir(parents=True)
