@@ -263,8 +263,8 @@ def score_replies(
 ) -> list[float]:
     """Return the highest score of each finished reply, -inf for one without a token.
 
-    A reply is flagged if its score reaches the monitor's threshold. The model may also read in both directions, though
-    it cannot be watched while it writes. A warning is logged if replies are longer than those of the calibration.
+    A reply is flagged if its score reaches the monitor's threshold. The model may also read in both directions. A
+    warning is logged if replies are longer than those of the calibration.
 
     Args:
         bank: The bank with the monitor's reader.

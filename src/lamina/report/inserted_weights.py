@@ -34,7 +34,7 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weights of an inserted layer before and after training, on the CPU. `inserted_weights` returns them.
+    """The weights of an inserted layer before and after training, on the CPU.
 
     If the layer follows a convolution, they are the matrix in the middle of the kernel. Layers after feed-forward
     projections have one head.

@@ -159,10 +159,11 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 
 
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
-    """Return the examples in a table: `tags` are the tag names of its rows, None for a word without a label.
+    """Return the examples of `table.whole`; words of rows that are not in the table itself have no label.
 
-    Warnings name rows with spans that begin at a word without letters or signs, and rows with a tokenizer's pieces as
-    words. Raises DataError for a tag that is not in `spec.labels`.
+    `tags` are the tag names of the rows in the table, None for a word without a label. Warnings name rows with spans
+    that begin at a word without letters or signs, and rows with a tokenizer's pieces as words. Raises DataError for a
+    tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
@@ -297,7 +298,10 @@ def _placed(
 
 
 def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> Split:
-    """Return the examples in a table with the tags of its rows; DataError for a tag that is not in `spec.labels`."""
+    """Return the examples of `table.whole` with the tags of the rows in the table; words of other rows have no label.
+
+    Raises DataError for a tag that is not in `spec.labels`.
+    """
     number = {label: at for at, label in enumerate(spec.labels or ())}
     for row, (_, tags) in zip(table.rows, rows, strict=True):
         if unknown := [tag for tag in tags or () if tag not in number]:

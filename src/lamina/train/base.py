@@ -79,7 +79,7 @@ class Runner(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device for batches."""
+        """The device for batches: that of the model's first weights, or as `main_device` says if it is offloaded."""
         # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
         first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):

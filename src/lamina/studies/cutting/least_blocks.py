@@ -71,7 +71,7 @@ class LeastBlocks:
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
         change: Mean of the last score (after healing, if any) minus the score of the whole model; negative if it fell.
         values: Number of values in the mean `change`: one per part of the validation split, or per seed.
-        interval: Half the width of the 95 % interval of `change`. None if `values` is 1, which happens with few rows.
+        interval: Half the width of the 95 % interval of `change`. None if `values` is 1.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
         bytes: Sizes of the weights in memory before and after.
