@@ -32,7 +32,7 @@ from lamina.train.training_run import open_runner
 from lamina.utils import check_range, check_types, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from transformers import PreTrainedModel
 
@@ -175,7 +175,7 @@ def evaluate(  # noqa: PLR0913
     more = partial(_more, per_class=per_class, errors=errors, compared=compare)
     runs = [tasks] if isinstance(target, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: Scores = {}
-    prepared = [_prepared(target, run, split, processor, options, errors) for run in runs]
+    prepared = [_prepared(target, run, split, processor, options, errors, len(tasks)) for run in runs]
     for run, (runner, groups) in zip(runs, prepared, strict=True):
         if isinstance(runner, BankRunner):
             runner.engine = engine_of(runner.bank, backend, list(run))
@@ -215,8 +215,12 @@ def _prepared(
     processor: Processor | None,
     options: PassOptions,
     errors: int,
-) -> tuple[Runner, list[Group]]:
-    """Return the runner for `target`, and a split of the tasks, encoded in groups. For the arguments see `evaluate`.
+    count: int,
+) -> tuple[Runner, Iterator[Group]]:
+    """Return the runner for `target`, and the groups of a split of the tasks. For the arguments see `evaluate`.
+
+    All groups are encoded and checked here. They are encoded again when they are scored, so that memory does not grow
+    with their number, unless one group has all `count` tasks of the call.
 
     Warnings are logged for examples that are cut, and for readers that were trained on pairs and now read single texts,
     or the other way round. Raises ConfigError if `errors` is not 0 and the answers of a task are not right or wrong one
@@ -229,20 +233,23 @@ def _prepared(
         raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
     parts = {name: task.split(split) for name, task in tasks.items()}
     runner.warn_about_pairs({name: part.pairs for name, part in parts.items() if part.written})
+    checked: list[Group] = []  # without inputs and labels
     groups = scoring_groups(runner, tasks, split, options)
-    if isinstance(runner, BankRunner):
-        runner.prepare_recorded(groups, options)
     for group in groups:
         if isinstance(runner, ModelRunner):
             runner.fit_head(group, keep=False)
         for name in group.names:
             if cut := group.truncated(name):
                 logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
-    return runner, groups
+        checked.append(replace(group, inputs=None, targets={}))  # pyright: ignore[reportArgumentType]
+        groups = [group] if len(group.tasks) == count else scoring_groups(runner, tasks, split, options)
+    if isinstance(runner, BankRunner):
+        runner.prepare_recorded(checked, options)
+    return runner, (replace(group, states=same.states) for group, same in zip(groups, checked, strict=True))
 
 
-def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """Return one split of the tasks as groups: tasks with the same examples, which are encoded once for all of them.
+def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> Iterator[Group]:
+    """Yield one split of the tasks as groups: tasks with the same examples, which are encoded once for all of them.
 
     Examples are encoded as in training, unless `options` say otherwise. Raises the errors of `groups_of`.
     """
@@ -250,11 +257,9 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
         apart[task.kind.inputs, *how.values()][name] = task
-    groups: list[Group] = []
     for some in apart.values():
         how = _as_trained(runner, next(iter(some)), options)
-        groups += groups_of(runner, some, split, options.model_copy(update=how))
-    return groups
+        yield from groups_of(runner, some, split, options.model_copy(update=how))
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:

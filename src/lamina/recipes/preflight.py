@@ -123,7 +123,7 @@ def check_model(
             for task in tasks.get(spec.task, ())[:1]:
                 part = task.split("train")
                 few = replace(task, splits={"train": part.select_rows(range(min(len(part), _ROWS)))})
-                groups_of(runner, {spec.task: few}, "train", options)  # pyright: ignore[reportArgumentType]
+                list(groups_of(runner, {spec.task: few}, "train", options))  # pyright: ignore[reportArgumentType]
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:

@@ -69,8 +69,8 @@ def groups_of(
     part: str,
     options: PassOptions,
     encodings: Encodings | None = None,
-) -> list[Group]:
-    """Encode one split of every task, and return the groups: one per set of examples.
+) -> Iterator[Group]:
+    """Encode one split of every task, and yield the groups: one per set of examples, encoded when it is asked for.
 
     Args:
         runner: Runs the model. Its processor encodes, and its model limits the length of the inputs.
@@ -88,11 +88,9 @@ def groups_of(
     by_inputs: dict[str, dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         by_inputs[task.kind.inputs][name] = task
-    groups: list[Group] = []
     for same_inputs in by_inputs.values():
         limit = max_length(runner, same_inputs, options.max_length) if runner.processor is not None else 1
-        groups += group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings)
-    return groups
+        yield from group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings)
 
 
 def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int | None) -> int:
@@ -114,8 +112,8 @@ def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int |
 
 def group_tasks(
     tasks: Mapping[str, Task], options: EncodeOptions, processor: Processor, encodings: Encodings | None = None
-) -> list[Group]:
-    """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
+) -> Iterator[Group]:
+    """Put tasks with equal examples into groups; yield each once its examples are encoded and its labels are made.
 
     Tasks are in one group if their examples, kind of inputs, and options `by_row` and `image_size` are equal. Tasks on
     tokens are in a group of their own if tasks on whole texts read long texts or pairs differently.
@@ -131,23 +129,21 @@ def group_tasks(
         ConfigError: If the processor or an option does not fit a task.
         DataError: If an example cannot be read, or a temporary file for windows cannot be written.
     """
-    encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
     names_by_key: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
         task = tasks[name]
         names_by_key[task.kind.inputs, split.key, task.by_row, task.image_size].append(name)
-    groups: list[Group] = []
     for names in names_by_key.values():
-        inputs = _inputs(tasks, names, options, processor, encodings)
+        made = {} if encodings is None else encodings
+        inputs = _inputs(tasks, names, options, processor, made)
         per_token = [name for name in names if tasks[name].kind.per_token]
         others = [name for name in names if not tasks[name].kind.per_token]
         if per_token and others and _reads_other(tasks[others[0]].kind, splits[others[0]], inputs, processor):
             logger.info("fit: %s and %s read long texts differently, so they share no passes", per_token, others)
-            groups.append(_group(tasks, per_token, options.part, inputs))
-            names, inputs = others, _inputs(tasks, others, options, processor, encodings)
-        groups.append(_group(tasks, names, options.part, inputs))
-    return groups
+            yield _group(tasks, per_token, options.part, inputs)
+            names, inputs = others, _inputs(tasks, others, options, processor, made)
+        yield _group(tasks, names, options.part, inputs)
 
 
 def _inputs(

@@ -131,7 +131,7 @@ def train(  # noqa: PLR0913
         target.to(accelerator.device)  # pyright: ignore
         groups = _training_groups(runner, tasks, specs, options, encodings, states or {})
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
-        validation = groups_of(runner, validated, "validation", options, encodings)
+        validation = list(groups_of(runner, validated, "validation", options, encodings))
         plan = Plan(
             _keep_learnt(runner, groups),
             {name: int(spec.epochs or 1) for name, spec in specs.items()},
@@ -199,7 +199,7 @@ def _training_groups(
     `groups_of`, and DataError if a task has rows without a label, its `missing_labels` is None and no other task shares
     its rows.
     """
-    groups = groups_of(runner, tasks, "train", options, encodings)
+    groups = list(groups_of(runner, tasks, "train", options, encodings))
     for group in groups if states else ():
         group.states = states.get(group.inputs.digest)
     task_of = {name: spec.task for name, spec in specs.items()}

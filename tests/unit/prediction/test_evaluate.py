@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import weakref
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,9 +94,28 @@ def test_scores_are_those_of_the_model_s_own_answers():
     assert scored(model, task)["accuracy"] == pytest.approx(right / len(split))
 
 
+@pytest.mark.parametrize("models", [False, True])
+def test_the_rows_of_several_tasks_are_not_in_memory_at_once(models: bool, monkeypatch: pytest.MonkeyPatch):
+    tasks = {name: yes_no(seed=seed) for seed, name in enumerate("abcde")}
+    target = bert() if models else tiny_bank({name: reader(task) for name, task in tasks.items()})
+    alone = {name: evaluate(target, {name: task}, processor=tiny_tokenizer())[name] for name, task in tasks.items()}
+    made, alive, kind = list[weakref.ref[Any]](), list[int](), type(tasks["a"].kind)
+
+    def encode(*given: Any, encode: Any = kind.encode) -> Any:
+        inputs = encode(*given)
+        made.append(weakref.ref(inputs))
+        alive.append(sum(ref() is not None for ref in made))
+        return inputs
+
+    monkeypatch.setattr(kind, "encode", encode)
+    assert evaluate(target, tasks, processor=tiny_tokenizer()) == alone
+    assert max(alive) <= 2
+
+
 def test_perplexity_is_that_of_the_hidden_tokens():
     task, model, tokenizer = running_text(), bert("AutoModelForMaskedLM"), masking_tokenizer()
-    inputs = group_tasks({"it": task}, EncodeOptions(part="validation", max_length=LENGTH), tokenizer)[0].inputs
+    (group,) = group_tasks({"it": task}, EncodeOptions(part="validation", max_length=LENGTH), tokenizer)
+    inputs = group.inputs
     batch = inputs.batch(range(len(inputs.lengths)))
     with torch.no_grad():
         expected = math.exp(float(model(**batch).loss))

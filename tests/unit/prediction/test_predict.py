@@ -301,7 +301,7 @@ def test_scores_of_a_part_or_reader_there_is_not():
 def hidden_scores(bank: ReaderBank, name: str, part: str = "validation", max_length: int = 16) -> tuple[float, float]:
     """Perplexity and accuracy, of all hidden tokens at once."""
     how = EncodeOptions(part=part, max_length=max_length)
-    inputs = group_tasks({name: running()}, how, bank.processor)[0].inputs
+    inputs = next(group_tasks({name: running()}, how, bank.processor)).inputs
     batch = inputs.batch(range(len(inputs.lengths)))
     labels = batch.pop("labels")
     with torch.no_grad():

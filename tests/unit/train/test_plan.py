@@ -23,7 +23,7 @@ from lamina.train.plan import Group, Plan, parts_of
 
 def groups_of(tasks: dict[str, Task], encodings: Any = None, **options: Any) -> list[Group]:
     how = EncodeOptions(**{"part": "train", "max_length": LENGTH, **options})
-    return group_tasks(tasks, how, masking_tokenizer(), encodings)
+    return list(group_tasks(tasks, how, masking_tokenizer(), encodings))
 
 
 def plan_of(tasks: dict[str, Task], epochs: int | dict[str, int] = 1, seed: int = 0, **options: Any) -> Plan:
@@ -197,11 +197,11 @@ def test_hiding_needs_a_mask_token():
 
     how = EncodeOptions(part="train", max_length=LENGTH)
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
-        group_tasks({"m": running()}, how, tiny_tokenizer())
+        list(group_tasks({"m": running()}, how, tiny_tokenizer()))
 
 
 def test_what_is_encoded_does_not_depend_on_the_seed_unless_it_is_drawn():
     task, made = yes_no(), {}
     for seed in (0, 1):
-        group_tasks({"it": task}, EncodeOptions(part="train", max_length=16, seed=seed), tiny_tokenizer(), made)
+        list(group_tasks({"it": task}, EncodeOptions(part="train", max_length=16, seed=seed), tiny_tokenizer(), made))
     assert len(made) == 1
