@@ -96,6 +96,24 @@ def test_a_shifted_set_has_the_classes_of_its_twin(folder: Path):
     assert (len(few.test.texts), set(few.test.labels.tolist())) == (8, {0, 1})
 
 
+@pytest.mark.parametrize(
+    ("names", "positive"), [(("not", "good"), "good"), (("awful", "bad"), "awful"), (("good", "bad"), "good")]
+)
+def test_a_class_that_a_shifted_set_spells_differently_keeps_its_side(
+    names: tuple[str, str], positive: str, tmp_path: Path
+):
+    place = probing_sets(tmp_path)
+    write(place / "OOD data/1_mood_OOD.csv.zst", rows(4, 2, names))
+    assert read_set(place, "1_mood", shifted=True).labels.tolist() == [int(name == positive) for name in names * 2]
+
+
+def test_a_shifted_set_that_shares_no_class_name_is_refused(tmp_path: Path):
+    place = probing_sets(tmp_path)
+    write(place / "OOD data/1_mood_OOD.csv.zst", rows(4, 2, ("no", "yes")))
+    with pytest.raises(DataError, match="set 1_mood has the classes no, yes in its shifted file and bad, good in its"):
+        read_set(place, "1_mood", shifted=True)
+
+
 def test_repeated_texts_of_a_shifted_set_count_once(folder: Path, tmp_path: Path):
     copytree(folder, tmp_path, dirs_exist_ok=True)
     write(tmp_path / "OOD data/1_mood_OOD.csv.zst", "prompt,target\na,bad\na,bad\nb,good\n")

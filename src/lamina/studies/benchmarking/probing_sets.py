@@ -107,8 +107,8 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     """Return the data set `name`; with `shifted`, its version with texts of another kind.
 
-    `folder` is the folder of the data files. Raises DataError if the set's file is missing or damaged, or does not have
-    two classes.
+    `folder` is the folder of the data files. Raises DataError if the set's file is missing or damaged or does not have
+    two classes, or if the two versions share no class name.
     """
     path = _shifted_file(folder, name) if shifted else folder / _SETS / f"{name}.csv.zst"
     table = _read(path, ("prompt", "target")).dropna(subset=["prompt", "target"])
@@ -116,8 +116,12 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     names = sorted(set(targets))
     if len(names) != 2:
         raise DataError(f"{_OP}: set {name} has {len(names)} classes; 2 are needed. Read its file anew: {path}.")
-    if shifted:  # one published twin writes its positive class as "1"
-        names = _names_as_in(read_names(folder, name), names)
+    if shifted:  # one published twin writes its negative class as "not_entailment" in place of "0"
+        known = read_names(folder, name)
+        if (shared := next((own for own in reversed(known) if own in names), None)) is None:
+            came = f"the classes {', '.join(names)} in its shifted file and {', '.join(known)} in its own"
+            raise DataError(f"{_OP}: set {name} has {came}; at least one has the same name. Correct {path}.")
+        names.sort(key=lambda own: (own == shared) == (shared == known[-1]))  # the negative class first
     texts = [str(text) for text in table["prompt"]]
     return ProbingSet(name, texts, (targets == names[1]).to_numpy().astype(int))
 
@@ -126,19 +130,6 @@ def read_names(folder: Path, name: str) -> list[str]:
     """Return the class names of a data set, the negative one first; raise DataError if its file cannot be read."""
     table = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
     return sorted(set(table["target"].dropna().astype(str)))
-
-
-def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class names of a shifted data set, the negative class first, as the shifted set spells them.
-
-    `known` are the two class names of the original set, the negative one first, and `names` those of the shifted set,
-    sorted; the two sets may spell a class differently. The positive class is the name that equals the original's
-    positive name or, if there is none, the second name.
-    """
-    if set(known) == set(names):
-        return list(known)
-    positive = [name for name in names if name == known[1]] or [names[1]]
-    return [next(name for name in names if name != positive[0]), positive[0]]
 
 
 def _shifted_file(folder: Path, name: str) -> Path:
