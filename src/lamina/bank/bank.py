@@ -241,7 +241,7 @@ class ReaderBank(ReaderCollection):
 
     def watch(
         self,
-        monitors: Sequence[AnyMonitor | str] | None = None,
+        monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None = None,
         over: Watched = "output",
         *,
         stop: Sequence[str] | None = None,
@@ -263,7 +263,7 @@ class ReaderBank(ReaderCollection):
             ```
 
         Args:
-            monitors: Monitors, or names of stored ones. None: all stored ones.
+            monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too, which can then be flagged.
             stop: Names of the monitors that let `watch.stopping` end a sequence. None: all.
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
@@ -291,7 +291,7 @@ class ReaderBank(ReaderCollection):
         model: nn.Module,
         inputs: Prompts,
         *,
-        monitors: Sequence[AnyMonitor | str] | None = None,
+        monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None = None,
         over: Watched = "output",
         stop: bool | Sequence[str] = False,
         every: int = 1,
@@ -307,7 +307,7 @@ class ReaderBank(ReaderCollection):
             model: The bank's model, or the part of it whose `generate` is called.
             inputs: One prompt or several, as text (tokenised by the bank's processor), as token ids `[batch, tokens]`,
                 or as the mapping that a tokenizer returns.
-            monitors: Monitors, or names of stored ones. None: all stored ones.
+            monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
             every: Number of tokens that are scored together. More tokens cost less, but delay steps, flags and stops.

@@ -76,13 +76,16 @@ def drop_monitor(readers: Readers, name: str) -> None:
 
 
 def check_monitors(
-    op: str, chosen: Sequence[AnyMonitor | str] | None, stored: Mapping[str, AnyMonitor], readers: Readers
+    op: str,
+    chosen: Sequence[AnyMonitor | str] | AnyMonitor | str | None,
+    stored: Mapping[str, AnyMonitor],
+    readers: Readers,
 ) -> dict[str, AnyMonitor]:
     """Check that each chosen monitor can score a text while it is generated, and return name -> monitor.
 
     Args:
         op: Operation that error messages begin with.
-        chosen: Monitors, or names of stored ones. None: all stored ones.
+        chosen: One monitor or several, or names of stored ones. None: all stored ones.
         stored: Name -> stored monitor.
         readers: Reader name -> module.
 
@@ -91,7 +94,7 @@ def check_monitors(
         ConfigError: If there is no monitor; if two monitors have the same name; or if a monitor does not fit the head
             of its reader, or its reader needs later tokens.
     """
-    chosen = list(stored) if chosen is None else [chosen] if isinstance(chosen, str) else chosen
+    chosen = list(stored) if chosen is None else [chosen] if isinstance(chosen, str | Monitor | Cascade) else chosen
     check_known(op, [name for name in chosen if isinstance(name, str)], stored, "monitor")
     monitors: dict[str, AnyMonitor] = {}
     for choice in chosen:

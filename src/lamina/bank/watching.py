@@ -415,7 +415,7 @@ def _check_call(call: GenerateCall) -> None:
 @contextmanager
 def watch(
     bank: ReaderCollection,
-    monitors: Sequence[AnyMonitor | str] | None,
+    monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None,
     over: str,
     *,
     stop: Sequence[str] | None,

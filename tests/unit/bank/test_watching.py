@@ -412,6 +412,11 @@ def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
     with again.watch() as watch:
         again.model.generate(**prompt(), **SHORT)
     assert set(watch.flagged_at) == {"cheap", "both"}
+    with again.watch(first) as watch:  # one monitor, without a list
+        again.model.generate(**prompt(), **SHORT)
+    assert set(watch.flagged_at) == {"cheap"}
+    steps = again.stream(again.model, prompt(), monitors="both", **SHORT)
+    assert {name for step in steps for name in step.scores} == {"both"}
     again.keep_monitor(Monitor("flag", "odd", name="cheap"))  # of that name, with another reader
     assert again.monitors["cheap"].reader == "flag"
     again.drop_monitor("cheap")
