@@ -59,8 +59,8 @@ def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401
     """Return the value of a JSON body. Lone surrogates, which no response can repeat, become "�".
 
     Raises:
-        HTTPException: With status 422 if the body is not in UTF-8, is nested more than `max_depth` levels deep, or has
-            an object with a key twice.
+        HTTPException: With status 422 if the body is not in UTF-8, is nested more than `max_depth` levels deep, has a
+            number of thousands of digits, or an object with a key twice.
         ValueError: If the body is not JSON.
     """
     encoding = json.detect_encoding(body)
@@ -72,6 +72,10 @@ def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401
         raise HTTPException(422, f"the body is nested too deeply; at most {max_depth} levels are accepted.") from None
     except RepeatedKeyError as error:
         raise HTTPException(422, f"the body is not clear: {error}.") from None
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        raise HTTPException(422, "the body cannot be read: a number has too many digits.") from None
 
 
 def without_lone_surrogates(body: bytes) -> bytes:

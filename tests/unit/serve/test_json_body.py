@@ -37,6 +37,14 @@ def test_deeper_json_is_refused(body: bytes, depth: int):
     assert "nested too deeply" in raised.value.detail
 
 
+def test_a_number_of_thousands_of_digits_is_named():
+    """Python refuses such integers, and the response once said that the body is not UTF-8."""
+    with pytest.raises(HTTPException, match="a number has too many digits"):
+        parse_body(b'{"seed": ' + b"9" * 5000 + b"}", 8)
+    with pytest.raises(json.JSONDecodeError):
+        parse_body(b'{"seed": 9', 8)
+
+
 def test_the_last_of_many_keys_comes_twice():
     """Each key was once compared with all others: for minutes, while nobody else was answered."""
     body = json.dumps({f"key {number}": number for number in range(60_000)}).encode()
