@@ -17,7 +17,7 @@ from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table, missing_column, read_table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
-from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
+from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, look
 from lamina.tasks.metrics import named_class
 from lamina.tasks.span_forms import UnplacedSpanError, places, read_spans
 from lamina.tasks.words import Span, word_spans
@@ -272,14 +272,14 @@ def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[Labell
     """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
     Prompts with a bad reply and prompts without are divided separately, so that each part gets its share of both.
-    `seed` decides which prompts go where. Prompts with the same words count as one, whatever their case, punctuation
-    and white space.
+    `seed` decides which prompts go where. Prompts with the same words count as one, whatever their case, punctuation,
+    white space and characters without width.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:
-        text = unicodedata.normalize("NFKC", reply.prompt).casefold()
+        text = look(reply.prompt)
         words = "".join(" " if unicodedata.category(sign)[0] == "P" else sign for sign in text).split()
-        groups[" ".join(words or reply.prompt.split())].append(reply)
+        groups[" ".join(words) or text].append(reply)
     parts: dict[str, list[LabelledReply]] = {part: [] for part in SHARES}
     for bad in (True, False):
         own = [group for group in groups.values() if any(reply.positive for reply in group) is bad]

@@ -27,6 +27,7 @@ from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.store.load_model import load
 from lamina.store.models import writing_class
+from lamina.tasks.label_cells import look
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.fit import fit
@@ -338,9 +339,9 @@ def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
 
 
 def _warn_of_repeated(parts: Parts) -> None:
-    """Log a warning if test replies, white space aside, also occur in the train part, after other prompts."""
-    seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
-    if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
+    """Log a warning if test replies that look alike (see `look`) occur in the train part, after other prompts."""
+    seen, count = {look(one.reply) for one in parts["train"]}, len(parts["test"])
+    if repeated := sum(look(one.reply) in seen for one in parts["test"]):
         share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"
         rule = "the measured recall may be too high for other replies"
         logger.warning("monitor: %s are in the train part too, after another prompt; %s.", share, rule)
