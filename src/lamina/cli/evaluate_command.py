@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypeAlias, TypedDict, cast
 
@@ -11,7 +12,7 @@ from typer import Argument, Option
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, check_known
-from lamina.utils import is_file, pluralize
+from lamina.utils import is_dir, is_file, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,7 +121,7 @@ def evaluate(  # noqa: PLR0913
     tasks: dict[str, Task] = {}
     split, columns = split or "validation", FileColumns(text, pair, labels)
     for name, source in sources.items():
-        if is_file(source):
+        if _is_data(source):
             tasks |= tasks_of_file(target, source, split, columns, reader=name)
         else:
             tasks[name] = _preset(source, data)
@@ -182,13 +183,22 @@ def _check_used(
 
     `sources` is reader -> preset or file; the other two are option -> its value, or None if it was not given.
     """
-    files = [source for source in sources.values() if is_file(source)]
+    files = [source for source in sources.values() if _is_data(source)]
     for option in (option for option, value in for_files.items() if value is not None and not files):
         problem = f"{option} was given, but no task is an existing file"
         raise ConfigError(f"evaluate: {problem}: {', '.join(sources.values())}; only files have columns.")
     for option in (option for option, value in for_presets.items() if value is not None and len(files) == len(sources)):
         problem = f"{option} was given, but no task is a preset"
         raise ConfigError(f"evaluate: {problem}: {', '.join(files)}; all rows of a file are scored.")
+
+
+def _is_data(source: str) -> bool:
+    """Return whether a task is a file, or a folder of images or audio clips; a folder with a preset's name is not."""
+    from lamina.tasks.presets import find_preset
+
+    with suppress(UnknownNameError):
+        return is_file(source) or (is_dir(source) and not find_preset(source))
+    return True
 
 
 def _preset(name: str, data: Path | None) -> Task:

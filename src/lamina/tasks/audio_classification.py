@@ -37,8 +37,8 @@ Samples: TypeAlias = npt.NDArray[np.float32]
 
 _MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
 _STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: they say 0, or this and more
-_NO_SIZE = re.compile(rb"data\0{4}(?!\Z)")
-_HEAD = 1 << 12  # bytes at the beginning of a file that are searched for the sizes
+# a WAV file with samples, and no other chunk, after a size of 0, which is in its first 4096 bytes
+_NO_SIZE = re.compile(rb"(RIFF.{,4080}?data)\0{4}(?!\Z|[ -~]{4}..\0\0)", re.DOTALL)
 _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big", b"FORM": "big"}  # of sizes
 _LEAST = 0.9  # share of the samples that the header of an MP3 file promises, which is sometimes too high
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
@@ -172,19 +172,13 @@ class LazyAudio(LazyFile):
         """
         source = self.source()
         file = source.open("rb") if isinstance(source, Path) else source
-        head, size = file.read(_HEAD), file.seek(0, SEEK_END)
+        head, size = file.read(1 << 12), file.seek(0, SEEK_END)
         (file.close if isinstance(source, Path) else partial(file.seek, 0))()
         order = _BYTE_ORDERS.get(head[:4])
         said = 8 + int.from_bytes(head[4:8], order or "little")
         if order and size + 8 < said < _STREAMED:
             raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
-        if head[:4] == b"RIFF" and (streamed := _NO_SIZE.search(head)):
-            following = streamed.end()
-            is_chunk = int.from_bytes(head[following + 4 : following + 8], "little") <= size - following - 8
-            if not (is_chunk and re.match(rb"[ -~]{4}", head[following:])):
-                data = self.read()
-                return BytesIO(data[: following - 4] + b"\xff" * 4 + data[following:])
-        return source
+        return BytesIO(_NO_SIZE.sub(rb"\1" + b"\xff" * 4, self.read(), 1)) if _NO_SIZE.match(head) else source
 
     def _decode(self, frames: int) -> Samples:
         """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`.

@@ -29,6 +29,7 @@ from lamina.tasks.base import ColumnSpec, InputsT, LabelledTask, Source
 from lamina.tasks.class_results import ClassResults
 from lamina.tasks.kind import ClassKind
 from lamina.tasks.lazy_file import FILE_KEYS, LazyFile, beside
+from lamina.tasks.naming_checks import check_columns
 from lamina.tasks.split import Split
 from lamina.tasks.targets import RowTargets, label_array
 
@@ -316,8 +317,10 @@ class FileKind(ClassKind[InputsT]):
 
         See `Kind.build` for arguments, result and errors.
         """
+        column = self.column(spec)
+        check_columns(replace(spec, text=column), tables.values())
         tables = lab.labelled(tables, spec)
-        labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)
+        labels = spec.labels or lab.class_labels(tables, spec.label)
         splits: dict[str, Split] = {}
         for name, table in tables.items():
             # `Table.column` would open every file to see whether one is missing

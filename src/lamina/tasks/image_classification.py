@@ -65,11 +65,11 @@ class LazyImage(LazyFile):
     def of_object(cls, name: str, entry: object) -> Self | None:
         """Return a `LazyImage` named `name`, made from a Pillow image or an array; None for any other object.
 
-        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`. Raises DataError if the Pillow image cannot be
-        decoded.
+        Arrays are uint8 `[height, width]` or `[height, width, 1, 3 or 4]`. Raises DataError if the Pillow image fails
+        to decode.
         """
         if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
-            entry = Image.fromarray(entry)
+            entry = Image.fromarray(entry.squeeze(2) if entry.shape[2:] == (1,) else entry)
         if not isinstance(entry, Image.Image):
             return None
         wide, file = entry.mode in ("I", "F"), BytesIO()
@@ -120,7 +120,7 @@ class LazyImage(LazyFile):
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
 
 
 def _check_size(name: str, width: int, height: int) -> None:

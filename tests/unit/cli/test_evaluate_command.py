@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support.file_banks import seeing
+from tests.support.pictures import picture_folder
 from tests.support.portions import one_in
 
 from lamina.bank import Reader, ReaderBank
@@ -64,6 +66,19 @@ def test_a_task_has_the_columns_that_its_reader_learnt_from(
         missing_labels="mask",
     )
     assert json.loads(ran.out) == evaluate(load_bank(tmp_path / "bank"), {"mood": task}, split="test", errors=9)
+
+
+def test_a_folder_of_images_is_scored(lamina, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whether it is the file of all readers or the task of one; a preset's name stays that of the preset."""
+    monkeypatch.setattr("lamina.cli.shared_options.open_on", lambda *_, **__: seeing())
+    folder = picture_folder(tmp_path / "pets", rows=1)
+    alone = json.loads(lamina("evaluate", "bank", folder, "--label", "label", "--json").out)
+    named = json.loads(lamina("evaluate", "bank", "--task", f"animal={folder}", "--label", "label", "--json").out)
+    assert named["animal"] == {metric: alone["animal"][metric] for metric in ("accuracy", "f1")}
+    monkeypatch.chdir(tmp_path)
+    picture_folder(tmp_path / "cola", rows=1)
+    refused = lamina("evaluate", "bank", "--task", "animal=cola", "--label", "label")
+    assert "--label was given, but no task is an existing file: cola; only files have columns" in refused.err
 
 
 def test_words_are_scored_by_spans(lamina, bank_folder: Path, words: Path):

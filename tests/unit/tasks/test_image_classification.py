@@ -62,6 +62,18 @@ def test_the_classes_are_those_of_train(tmp_path: Path):
         Task.from_files(IMAGE, test=test)
 
 
+def test_images_and_labels_are_two_columns(tmp_path: Path):
+    put(tmp_path, "a.csv", "image,label\na.png,x\nb.png,y\n")
+    with pytest.raises(ConfigError, match="task: text and label are both 'label'; a model would learn to copy"):
+        Task.from_files(KIND, train=tmp_path / "a.csv", inputs="label")
+
+
+def test_an_array_may_have_an_axis_for_its_one_channel():
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
+    image = LazyImage.of("x", grey).open()
+    assert (np.asarray(image) == grey).all()
+
+
 def test_pictures_have_no_texts(tmp_path: Path):
     task = Task.from_files(IMAGE, train=picture_folder(tmp_path / "pets"))
     with pytest.raises(
