@@ -81,7 +81,8 @@ def dataset_files(
 
     feature = getattr(datasets, file_class.feature)
     known = [name for name, kind in rows.features.items() if isinstance(kind, feature) or _has_files(kind)]
-    if column in rows.features:
+    is_text = "string" in str(getattr(rows.features.get(column), "dtype", ""))
+    if column in rows.features and not (is_text and known):  # among columns of files, a text is no path
         plain = rows.with_format(None).select_columns([column])
         if isinstance(rows.features[column], feature):
             plain = plain.cast_column(column, feature(decode=False))

@@ -73,11 +73,13 @@ class LazyFile(ABC):
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
-            data = entry.get("bytes")
+            path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
                 with convert_errors(lambda _: cls.bad(name, 'has a text as "bytes" that is not Base64.')):
                     data = b64decode(data, validate=True)
-            return cls.of(name, entry.get("path") if data is None else data)
+            if data is None and isinstance(path, str | Path):
+                return cls(name, str(path))
+            return cls.of(name, path if data is None else data)
         if isinstance(entry, str | Path):
             path = str(entry)
             return cls(path if len(path) <= _SHOWN else f"{path[:_SHOWN]}...", path)
