@@ -147,14 +147,8 @@ def from_file(
 ) -> list[object]:
     """Return the examples of a file: texts, pairs of texts, images or audio clips.
 
-    Raises DataError if the file cannot be read, or lacks a column, or a row has no text.
-
-    Args:
-        path: The file.
-        text: Column of the texts. None: the only column, the only one of `learnt`, or one with a usual name.
-        pair: Column of the second texts. None: no pairs.
-        learnt: Columns that the readers learnt from.
-        kind: Class of the images or audio clips that the readers read. None: texts.
+    `kind` is the class of images or audio clips; None: texts. Without `text`, the column is that of `usual_column`,
+    which is called with `learnt`. Raises DataError if the file cannot be read or lacks a column, or a row has no text.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 

@@ -42,7 +42,7 @@ class Upload:
     def of(cls, medium: str, encoded: str) -> Upload:
         """Return the upload of a file in Base64 (`encoded`) with this medium; raise ConfigError if it is not Base64."""
         try:
-            return cls(medium, base64.b64decode(encoded, validate=True))
+            return cls(medium, base64.b64decode("".join(encoded.splitlines()), validate=True))
         except (binascii.Error, ValueError):
             raise ConfigError(f"serve: {medium} is not Base64. Send the bytes of a file, encoded as Base64.") from None
 

@@ -106,15 +106,8 @@ def object_files(
 ) -> Column:
     """Return the files in a column of Python objects, in forms that `LazyFile.of` accepts, without opening them.
 
-    Raises DataError if a cell has none of the accepted forms, or an object in memory has wrong values.
-
-    Args:
-        name: Name of the table, for messages.
-        cells: The cells of the column.
-        column: Name of the column, for messages.
-        file_class: Class of the files.
-        folder: Folder from which relative paths in strings and in mappings with "path" start. None: the working
-            directory, from which a `Path` always starts.
+    Relative paths in strings and mappings start from `folder`; None: the working directory, as always for a `Path`.
+    Raises DataError, which names the table `name`, if a cell has none of the accepted forms or wrong values.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
@@ -149,11 +142,8 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by path. Files with
     other extensions, hidden files, links, and files that a tar file has again later are left out, and their number is
     logged. Raises DataError if the path is missing or has no such files, a folder cannot be listed, a file lies outside
-    all class folders, a class has two folders, a name is not UTF-8, or a tar file is damaged or compressed.
-
-    Args:
-        path: The folder or tar file.
-        file_class: Class of the files. The table has them in the column `file_class.column`, and classes in "label".
+    all class folders, a class has two folders, a name is not UTF-8, or a tar file is damaged or compressed. The table
+    has the files in the column `file_class.column`, and their classes in "label".
     """
     path = Path(path)
     if not (path.is_dir() or path.is_file()):

@@ -76,7 +76,7 @@ class LazyFile(ABC):
             path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
                 with convert_errors(lambda _: cls.bad(name, 'has a text as "bytes" that is not Base64.')):
-                    data = b64decode(data, validate=True)
+                    data = b64decode("".join(data.splitlines()), validate=True)
             if data is None and isinstance(path, str | Path):
                 return cls(name, str(path))
             return cls.of(name, path if data is None else data)

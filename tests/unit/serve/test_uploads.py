@@ -4,6 +4,7 @@ import os
 import struct
 import sys
 import zlib
+from base64 import encodebytes
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_an_image_is_answered_as_predict_answers(images: TestClient):
     assert [scores(one["animal"]) for one in both] == [
         pytest.approx(said["animal"]["probabilities"], abs=1e-5) for said in (first, second)
     ]
+
+
+def test_base64_may_be_divided_into_lines(images: TestClient):
+    lines = encodebytes(PNG).decode()
+    assert "\n" in lines.strip()
+    for text in (lines, lines.replace("\n", "\r\n")):
+        assert asked(images, {"image": text}) == asked(images, {"image": in_base64(PNG)})
 
 
 def test_readers_of_images_take_the_function_that_is_theirs(images: TestClient):
