@@ -257,6 +257,18 @@ def memory_errors(op: str) -> Generator[None]:
 
 
 @contextmanager
+def begin_with(op: str) -> Generator[None]:
+    """Let messages that begin with a function inside Lamina begin with `op`, the function that the user called."""
+    try:
+        yield
+    except LaminaError as error:
+        inner, _, problem = str(error).partition(": ")
+        if inner in ("encode", "length_batches"):
+            error.args = (f"{op}: {problem}",)
+        raise
+
+
+@contextmanager
 def error_context(note: str, op: str = "") -> Generator[None]:
     """Add `note` to every LaminaError that the `with` block raises, by `BaseException.add_note`.
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, requires, version
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from packaging.requirements import Requirement
 
-from lamina.errors import ConfigError, ErrorTypes, StoreError, convert_errors
+from lamina.errors import ConfigError, ErrorTypes, StoreError, begin_with, convert_errors
 
 # What a JSON file can hold; an object of such a file: key -> JSON; and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
@@ -40,6 +40,11 @@ def _is_of_torch(value: object, name: str) -> bool:
     return any(kind.__name__ == name and kind.__module__.startswith("torch") for kind in type(value).__mro__)
 
 
+def _is_of_lamina(name: str, value: object) -> bool:
+    """Return whether a value, or the module that torch.compile wrapped, is of Lamina's class `name`."""
+    return any(kind.__name__ == name for kind in type(getattr(value, "_orig_mod", value)).__mro__)
+
+
 def _is_processor(value: object) -> bool:
     """Return whether a value can be a processor: it can be called, and is neither a class nor a model."""
     return callable(value) and not isinstance(value, type) and not hasattr(value, "named_parameters")
@@ -47,6 +52,8 @@ def _is_processor(value: object) -> bool:
 
 _NO_LISTS = (str, bytes, bytearray, memoryview, set, frozenset, Mapping)  # a set has no order
 _SELECTORS = (int, str, list, tuple, range)
+_MONITORS = ("Monitor", "Cascade")
+_CLASSES = (*_MONITORS, "Calibration", "DriftSketch", "ReaderBank", "ReaderCollection", "ReplyFacts", "Study", "Task")
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
@@ -56,12 +63,15 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
-    "Path": ("a path", lambda value: isinstance(value, os.PathLike)),
+    **dict.fromkeys(("Path", "PathLike"), ("a path", lambda value: isinstance(value, os.PathLike))),
     "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
     "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
-    "Monitor": ("a Monitor", lambda value: any(kind.__name__ == "Monitor" for kind in type(value).__mro__)),
+    **{name: (f"a {name}", partial(_is_of_lamina, name)) for name in _CLASSES},
+    "AnyMonitor": ("a Monitor or a Cascade", lambda value: any(_TYPES[name][1](value) for name in _MONITORS)),
     "Processor": ("a loaded tokenizer or processor of transformers", _is_processor),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
+    "Iterable": ("a list", lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value)),
+    "Literal": ("a name", lambda value: isinstance(value, str)),  # the function says which names there are
     "Collection": (
         "a list or a set",
         lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value),
@@ -70,7 +80,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
         "a layer number, a list of them, or a text such as 'top:4'",
         lambda value: hasattr(value, "tolist") or (isinstance(value, _SELECTORS) and not isinstance(value, bool)),
     ),
-    "Mapping": ("a dict, as in {'train': ...}", lambda value: isinstance(value, Mapping)),
+    "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
     "None": ("None", lambda value: value is None),
 }
 _EXACT: dict[str, type] = {"int": int, "float": float, "str": str}
@@ -96,8 +106,11 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         plain = value.item()  # pyright: ignore[reportAttributeAccessIssue]
     kinds = _kinds(annotation.__name__ if isinstance(annotation, type) else str(annotation))
     is_class = isinstance(plain, bool) and "str" in kinds and "int" in kinds  # the name of a class, such as True
-    is_empty = "Path" in kinds and isinstance(plain, str) and not plain  # which would be the current folder
-    fits = set(kinds) <= _TYPES.keys() and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
+    is_empty = isinstance(plain, str) and not plain and "Path" in str(annotation)  # which would be the current folder
+    is_known = set(kinds) <= _TYPES.keys() and not set(kinds) <= {"Literal", "None"}
+    fits = is_known and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
+    if fits and "Sequence" in kinds and isinstance(plain, Iterable) and not hasattr(plain, "__getitem__"):
+        plain = [*cast("Iterable[object]", plain)]  # of a generator, which could be read only once
     if fits and "Collection" in kinds and isinstance(plain, Iterable) and not isinstance(plain, str):
         names = cast("Iterable[object]", plain)  # a set's order differs between processes
         plain = sorted(names, key=str) if isinstance(plain, set | frozenset) else list(names)
@@ -109,7 +122,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         if not {*map(type, listed)} <= {_EXACT.get(kind) for kind in items[1].split(" | ")}:  # quick, for many texts
             checked = (check_type(op, f"{name}[{place}]", item, items[1]) for place, item in enumerate(listed))
             plain = [*checked] if isinstance(plain, list) else (*checked,)
-    if fits or is_class or not set(kinds) <= _TYPES.keys():
+    if fits or is_class or not is_known:
         return cast("T", plain)
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
@@ -137,7 +150,8 @@ def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             named = [check_type(op, name, value, types[name]) for name, value in zip(types, args, strict=False)]
             options = {name: check_type(op, name, value, types.get(name, "")) for name, value in kwargs.items()}
-            return function(*named, *args[len(named) :], **options)  # pyright: ignore[reportCallIssue]
+            with begin_with(op):
+                return function(*named, *args[len(named) :], **options)  # pyright: ignore[reportCallIssue]
 
         return checked
 

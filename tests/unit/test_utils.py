@@ -30,6 +30,12 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
         (True, "Selector", "a layer number"),
         (3, "torch.Generator | None", "a torch.Generator or None"),
         ({"a": 1}, "Collection[str] | str", "a list or a set or a text"),
+        (3, "Literal['all'] | Sequence[str]", "a name or a list"),
+        ("ab", "Iterable[Text] | None", "a list or None"),
+        ("", "str | PathLike[str]", "a text or a path"),
+        (3, "Study | str | Path | None", "a Study or a text or a path or None"),
+        ("a", "ReaderBank", "a ReaderBank"),
+        (3, "AnyMonitor", "a Monitor or a Cascade"),
     ],
 )
 def test_options_of_other_types_are_refused(value: object, kind: str, rule: str):
@@ -64,6 +70,7 @@ def test_arrays_and_sets_become_lists_of_pythons_values():
         assert [*map(type, check_type("here", "size", value, "Selector"))] == [int, int]
     assert check_type("here", "size", {"b", "a", "c"}, "Collection[str] | None") == ["a", "b", "c"]
     assert check_type("here", "size", iter("ba"), "Collection[str]") == ["b", "a"]
+    assert check_type("here", "size", (value for value in (np.float32(0.5), 1)), "Sequence[float]") == [0.5, 1]
 
 
 def test_seeding_gives_the_numbers_of_torch():

@@ -27,6 +27,7 @@ from lamina.layers.recorded import RecordedModel
 from lamina.monitors.cascade import AnyMonitor
 from lamina.monitors.reply_drift import DriftWatcher
 from lamina.registry import provider
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -73,6 +74,7 @@ class ReaderBank(ReaderCollection):
     # Recorded states
 
     @classmethod
+    @check_types("bank.from_states")
     def from_states(cls, folder: str | PathLike[str]) -> ReaderBank:
         """Return a bank on recorded hidden states instead of a model. It has no readers yet.
 
@@ -173,6 +175,7 @@ class ReaderBank(ReaderCollection):
         """Name -> monitor that is saved with a reader. ConfigError if one cannot be read or two have one name."""
         return monitoring.stored_monitors(self.select(None, "bank"))
 
+    @check_types("bank.keep_monitor")
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
 
@@ -189,6 +192,7 @@ class ReaderBank(ReaderCollection):
         monitoring.drop_monitor(self.select(None, "bank"), name)
 
     @torch.no_grad()
+    @check_types("bank.add")
     def add(self, name: str, reader: Reader | ReadTask, *, watch: bool = False) -> ReaderModule:
         """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
 
@@ -219,6 +223,7 @@ class ReaderBank(ReaderCollection):
                 raise
         return module
 
+    @check_types("bank.monitor_scores")
     def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
         """Return a monitor's score of each text up to each token, from one plain pass of the model.
 
@@ -239,6 +244,7 @@ class ReaderBank(ReaderCollection):
         """
         return monitoring.monitor_scores(self, monitor, batch, mask)
 
+    @check_types("bank.watch")
     def watch(
         self,
         monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None = None,
@@ -286,6 +292,7 @@ class ReaderBank(ReaderCollection):
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
+    @check_types("bank.stream")
     def stream(
         self,
         model: nn.Module,
@@ -329,6 +336,7 @@ class ReaderBank(ReaderCollection):
 
     # Storage
 
+    @check_types("bank.save_pretrained")
     def save_pretrained(self, folder: str | PathLike[str], *, changed_base: bool = False) -> None:
         """Save readers, monitors, the processor, a manifest that names the model, and a model card to a folder.
 

@@ -21,7 +21,7 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.recorded import StatesPooling
 from lamina.layers.selectors import ranges
-from lamina.utils import JSONObject, check_range, check_type, derive_seed, rank, seed_torch
+from lamina.utils import JSONObject, check_range, check_type, check_types, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -66,6 +66,7 @@ class Reader:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
+    @check_types("reader")
     def default(cls, task: ReadTask, *, watch: bool = False) -> Reader:
         """Return the recommended reader for a task.
 
@@ -85,6 +86,8 @@ class Reader:
             ConfigError: If tasks of this kind have no reader, or no recommended reader; or with `watch`, if no reader
                 for such tasks can be used by a monitor.
         """
+        if not isinstance(task, ReadTask):
+            raise ConfigError(f"reader: got {type(task).__name__}; a lamina.Task is needed.")
         if str(task.kind) not in HEADS.names():
             have = ", ".join(HEADS.names())
             problem = f"tasks of kind '{task.kind}' have no readers; those of {have} do"
@@ -93,6 +96,7 @@ class Reader:
         return cls(*(head.default_for_watching(task) if watch else head.default(task)))
 
     @classmethod
+    @check_types("reader")
     def from_sklearn(
         cls,
         probe: object,
@@ -133,7 +137,7 @@ class Reader:
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))
-        names = label_names("reader", labels or linear.classes or ("value",))
+        names = label_names("reader", linear.classes or ("value",) if labels is None else labels)
         if len(names) != len(bias):
             raise ConfigError(f"reader: {len(names)} labels for a probe of {len(bias)} classes; each class has a name.")
         weights = {"fusion.projection": weight, "fusion.bias": bias}

@@ -260,6 +260,7 @@ class ReaderCollection(nn.Module):
         if name in self:
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
+    @check_types("bank.update")
     def update(self, other: ReaderCollection, readers: Collection[str] | None = None) -> None:
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
@@ -421,6 +422,7 @@ class ReaderCollection(nn.Module):
             output = run_stacks(self.model, wanted, batch, stop)
         return self._finish(passes, labels, names, main=output)
 
+    @check_types("bank.record_states")
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
         """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
 
@@ -442,6 +444,7 @@ class ReaderCollection(nn.Module):
             run_stacks(self.model, list(wanted), batch, stop)
         return states
 
+    @check_types("bank.read_states")
     def read_states(
         self,
         states: Mapping[str, Mapping[int, Tensor]],

@@ -154,9 +154,11 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
         """Return the accuracy; with several labels per text, the share of texts whose labels are all right.
 
-        Errors as in `predict`, and DataError if a label in `y` is missing.
+        Errors as in `predict`, and DataError if a label in `y` is missing, or `y` does not fit X.
         """
-        return float(super().score(X, plain_column(y, self._op("score")), sample_weight))  # pyright: ignore
+        self._check_fitted()
+        with data_errors(op := self._op("score")):
+            return float(super().score(X, plain_column(y, op), sample_weight))  # pyright: ignore
 
     def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
@@ -264,6 +266,12 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         texts = self._texts(X, "predict", reset=False)
         logits = self._logits_of(Split.of(texts), "predict")[READER]
         return logits[:, 0].double().numpy()
+
+    def score(self, X: object, y: object, sample_weight: object = None) -> float:
+        """Return R², as scikit-learn computes it. Errors as in `predict`, and DataError if `y` does not fit X."""
+        self._check_fitted()
+        with data_errors(self._op("score")):
+            return float(super().score(X, y, sample_weight))  # pyright: ignore
 
 
 @final

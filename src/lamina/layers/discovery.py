@@ -80,7 +80,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
         ConfigError: If `model` is not a model, or `name` is None and the model has towers.
         UnsupportedModelError: If the model's layers cannot be found.
     """
-    return pick_stack(stacks(model), name, op=op)
+    return pick_stack(stacks(checked_model(model, op)), name, op=op)
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
@@ -120,7 +120,7 @@ def tap(
         ConfigError: If `model` is not a model; if `layers` is no valid selector, or names layer 0 and `site` is not
             "output"; if the model has towers and `stack` is None.
     """
-    model = unwrapped(model)
+    model = checked_model(model, "tap")
     check_known("tap", [site], get_args(Site), "site")
     source = default_stack(model, stack, op="tap")
     chosen = select("1-" if site != "output" and is_all(layers) else layers, source.layers, op="tap")

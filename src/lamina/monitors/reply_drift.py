@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
-from lamina.utils import check_type
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -67,6 +67,7 @@ class DriftSketch:
     values: Mapping[str, Sequence[float]]
 
     @classmethod
+    @check_types("drift")
     def of(cls, replies: Sequence[ReplyFacts], *, seed: int = 0) -> Self:
         """Return the sketch of the replies. Its scores and projections have five significant digits.
 
@@ -184,8 +185,8 @@ class DriftWatcher:
         arXiv:2102.10439; the bets are a mixture of fixed ones, with jumps.
     """
 
+    @check_types("drift")
     def __init__(self, sketch: DriftSketch, *, false_alarm_rate: float = 0.01, seed: int = 0) -> None:
-        check_type("drift", "false_alarm_rate", false_alarm_rate, "float")
         if not 0 < false_alarm_rate < 1:
             rule = "it must be above 0 and below 1, such as 0.01"
             raise ConfigError(f"drift: false_alarm_rate is {false_alarm_rate}; {rule}.")
@@ -255,6 +256,7 @@ class DriftWatcher:
             self.add(ReplyFacts(score, length, row))
         return self._alarm
 
+    @check_types("drift")
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
         """Test one reply. Return the alarm of this run of the test, or None while there is none.
 

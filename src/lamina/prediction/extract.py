@@ -25,14 +25,23 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import preserve_training
 from lamina.layers.recorded import StatesPooling
-from lamina.layers.wrappers import unwrapped
+from lamina.layers.wrappers import checked_model
 from lamina.prediction.bulk import usual_column
 from lamina.store.files import check_room, claimed, read_json, write_json
 from lamina.store.manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.split import Split
-from lamina.utils import atomic_write, check_range, is_file, pluralize, progress_bar, remove_leftovers, write_text
+from lamina.utils import (
+    atomic_write,
+    check_range,
+    check_types,
+    is_file,
+    pluralize,
+    progress_bar,
+    remove_leftovers,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,6 +64,7 @@ _PLAN_FORMAT = 1  # version of the content of PLAN
 _DTYPES = ("float16", "float32")
 
 
+@check_types("extract")
 def extract(  # noqa: PLR0913
     model: PreTrainedModel,
     source: str | PathLike[str],
@@ -108,8 +118,8 @@ def extract(  # noqa: PLR0913
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
     check_range("extract", "batch_size", batch_size, 1)
-    check_known("extract", [pooling] if pooling else [], get_args(StatesPooling), "pooling")
-    base, folder = unwrapped(model), Path(output)
+    check_known("extract", [] if pooling is None else [pooling], get_args(StatesPooling), "pooling")
+    base, folder = checked_model(model, "extract"), Path(output)
     with preserve_training(base):
         bank = ReaderBank(base, processor)
         source_stack = pick_stack(bank.stacks, stack, op="extract")

@@ -48,6 +48,7 @@ from lamina.tasks.presets import find_preset
 from lamina.tasks.stratify import SampleSize
 from lamina.train.grid import METHOD, MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
+from lamina.utils import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -410,6 +411,7 @@ class Recipe(Strict):
         return {name: task for name, task in self.tasks.items() if name in names}
 
 
+@check_types("load_recipe")
 def load_recipe(path: str | Path) -> Recipe:
     """Read and check the recipe in a YAML file.
 

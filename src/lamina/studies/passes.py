@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, final
 
 import numpy as np
@@ -108,9 +108,8 @@ def text_inputs(
 ) -> TextInputs:
     """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
-    Raises ConfigError if `texts` is a single string or empty, an entry is neither a text nor a pair, texts and pairs
-    are mixed, there is no tokenizer, or the model does not allow `max_length`; StoreError if the saved tokenizer is
-    damaged.
+    Raises ConfigError if `texts` is empty, an entry is neither a text nor a pair, texts and pairs are mixed, there is
+    no tokenizer, or the model does not allow `max_length`; StoreError if the saved tokenizer is damaged.
 
     Args:
         model: The model that will read the texts.
@@ -123,8 +122,6 @@ def text_inputs(
         The encoded texts, with the tokenizer that encoded them as `.processor`.
     """
     hint = "Pass a list of texts, or of pairs of texts."
-    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
-        raise ConfigError(f"{op}: texts is one {type(texts).__name__}. {hint}")
     listed = texts if isinstance(texts, Sequence) else list(texts)
     if not len(listed):
         raise ConfigError(f"{op}: there is no text; at least one is needed.")

@@ -25,6 +25,7 @@ from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import data_digests
+from lamina.train.groups import tasks_by_name
 from lamina.utils import JSON, Row
 
 if TYPE_CHECKING:
@@ -122,13 +123,14 @@ def labelled_task(op: str, task: Task, *parts: str) -> Task:
     return replace(task, splits=splits)
 
 
-def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
+def named_tasks(op: str, tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
     If there are several tasks, those without a `missing_labels` are returned with "mask", as `fit` treats them when it
-    trains them together. Raises UnknownNameError if a task has no "train" or no "validation" split.
+    trains them together. Raises UnknownNameError if a task has no "train" or no "validation" split; ConfigError, about
+    `op`, for anything else.
     """
-    named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
+    named = {} if tasks is None else tasks_by_name(op, tasks)
     for task in named.values():
         for split in ("train", "validation"):
             task.split(split)

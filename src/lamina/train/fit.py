@@ -8,14 +8,14 @@ from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Literal, cast
 
-from lamina.errors import ConfigError, check_known
+from lamina.errors import ConfigError, begin_with, check_known
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.base import PARTS
 from lamina.tasks.recorded_rows import splits_on_states
 from lamina.train.groups import tasks_by_name, warn_of_texts, with_positive
 from lamina.train.options import OF_BANKS, FitOptions
 from lamina.train.training_run import train
-from lamina.utils import rank
+from lamina.utils import check_type, rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@begin_with("fit")
 def fit(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
@@ -300,6 +301,7 @@ def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:
         logger.warning("%s: the test part of %s was not scored. %s.", op, ", ".join(map(repr, names)), hint)
 
 
+@begin_with("finetune")
 def finetune(
     model: PreTrainedModel,
     task: Task,
@@ -336,6 +338,7 @@ def finetune(
     check_known("finetune", options, ["positive", "processor", "output", *known], "option", "help(lamina.finetune)")
     chosen = FitOptions.of(options, "finetune")
     model = checked_model(model, "finetune")
+    task = check_type("finetune", "task", task, "Task")
     task = task if positive is None else task.with_positive(positive)
     warn_of_texts("finetune", [task])
     result = train(model, task, chosen, op="finetune", processor=processor, output=output)

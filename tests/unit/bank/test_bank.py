@@ -241,6 +241,12 @@ def test_an_unknown_reader_is_an_error_that_lists_the_known_ones(bank: ReaderBan
         pass
     with pytest.raises(ConfigError, match="bank: readers is 5; it must be a list"):
         bank(**batch, readers=5)
+    with pytest.raises(ConfigError, match=r"bank\.update: other is 'low'; it must be a Re"):
+        bank.update("low")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"bank\.keep_monitor: monitor is 'low'; it must be a Monitor or a Cascade"):
+        bank.keep_monitor("low")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"bank\.watch: every is 'low'; it must be a whole number"):
+        bank.watch(every="low")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownNameError, match=r"bank: unknown reader '\['low'\]'"):
         bank(**batch, readers=[["low"]])
     with pytest.raises(ConfigError, match="bank: labels of 'low' are a int; a tensor is needed"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ def test_a_task_without_a_default_reader_is_refused():
         ConfigError, match=r"got str; a lamina.Reader is needed, or a lamina.Task for its default reader"
     ):
         tiny_bank({}).add("it", "cola")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^reader: got str; a lamina\.Task is needed"):
+        unwrap(Reader.default.__func__)(Reader, "cola")  # without the type checks of the tests
+    with pytest.raises(ConfigError, match=r"bank\.add: watch is 'no'; it must be True or False"):
+        tiny_bank({}).add("it", copies(), watch="no")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"'summarization' have no readers; those of .*lamina.finetune"):
         Reader.default(copies())
     with pytest.raises(ConfigError, match=r"no default reader was chosen for tasks of kind masked_lm.*MaskedLM"):

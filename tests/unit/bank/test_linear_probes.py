@@ -143,7 +143,7 @@ def test_a_probe_of_lmprobe_is_known_by_its_parts():
         (LogisticRegression(), {}, "LogisticRegression is not fitted"),
         (RandomForestClassifier(), {}, "a RandomForestClassifier is not a known linear model"),
         (make_pipeline("passthrough"), {}, "the pipeline has no step that computes anything"),
-        (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels are 'ab'; a list of names is needed"),
+        (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels is 'ab'; it must be a list"),
         (diverged(), {}, "the SGDRegressor has coefficients that are NaN or infinite"),
     ],
 )

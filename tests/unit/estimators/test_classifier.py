@@ -34,6 +34,8 @@ def test_labels_of_any_type_come_back_as_they_went_in(base: str, texts: list[str
     said = fitted.predict(texts)
     assert (said.dtype, fitted.classes_.dtype, list(fitted.classes_)) == (y.dtype, y.dtype, sorted([one, two]))
     assert fitted.score(texts, y) == (said == y).mean() == 1.0
+    with pytest.raises(DataError, match=r"^LaminaClassifier\.score: .* \[7, 8\]"):
+        fitted.score(texts, y[:7])
 
 
 def test_probabilities_scores_and_classes_agree(base: str, texts: list[str]):

@@ -19,6 +19,8 @@ def test_numbers_of_any_size_are_learnt_and_said_by_the_bank_too(base: str, text
     said = fitted.predict(texts)
     assert said.dtype == np.float64
     assert fitted.score(texts, y) > 0.9
+    with pytest.raises(DataError, match=r"^LaminaRegressor\.score: .* \[7, 8\]"):
+        fitted.score(texts, y[:7])
     alone = lamina.predict(fitted.bank_, texts[:1])[0]["reader"]["value"]
     np.testing.assert_allclose(alone, said[0], rtol=1e-6)
 

@@ -63,6 +63,9 @@ def test_what_is_no_model_is_named(wrong: str, tmp_path: Path):
     for call in calls.values():
         with pytest.raises(ConfigError, match=SAID[wrong]):
             call(got)
+    for op in ("tap", "freeze_", "similarity"):
+        with pytest.raises(ConfigError, match=f"^{op}: got "):
+            MODEL_ONLY[op](got)
     bank = tiny_bank({"a": reader(TASK)})
     bank.save_pretrained(tmp_path)
     if wrong != "None":  # then the bank loads its base
@@ -71,10 +74,22 @@ def test_what_is_no_model_is_named(wrong: str, tmp_path: Path):
 
 
 def test_a_model_in_place_of_a_bank_or_a_name_is_named():
-    with pytest.raises(ConfigError, match="importance: got a BertModel; a bank of trained readers is needed"):
+    with pytest.raises(ConfigError, match="importance: banks is a BertModel; it must be a ReaderBank or a dict"):
         lamina.studies.importance(tiny_model())
     with pytest.raises(ConfigError, match="load: got a BertModel; a folder, a hub id or 'minilm' is needed"):
         lamina.load(tiny_model())
+
+
+def test_a_length_that_does_not_fit_is_told_by_the_function_that_was_called():
+    with pytest.raises(ConfigError, match=r"^fit: max_length is 99; model and tokenizer take 1 to 32"):
+        lamina.fit(tiny_bank({"a": reader(TASK)}), {"a": TASK}, max_length=99, progress=False)
+
+
+@pytest.mark.parametrize("name", ["errors", "variability", "probe", "removal", "reinit", "insertion", "advise"])
+def test_what_is_no_task_is_named(name: str):
+    for wrong in ("a", [TASK], {"a": 3}):
+        with pytest.raises(ConfigError, match=f"^{name}: tasks (is|are) "):
+            getattr(lamina.studies, name)(tiny_model(), wrong)
 
 
 @pytest.mark.parametrize("wrong", ["name", "path", "list", "class", "model"])

@@ -102,6 +102,12 @@ def test_what_cannot_be_tested_is_an_error():
     sketch = DriftSketch.of(replies(10, 0))
     with pytest.raises(ConfigError, match=r"drift: there is no reply"):
         DriftSketch.of([])
+    with pytest.raises(ConfigError, match=r"drift: replies\[0\] is 3; it must be a ReplyFacts"):
+        DriftSketch.of([3])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="drift: sketch is a dict; it must be a DriftSketch"):
+        DriftWatcher({})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="monitor: sketch is 3; it must be a DriftSketch or None"):
+        Monitor("flag", "odd", sketch=3)  # pyright: ignore[reportArgumentType]
     for rate in (0.0, 1.0):
         with pytest.raises(ConfigError, match=rf"drift: false_alarm_rate is {rate}; it must be above 0 and below 1"):
             DriftWatcher(sketch, false_alarm_rate=rate)

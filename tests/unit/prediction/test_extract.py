@@ -13,7 +13,7 @@ from tests.support.recorded import states_of
 from tests.support.training import tiny_bank, tiny_model, tiny_tokenizer
 
 from lamina.data.recorded_states import RecordedStates
-from lamina.errors import ConfigError, DataError, StoreError
+from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 from lamina.prediction.extract import _Plan, extract
 from lamina.store import fingerprint
 from lamina.tasks.task import Task
@@ -43,6 +43,17 @@ def test_the_states_of_all_tokens_are_the_models(source: Path, tmp_path: Path, d
     for row, expected in enumerate(states_of(tiny_bank({}), TEXTS, [1, 3])):
         found = torch.stack(list(recorded.batch([row])["main"].values()), dim=2)[0]
         torch.testing.assert_close(found, expected, atol=within, rtol=within)
+
+
+def test_what_is_no_model_pooling_or_path_is_named(source: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"^extract: got a int, which is not a model"):
+        extract(3, source, tmp_path / "states")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UnknownNameError, match=r"^extract: unknown pooling ''"):
+        write(source, tmp_path / "states", pooling="")
+    with pytest.raises(ConfigError, match=r"^extract: output is 3; it must be a text or a path"):
+        write(source, 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^extract: max_length is 1; the special tokens alone are 2"):
+        write(source, tmp_path / "states", max_length=1)
 
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])

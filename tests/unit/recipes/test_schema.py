@@ -81,6 +81,11 @@ def load(tmp_path: Path) -> Any:
     return write
 
 
+def test_what_is_no_path_of_a_recipe_is_named():
+    with pytest.raises(ConfigError, match=r"^load_recipe: path is 3; it must be a text or a path"):
+        load_recipe(3)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_recipe(load: Any):
     recipe = load(GOOD)
     assert (recipe.model, recipe.seeds, recipe.fit) == ("minilm", [0, 1], {"epochs": 3})

@@ -155,6 +155,12 @@ def test_one_span_of_words_is_removed(mood, tags):
 def test_names_that_do_not_exist_are_refused(model, tokenizer, mood):
     with pytest.raises(ConfigError, match=r"deleted is 1\.0; it must be at least 0 and below 1"):
         errors(model, mood, processor=tokenizer, deleted=[1.0])
+    with pytest.raises(ConfigError, match="deleted is 2; it must be at least 0 and below 1"):
+        errors(model, mood, processor=tokenizer, deleted=(share for share in [2]))
+    with pytest.raises(ConfigError, match="errors: count is -1; it must be at least 0"):
+        errors(model, mood, processor=tokenizer, count=-1)
+    with pytest.raises(ConfigError, match="errors: hidden is 0; it must be at least 1"):
+        errors(model, mood, processor=tokenizer, hidden=0)
     with pytest.raises(ConfigError, match="errors: tasks is empty"):
         errors(model, {}, processor=tokenizer)
     with pytest.raises(UnknownNameError, match="errors: unknown probe 'foo'"):

@@ -175,7 +175,7 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(texts=None)
     with pytest.raises(ConfigError, match="texts and batches are both given"):
         call(batches=[{}])
-    with pytest.raises(ConfigError, match=r"texts is one str\. Pass a list of texts"):
+    with pytest.raises(ConfigError, match="similarity: texts is 'the film'; it must be a list or None"):
         call(texts="the film")
     with pytest.raises(ConfigError, match="there is no text; at least one is needed"):
         call(texts=[])
@@ -185,6 +185,10 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(texts=TEXTS[:3])
     with pytest.raises(ConfigError, match="minibatch is 3; it must be at least 4"):
         call(minibatch=3)
+    with pytest.raises(ConfigError, match="similarity: seed is -1; it must be at least 0"):
+        call(seed=-1)
+    with pytest.raises(ConfigError, match="similarity: measures is 3; it must be a name or a list"):
+        call(measures=3)
     with pytest.raises(ConfigError, match="no processor was given"):
         call(processor=None)
     with pytest.raises(ConfigError, match="it reads texts for another model, a row per text"):

@@ -160,6 +160,11 @@ def test_invalid_tasks_and_options_are_refused(model, tokenizer):
         variability(model, {"mood": task(alike, labels=["bad", "good"])}, processor=tokenizer)
     with pytest.raises(ConfigError, match="variability: tasks is empty"):
         variability(model, {}, processor=tokenizer)
+    with pytest.raises(ConfigError, match=r"variability: probed is 3; it must be a Study or a text or a path or None"):
+        variability(model, task(), processor=tokenizer, probed=3)
+    for wrong in ({"batch_size": 0}, {"max_length": 10_000}, {"max_length": 1}):
+        with pytest.raises(ConfigError, match=rf"^variability: {next(iter(wrong))} is {next(iter(wrong.values()))}; "):
+            variability(model, task(), processor=tokenizer, **wrong)
     numbers = [dict(row, label=row["label"] / 7) for row in ROWS]
     with pytest.raises(ConfigError, match=r"kind sequence_classification \(regression\); each row must have one class"):
         variability(model, {"mood": task(numbers)}, processor=tokenizer)

@@ -171,6 +171,7 @@ def test_a_model_that_a_bank_reads():
 def test_options_that_cannot_be():
     refused(bert(), yes_no(), "finetune: unknown option 'epoch'.*Did you mean 'epochs'", UnknownNameError, epoch=3)
     refused(bert(), yes_no(), "finetune: epochs is 0; it must be at least 1", epochs=0)
+    refused(bert(), {"a": yes_no()}, "finetune: task is a dict; it must be a Task")
     refused(bert(), yes_no(), "encode: max_length is 99; model and tokenizer take 1 to 32", max_length=99)
     refused(bert(), yes_no(), "resume is set but no output folder", resume=True)
     refused(bert(), yes_no(), "layer 9 does not exist", LayerIndexError, layer_rates={9: 1e-3})

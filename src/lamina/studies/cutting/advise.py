@@ -158,7 +158,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     Source:
         The probe by cutting of Singh and Giovanardi 2020, figure 2, turned into a decision.
     """
-    named, listed = named_tasks(tasks), list(texts or ())
+    named, listed = named_tasks(_OP, tasks), [] if texts is None else list(texts)
     check_range(_OP, "tolerance", tolerance, 0)
     check_given(_OP, tasks=named, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)

@@ -227,7 +227,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     check_known(_OP, ends, ("top", "bottom"), "end")
     check_known(_OP, starts, _STARTS, "start")
     check_known(_OP, [position], ("attention", "ffn", "both"), "position")
-    named = named_tasks(tasks)
+    named = named_tasks(_OP, tasks)
     check_given(_OP, tasks=named, counts=counts, seeds=seeds)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth)
@@ -373,7 +373,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         rows, a tenth and a hundredth, learning rate 2e-5, 3 epochs. The paper says nothing about biases and norms; here
         they keep their values.
     """
-    named = named_tasks(tasks)
+    named = named_tasks(_REINIT, tasks)
     check_known(_REINIT, [scope], ("linear", "block"), "scope")
     check_given(_REINIT, tasks=named, counts=counts, fractions=fractions, seeds=seeds)
     edited = edited_stack(model, processor, stack, _REINIT)

@@ -154,7 +154,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         arXiv:2403.17887. nu: Xie et al. 2022, arXiv:2210.10041. The first two papers cut by the proxy; here its
         prediction is compared with the measured drop.
     """
-    named, listed = named_tasks(tasks), list(texts or ())
+    named, listed = named_tasks(_OP, tasks), [] if texts is None else list(texts)
     check_range(_OP, "new_tokens", new_tokens, 0)
     if not named and not listed and not prompts:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure what is lost.")

@@ -20,6 +20,7 @@ from lamina.studies.statistics import row_counts
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
 from lamina.tasks.words import join
+from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize
 
@@ -98,9 +99,11 @@ def errors(  # noqa: PLR0913 the options of a public entry point
     Source:
         Cohen 1960, "A Coefficient of Agreement for Nominal Scales".
     """
-    source, named = unwrapped(model), dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    source, named = unwrapped(model), tasks_by_name("errors", tasks)
     check_given("errors", tasks=named)
     check_known("errors", [probe], RATES, "probe")
+    check_range("errors", "hidden", hidden, 1)
+    check_range("errors", "count", count, 0)
     for share in deleted:
         check_range("errors", "deleted", share, 0, 1, open_high=True)
     used_stack = default_stack(source, stack, op="errors")

@@ -23,7 +23,7 @@ from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_m
 from lamina.studies.runner import Cell, check_given, labelled_task, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
-from lamina.train.groups import warn_of_texts
+from lamina.train.groups import tasks_by_name, warn_of_texts
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         until the loss stops falling; here probes train for `epochs`, so that the code lengths are upper bounds.
     """
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
-    named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    named = tasks_by_name("probe", tasks)
     check_given("probe", tasks=named)
     check_known("probe", probes, PROBES, "probe")
     if not probes or not seeds or len(set(seeds)) < len(seeds):

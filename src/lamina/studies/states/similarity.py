@@ -152,6 +152,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     check_known(_OP, chosen, _ALL, "measure")
     check_known(_OP, [per], ("text", "token"), "kind of row")
     check_range(_OP, "minibatch", minibatch, FEWEST)
+    check_range(_OP, "seed", seed, 0)
     if (texts is None) == (batches is None):
         raise ConfigError(f"{_OP}: texts and batches are {'both' if batches else 'not'} given; exactly one must be.")
     if other_processor is not None and (other is None or per == "token" or texts is None):

@@ -18,6 +18,7 @@ from lamina.studies.passes import LayerReader, group_batches, is_text_token, mea
 from lamina.studies.runner import check_given, encode_rows, labelled_task, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
+from lamina.train.groups import tasks_by_name
 from lamina.utils import JSON, check_types, pluralize, progress_bar
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         Transfer Learning", arXiv:2210.10041, eq. 1 to 3.
     """
     reader = LayerReader(model, layers, stack, op=_OP)
-    named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    named = tasks_by_name(_OP, tasks)
     check_given(_OP, tasks=named)
     used_processor = own_processor(reader.model, processor)
     named = {name: labelled_task(_OP, task, split) for name, task in named.items()}
