@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, convert_errors
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -293,7 +293,7 @@ class LabelHead(Head):
         """Return the mean cross-entropy over the labels that are not IGNORE, by class weights if any; 0 without labels.
 
         Raises:
-            ConfigError: If there is not one label per sequence or token.
+            ConfigError: If there is not one label per sequence or token, or the labels are no class numbers.
         """
         if labels.shape != logits.shape[:-1]:
             problem = f"labels are {list(labels.shape)} for logits of {list(logits.shape)}"
@@ -355,10 +355,15 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the labels that are not IGNORE; 0 if all are (torch returns NaN).
 
-    `weight` holds one weight per class, for a weighted mean as in torch. None: all equal.
+    `weight` holds one weight per class, for a weighted mean as in torch. None: all equal. Raises ConfigError if the
+    labels are not integers as torch takes them; on the CPU, also if one is not a class.
     """
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
-    total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
+    rule = f"class numbers from 0 to {flat.shape[-1] - 1} are needed, or {IGNORE} for no label"
+    if targets.dtype not in (torch.int64, torch.uint8):
+        raise ConfigError(f"bank: labels are {targets.dtype}; {rule}. Call labels.long().")
+    with convert_errors(lambda reason: ConfigError(f"bank: a label is not a class ({reason}); {rule}."), IndexError):
+        total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
     return total / count_labels(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)
 
 

@@ -231,3 +231,22 @@ def test_labels_that_do_not_fit_the_logits_are_an_error():
     tags = TokenClassification(("a", "b")).build(8)
     with pytest.raises(ConfigError, match=r"labels are \[6, 2\] for logits of \[2, 6, 2\]"):
         tags.loss(torch.zeros(2, 6, 2), torch.zeros(6, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            torch.tensor([0, 5]),
+            r"a label is not a class \(.*Target 5 is out of bounds\); class numbers from 0 to 1 are",
+        ),
+        (torch.tensor([-1, 1]), r"a label is not a class \(.*Target -1 is out of bounds\)"),
+        (torch.tensor([0.0, 1.0]), r"labels are torch\.float32; .* or -100 for no label\. Call labels\.long\(\)"),
+        (torch.tensor([0, 1], dtype=torch.int32), r"labels are torch\.int32"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels: torch.Tensor, message: str, weights: tuple[float, ...] | None):
+    head = SequenceClassification(("no", "yes"), attention_heads=1, class_weights=weights).build(4)
+    with pytest.raises(ConfigError, match=message):
+        head.loss(torch.zeros(2, 2), labels)
