@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import validate_data
 
 from lamina.errors import DataError, LaminaError
-from lamina.tasks.label_cells import class_name
+from lamina.tasks.label_cells import LabelCellError, class_name
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
@@ -40,7 +41,7 @@ def data_errors(op: str) -> Iterator[None]:
     except LaminaError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{op}: {error}") from error
+        raise DataError(f"{op}: {'y has ' * isinstance(error, LabelCellError)}{error}") from error
 
 
 def as_array(values: TextsLike | TargetsLike, name: str, **how: Any) -> Any:
@@ -195,6 +196,9 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     with data_errors(op):
         checked = as_array(plain_column(y, op), "y", accept_sparse="csr", dtype=None)
         check_consistent_length(texts, checked)
+        for value in checked if checked.dtype == object and checked.ndim == 1 else ():
+            if not isinstance(value, Number):  # scikit-learn's own message about dates speaks of a regression
+                class_name(value, (str(value),))
         check_classification_targets(checked)
         kind = type_of_target(checked, input_name="y")
         if kind == "multilabel-indicator":

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,15 @@ TEXTS = ["a", "b", "c"]
         (["x", float("nan"), "y"], "row 1 of y is missing"),
         (pd.Series([1, None, 0], dtype="Int64"), "row 1 of y is missing"),
         ([[-1, 1], [1, 1], [1, -1]], "op: y is a table with the number -1; it has zeros and ones"),
-        (pd.to_datetime(["2020-01-01", "2021-01-01", "2021-01-01"]), "op: .* of type datetime; a class is a text"),
+        (
+            pd.to_datetime(["2020-01-01", "2021-01-01", "2021-01-01"]),
+            "op: y has .* of type datetime; a class is a text",
+        ),
+        ([date(2020, 1, 1), date(2021, 1, 1), date(2021, 1, 1)], "op: y has .* of type date; a class is a text"),
+        (
+            [Decimal("1.5"), Decimal("2.5"), Decimal("1.5")],
+            "op: Unknown label type",
+        ),
     ],
 )
 def test_what_are_no_classes(y: object, message: str):
