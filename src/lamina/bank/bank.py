@@ -206,7 +206,8 @@ class ReaderBank(ReaderCollection):
         Raises:
             ConfigError: If the name is taken or not allowed, `reader` is neither settings nor a task, the settings do
                 not fit the model, or tasks of that kind have no recommended reader. With `watch`, if the reader's
-                scores of a token depend on later tokens, or the model does not write text from left to right.
+                scores of a token depend on later tokens, the model does not write text from left to right, or the
+                frozen model has changed.
             LayerIndexError: If the reader selects a layer that the model does not have.
             UnknownNameError: If the reader names a stack that the model does not have.
             UnsupportedModelError: If the model's layers cannot be found.
@@ -327,8 +328,8 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader, label or value of `over` does not exist.
-            ConfigError: If `model` is not the bank's, prompts are text and the bank has no processor, or for any reason
-                that `watch` names.
+            ConfigError: If `model` is not the bank's, a prompt is empty, prompts are text and the bank has no
+                tokenizer, or for any reason that `watch` names.
         """
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)

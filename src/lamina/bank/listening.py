@@ -38,7 +38,8 @@ def listening(
 
     Args:
         bank: The bank, whose model runs.
-        passes: One pass per stack, with the readers. A new pass is started from it each time the model is called.
+        passes: One pass per stack, with the readers. A new pass is started from it for each call of the model that its
+            readers read: the first one, and the first after `outputs.clear()`.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Called with each call of `generate`; returns an observer that receives the tokens and states.
             Readers then have no output.
@@ -69,7 +70,7 @@ def listening(
 def _registered(listener: _Listener) -> Iterator[None]:
     """Register a listener inside the `with` block; ConfigError if an open listener already uses one of the readers."""
     for other in _listeners.get():
-        twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
+        twice = [name for name, reader in listener.readers.items() if reader in other.readers.values()]
         if twice and other.is_open:
             problem = f"reader '{twice[0]}' is listening already"
             raise ConfigError(f"bank.listen: {problem}; a reader reads a pass once. Leave the context around this one.")

@@ -576,7 +576,9 @@ class ReaderCollection(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
         """Move the readers as `nn.Module.to` does, and the model to the same device. The model keeps its dtype."""
-        device = torch.empty(0, device=self.device).to(*args, **kwargs).device
+        # a memory format is refused by a tensor without the axes that it orders
+        target = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        device = torch.empty(0, device=self.device).to(*args, **target).device
         if device != self.device:
             self.model.to(device)  # pyright: ignore[reportArgumentType]
         return super().to(*args, **kwargs)

@@ -506,24 +506,42 @@ def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
 
 
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
-    """Return the arguments of `generate` for prompts. Texts are tokenised, padded on the left for a decoder-only model.
+    """Return the arguments of `generate` for prompts.
 
-    Token ids and mappings are used as they are. Raises ConfigError for texts if the bank has no processor.
+    Texts are tokenised, padded on the left for a decoder-only model, and moved to the bank's device. Token ids and
+    mappings are used as they are, on their own device. Raises ConfigError if there is no prompt, a prompt has no token,
+    or texts are given and the bank has no tokenizer.
     """
     if isinstance(inputs, Mapping):
-        return dict(inputs)
+        return _check_tokens(inputs)
     if isinstance(inputs, Tensor):
-        return {"inputs": inputs}
-    if bank.processor is None:
-        problem = "a text was given, and the bank has no processor to read it"
+        return _check_tokens({"inputs": inputs})
+    if (tokenizer := _tokenizer_of(bank)) is None:
+        problem = "a text was given, and the bank has no processor with a tokenizer to read it"
         raise ConfigError(f"bank.stream: {problem}. Use ReaderBank(model, processor=...).")
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
+    if not texts:
+        raise ConfigError("bank.stream: there is no prompt; at least one is needed.")
     padding: dict[str, object] = {"padding": len(texts) > 1}
     if "main" in bank.stacks:
         padding["padding_side"] = "left"  # the new tokens must follow the text, not the padding
-    encoded = bank.processor(texts, return_tensors="pt", **padding)
+    encoded: Mapping[str, Tensor] = cast("Any", tokenizer)(texts, return_tensors="pt", **padding)
     known = ("input_ids", "attention_mask")
-    return {key: encoded[key].to(bank.device) for key in known if key in encoded}
+    prompts = _check_tokens({key: encoded[key].to(bank.device) for key in known if key in encoded})
+    if "attention_mask" in encoded and not bool(encoded["attention_mask"].any(1).all()):
+        raise ConfigError(f"bank.stream: a prompt {_EMPTY}")
+    return prompts
+
+
+_EMPTY = "has no token; each prompt needs at least one."
+
+
+def _check_tokens(prompts: Mapping[str, object]) -> dict[str, object]:
+    """Return `prompts` as a dictionary; raise ConfigError if its token ids are empty and no embeddings replace them."""
+    ids = prompts.get("input_ids", prompts.get("inputs"))
+    if isinstance(ids, Tensor) and not ids.numel() and "inputs_embeds" not in prompts:
+        raise ConfigError(f"bank.stream: the prompt {_EMPTY}")
+    return dict(prompts)
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:

@@ -458,6 +458,12 @@ def test_moving_moves_the_model_too(bank: ReaderBank):
     assert next(bank.parameters()).device.type == "meta"
 
 
+@pytest.mark.parametrize("order", [torch.channels_last, torch.channels_last_3d])
+def test_a_memory_format_is_accepted_as_any_module_does(bank: ReaderBank, order: torch.memory_format):
+    assert bank.to("meta", memory_format=order).device.type == "meta"
+    assert bank.to(memory_format=order).device.type == "meta"
+
+
 def test_an_output_is_empty_until_filled():
     out = BankOutput()
     assert len(out) == 0

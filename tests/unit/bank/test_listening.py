@@ -248,6 +248,11 @@ def test_a_reader_listens_once_at_a_time():
         with twice, bank.listen(over=outer_over), bank.listen(over=over):
             pass
         assert traces(bank.model) == before
+    renamed = ReaderBank(bank.model)
+    renamed.update(bank)
+    renamed.rename("r", "s")
+    with pytest.raises(ConfigError, match="reader 's' is listening already"), bank.listen(), renamed.listen():
+        pass
     with bank.listen(over="both") as outer, other.listen(over="both") as inner:
         bank.model.generate(**prompt(bank), **SHORT)
     assert torch.equal(outer["r"].logits, inner["r"].logits)

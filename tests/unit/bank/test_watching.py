@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.bytes_tokenizer import BYTES
+from tests.support.bytes_tokenizer import BYTES, bytes_tokenizer
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from torch import Tensor
@@ -34,6 +34,16 @@ TOKENS = TokenClassification(("fine", "odd"), encoder_layers=0)
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": 98}
 SHORT |= {"repetition_penalty": 3.0}
 FLAG = Monitor("flag", "odd", LastScore())
+
+
+class ImagesFirst:
+    """A processor that takes images first, as LLaVA's does."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, images: Any, text: Any = None, **_: Any) -> Any:
+        raise TypeError("no image was given")
 
 
 def bank_of(name: str = "gpt2-CausalLM", stack: str | None = None) -> ReaderBank:
@@ -199,6 +209,30 @@ def test_texts_are_prompts_too():
     assert torch.equal(scores_of(got), scores_of(expected))
     (one, *_) = bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)
     assert one.tokens.tolist() == expected[0].tokens[:1].tolist()
+
+
+def test_a_processor_that_takes_images_first_reads_texts_with_its_tokenizer():
+    bank = bank_of()
+    bank.processor = tokenizer = tiny_tokenizer()
+    expected = [step.tokens.tolist() for step in bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)]
+    bank.processor = ImagesFirst(tokenizer)  # pyright: ignore[reportAttributeAccessIssue]
+    got = [step.tokens.tolist() for step in bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)]
+    assert got == expected
+    bank.processor = ImagesFirst(None)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="the bank has no processor with a tokenizer"):
+        bank.stream(bank.model, "the film", monitors=[FLAG])
+
+
+@pytest.mark.parametrize("empty", [torch.zeros(1, 0).long(), "", ["the", ""], [], ()])
+def test_an_empty_prompt_is_refused(empty: Any):
+    bank = bank_of()
+    bank.processor = bytes_tokenizer()
+    bank.processor.pad_token = "<end>"
+    message = r"bank\.stream: (the|a) prompt has no token; each|bank\.stream: there is no prompt; at least one"
+    prompts = [empty, {"input_ids": empty}] if isinstance(empty, Tensor) else [empty]
+    for one in prompts:
+        with pytest.raises(ConfigError, match=message):
+            bank.stream(bank.model, one, monitors=[FLAG])
 
 
 def test_steps_have_text_floats_and_flags_as_plain_values():

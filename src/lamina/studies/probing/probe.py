@@ -306,7 +306,7 @@ def _cells(
 def _study(
     rows: pd.DataFrame, tasks: Mapping[str, Task], settings: Mapping[str, JSON], missing: Mapping[str, Sequence[str]]
 ) -> Study:
-    """Return the study: the table with the comparisons ("ahead"), the charts and the conclusions.
+    """Return the study, with its charts and conclusions; its table also has the comparisons, of measure "ahead".
 
     `rows` are the table rows of all cells, and `missing` is task name -> names of classes that no training row has.
     """
@@ -526,13 +526,13 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
             layers.setdefault((place.probe, place.site), []).append(place.layer)
             values.append(difference.value)
     if not layers:
-        return f"no probe is shown to beat {baseline}; the layers are no better than the text alone."
+        return f"no probe is shown to beat {baseline}."
     named = [
         f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
         for (probe, site), numbers in layers.items()
     ]
     by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
-    rest = "; the others are no better than the text alone" if len(values) < len(comparison.ahead) else ""
+    rest = "; the others are not shown to be better than the text alone" if len(values) < len(comparison.ahead) else ""
     return f"{' and '.join(named)} beat {baseline}, by {by}{rest}."
 
 
