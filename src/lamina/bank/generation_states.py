@@ -266,9 +266,9 @@ class GenerationStates:
     def _gather(
         self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """Return a function that joins a list of `[rows, columns, ...]` by columns, and picks each sequence's values.
+        """Return a function that concatenates a list of tensors `[rows, columns, ...]` along the columns.
 
-        The function returns `[sequences, positions, ...]`.
+        It returns the values that belong to each returned sequence, `[sequences, positions, ...]`.
 
         Args:
             sequences: Number of returned sequences.

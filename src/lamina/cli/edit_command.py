@@ -336,8 +336,10 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     """Hold the lock of the folder `out` inside the `with` block; with `overwrite`, a model in it may be replaced.
 
+    The folder is created if it does not exist, and removed again if it stays empty.
+
     Raises ConfigError if `out` is None, a file, or a folder that is not empty (with `overwrite`: one that holds files,
-    but no model); StoreError if another process holds the lock.
+    but no model); StoreError if another process holds the lock, or the folder cannot be written.
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 

@@ -101,8 +101,8 @@ def tap(
     """Collect hidden states while the model is called inside the `with` block.
 
     Args:
-        model: The model. Its outputs stay the same, bit for bit. A compiled model is uncompiled inside the `with`
-            block.
+        model: The model. Its outputs stay the same, bit for bit. Compiled models, this one and all others in the
+            process, run uncompiled inside the `with` block, and give the outputs of the uncompiled model.
         layers: Layer selector: which layers to collect. "all" leaves layer 0 out if `site` is not "output".
         stack: Name of the stack. None: the only one, or the encoder.
         site: Where in block i to read layer i. "output": the hidden state after the block. "attention" or "ffn": what

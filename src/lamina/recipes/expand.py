@@ -99,8 +99,8 @@ def _check_effects(idle: Sequence[Mapping[str, str]]) -> None:
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
     """Yield a run for each setting, seed and repeat of a method.
 
-    `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
-    seed of a run is seed x number of repeats + repeat (from 0).
+    `settings` has one run per setting of the method's grid. A seed in the grid replaces the recipe's seeds. The seed of
+    a run is seed x number of repeats + repeat (from 0).
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample

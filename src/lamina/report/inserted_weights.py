@@ -135,7 +135,10 @@ def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | f
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
-    """Return the six means of `diagonals` by name, over all weights in `group` together; 0 for a mean of no entries."""
+    """Return name -> mean, for the six means of `diagonals`.
+
+    Each is over the entries of all weights in `group`, or 0 if there are none.
+    """
     means: dict[str, float] = {}
     for state in STATES:
         values = [weight.states()[state] for weight in group]

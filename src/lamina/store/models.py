@@ -104,9 +104,10 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_id(name: str, revision: str | None) -> None:
-    """Raise ModelNotFoundError if `name` resembles a short name or cannot be an id, or only the hub has it and is down.
+    """Raise ModelNotFoundError if `name` looks like a misspelt short name ("minilm") or cannot be an id.
 
-    transformers would try the hub for half a minute first. Offline mode and unknown ids are left to transformers.
+    Also, unless in offline mode, if the hub cannot be reached and the local cache has no copy: transformers would try
+    the hub for half a minute first. It reports ids that the hub does not know, and what is missing in offline mode.
     """
     if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
         raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")

@@ -128,7 +128,10 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return a set of names for each weight below `under` that blocks share; they differ only in block numbers."""
+    """Return, for each weight below `under` that blocks share, the set of its names.
+
+    Names in one set differ only in numbers.
+    """
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
         names.setdefault((id(weight), without_numbers(name)), []).append(name)

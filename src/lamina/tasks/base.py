@@ -450,7 +450,8 @@ class Kind(ABC, Generic[InputsT]):
         Args:
             model: The model that reads the examples.
             processor: Its processor, which may have a lower limit.
-            asked: The user's limit. None: the default.
+            asked: The user's limit. None: the default; for texts the limit of model and tokenizer, or 512 if they have
+                none.
 
         Raises:
             ConfigError: If `asked` is below 1, or more than model and processor read.

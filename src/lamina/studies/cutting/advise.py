@@ -144,12 +144,13 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         A study with the columns "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (number of blocks that
         are kept), "seed", "measure" and "score". Measures are the task's metric, "perplexity", "parameters" (number of
         parameters) and "speedup" (time of a pass of the whole model divided by that of the cut model).
-        `settings["proposals"]` maps each task's name to its "keep" and "read", as in `Proposal`.
+        `settings["proposals"]` maps each task's name to its "keep" and "read", as in `Proposal`. Cells that
+        raised an error have no rows; `settings["failures"]` lists them.
 
     Raises:
         ConfigError: If `tolerance` is negative, there is no task or no seed, a seed is named twice, the stack has no
             module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output` were
-            run with other settings.
+            run with other settings or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -201,18 +201,19 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         starts: Initial weights: "identity", which changes no output at first, or "xavier", with the activation applied
             to the inserted layer's output.
         position: Where in a block the layers are inserted; see `lamina.insert_`.
-        seeds: Each seed decides the new weights, the head and the order of the rows.
+        seeds: Each seed decides the new weights, the head (if the model is loaded) and the order of the rows.
         epochs: Number of fine-tuning epochs. This and all further options are the same as in `reinit`.
 
     Returns:
         A study with the columns "task", "end", "start" (both "none" if nothing is inserted), "inserted" (number of
         blocks with inserted layers), "seed", "stage" ("start": before training; "trained": after it), "measure" (each
         metric of the task) and "score".
+        Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
         ConfigError: If a count is out of range, there is no task or no seed, an entry of a list occurs twice, the stack
             has no module per block, or all cells failed; if `resume` is set without `output`, or the cells in `output`
-            were run with other settings.
+            were run with other settings or library versions.
         UnknownNameError: If an end, a start, the position or the stack does not exist, or a task does not have both
             splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
@@ -342,7 +343,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         processor: Tokenizer or image processor. None: the one saved with the model.
         counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
         fractions: Shares of the training rows to train on, each above 0 and at most 1; each seed draws other rows.
-        seeds: Each seed decides the new weights, the head, which rows are drawn, and their order.
+        seeds: Each seed decides the new weights, the head (if the model is loaded), which rows are drawn, and their
+            order.
         scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
         epochs: Number of fine-tuning epochs.
         batch_size: Rows per step.
@@ -357,11 +359,12 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     Returns:
         A study with the columns "task", "fraction", "reinitialised" (number of blocks), "seed", "stage" ("trained"),
         "measure" (each metric of the task) and "score", on the validation rows after the last epoch.
+        Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
         ConfigError: If a count or fraction is out of range, there is no task or no seed, an entry of a list occurs
             twice, the stack has no module per block, or all cells failed; if `resume` is set without `output`, or the
-            cells in `output` were run with other settings.
+            cells in `output` were run with other settings or library versions.
         UnknownNameError: If the scope or the stack does not exist, or a task does not have both splits.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.

@@ -138,12 +138,13 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         A study with the columns "task", "seed", "layer" (the first removed block; 0: none), "blocks" (number of removed
         blocks), "measure", "proxy", "predicted", "n" (number of ranges that a correlation is computed from), "p" and
         "score". If text was generated there is also a column "text": the first prompt and its continuation.
+        Cells that raised an error have no rows; the study's `settings["failures"]` lists them.
 
     Raises:
         ConfigError: If there is neither a task nor a text, `runs` (or, with tasks, `seeds`) is empty, a length in
             `runs` is not between 1 and the depth minus 1, `new_tokens` is negative, the stack has no module per block,
             or every cell failed (as with `epochs=0`) or measured nothing; if `resume` is set without `output`, or the
-            cells in `output` were run with other settings.
+            cells in `output` were run with other settings or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
