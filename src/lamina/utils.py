@@ -80,7 +80,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
         "a layer number, a list of them, or a text such as 'top:4'",
         lambda value: hasattr(value, "tolist") or (isinstance(value, _SELECTORS) and not isinstance(value, bool)),
     ),
-    "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
+    "Mapping": ("a dict, as in {'train': ...}", lambda value: isinstance(value, Mapping)),
     "None": ("None", lambda value: value is None),
 }
 _EXACT: dict[str, type] = {"int": int, "float": float, "str": str}
@@ -126,6 +126,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         return cast("T", plain)
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
+    allowed = allowed if {*_CLASSES}.isdisjoint(kinds) else allowed.replace(", as in {'train': ...}", "")
     raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
 
 

@@ -17,6 +17,7 @@ from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError
 from lamina.heads import HEADS
+from lamina.layers.wrappers import checked_model
 from lamina.recipes.schema import ReaderRecipe
 from lamina.store.files import claimed
 from lamina.store.load_model import load
@@ -191,6 +192,7 @@ def edited_stack(
     The model may be given by name or folder. Raises LaminaError, whose message begins with `op`, if there is no such
     stack, or if it cannot be edited because it has no module per block.
     """
+    model = model if isinstance(model, str | Path) else checked_model(model, op)
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
 

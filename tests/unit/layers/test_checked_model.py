@@ -90,6 +90,8 @@ def test_what_is_no_task_is_named(name: str):
     for wrong in ("a", [TASK], {"a": 3}):
         with pytest.raises(ConfigError, match=f"^{name}: tasks (is|are) "):
             getattr(lamina.studies, name)(tiny_model(), wrong)
+    with pytest.raises(ConfigError, match=f"^{name}: got a int, which is not a model"):
+        getattr(lamina.studies, name)(3, TASK)
 
 
 @pytest.mark.parametrize("wrong", ["name", "path", "list", "class", "model"])

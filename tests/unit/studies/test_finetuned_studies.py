@@ -84,6 +84,7 @@ def test_the_identity_start_changes_nothing_and_the_other_does():
     ("run", "options", "kind", "told"),
     [
         (reinit, {"counts": [4]}, ConfigError, "reinit: counts is 4; it must be at least 0 and at most 3"),
+        (reinit, {"counts": "some"}, UnknownNameError, "reinit: unknown text of counts 'some'; known: all"),
         (reinit, {"fractions": [1, 0]}, ConfigError, "reinit: fractions has 0; each must be above 0 and at most 1"),
         (reinit, {"seeds": []}, ConfigError, "reinit: seeds is empty; give at least one"),
         (insertion, {"counts": [4]}, ConfigError, "insertion: counts is 4; it must be at least 0 and at most 3"),

@@ -106,6 +106,7 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int) ->
 
     Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`.
     """
+    check_known(op, [counts] if isinstance(counts, str) else [], ["all"], "text of counts")
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:
         check_range(op, "counts", count, 0, depth)
