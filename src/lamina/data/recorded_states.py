@@ -27,7 +27,7 @@ from lamina.data.row_errors import missing_column
 from lamina.errors import ConfigError, DataError, check_known, convert_errors
 from lamina.store.files import check_room
 from lamina.store.manifest import STATES, StatesManifest
-from lamina.utils import parse_json
+from lamina.utils import parse_json, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -271,7 +271,8 @@ class RecordedStates:
             raise DataError(f"states: {self.folder}: {got}; both are [rows, tokens].")
         mask = np.array(self._view(place)).reshape(expected).astype(bool)
         if not mask.any(1).all():
-            raise DataError(f"states: {self.folder}: the mask '{array.mask}' has a row without a token.")
+            got = f"the mask '{array.mask}' of {array.file} has no token in its row {mask.any(1).argmin()} (from 0)"
+            raise DataError(f"states: {self.folder}: {got}; every row has at least 1.")
         return mask
 
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
@@ -299,16 +300,18 @@ class RecordedStates:
                 raise DataError(f"states: {self.folder / manifest.lengths} does not hold {manifest.rows} lengths.")
             given = np.array(self._view(place), dtype=np.int64)
             if given.min() < 1:
-                raise DataError(f"states: {self.folder}: row {int(given.argmin())} has {given.min()} tokens, not 1.")
+                row, rule = int(np.argmax(given < 1)), "every row has at least 1"
+                got = f"{manifest.lengths} gives row {row} (from 0) {given[row]} tokens"
+                raise DataError(f"states: {self.folder}: {got}; {rule}.", row=row)
         for _, numbers, _ in self._by_layers if manifest.pooling is None else ():
             given = self._agreed(given, numbers)
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the lengths of the rows in the arrays `numbers`, after checking that the arrays agree with `given`.
+        """Return the length of every row. The arrays with the indices `numbers` in the manifest hold all rows, in turn.
 
-        `given` are the lengths in the manifest's file, or None. Raises DataError if they differ, or neither they nor
-        the arrays say where a row ends.
+        `given` are the lengths in the manifest's file or in other arrays, or None. Raises DataError if they differ, or
+        neither they nor the arrays say where a row ends.
         """
         counted: list[np.ndarray] = []
         at = 0
@@ -319,9 +322,7 @@ class RecordedStates:
             if mask is not None:
                 found = mask.sum(1)
             elif "rows" in array.axes:
-                found = np.full(array.rows, size) if own is None else own
-                if found.max() > size:
-                    raise self._wrong_lengths(array, f"{size} tokens per row", int(found.max()))
+                found = np.full(array.rows, size) if own is None else np.minimum(own, size)
             elif array.rows == 1:
                 found = np.array([size])
             elif own is None:
@@ -331,14 +332,17 @@ class RecordedStates:
                 found = own
                 if found.sum() != size:
                     raise self._wrong_lengths(array, f"{size} tokens", int(found.sum()))
-            if own is not None and not np.array_equal(own, found):
-                raise self._wrong_lengths(array, f"{int(found.sum())} tokens", int(own.sum()))
+            if own is not None and (wrong := np.flatnonzero(own != found)).size:
+                row = int(wrong[0])
+                has = f"{pluralize(int(found[row]), 'token')} in row {at + row} (from 0)"
+                raise self._wrong_lengths(array, has, int(own[row]), row=at + row)
             counted.append(found)
             at += array.rows
         return np.concatenate(counted).astype(np.int64)
 
-    def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
+    def _wrong_lengths(self, array: StatesArray, has: str, said: int, row: int | None = None) -> DataError:
+        got = f"{array.file} has {has}, and the lengths of its rows say {said}"
+        return DataError(f"states: {self.folder}: {got}. Correct the lengths, or write the states again.", row=row)
 
     def _token_starts(self) -> list[np.ndarray]:
         """Return, for each array, the index of each row's first token in it, and last the array's number of tokens."""

@@ -292,6 +292,33 @@ def test_a_manifest_that_lies_about_its_files_is_refused(tmp_path: Path):
         RecordedStates.open(lie(folder, lenghts="x"))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "mask", "error"),
+    [
+        ([2, 3, 1], None, r"b.npy has 2 tokens in row 1 \(from 0\), and the lengths of its rows say 3"),
+        ([2, 0, -1], None, r"lengths.npy gives row 1 \(from 0\) 0 tokens; every row has at least 1"),
+        ([2, 1, 2], [[1, 1], [1, 0]], r"b.npy has 1 token in row 2 \(from 0\), and the lengths of its rows say 2"),
+        ([2, 2, 1], [[1, 0], [1, 1]], r"b.npy has 1 token in row 1 \(from 0\), and the lengths of its rows say 2"),
+        ([2, 1, 1], [[1, 0], [0, 0]], r"the mask 'm.npy' of b.npy has no token in its row 1 \(from 0\)"),
+    ],
+)
+def test_the_first_row_with_a_wrong_length_is_named(tmp_path: Path, lengths: list[int], mask: Any, error: str):
+    """Row 0 is in another array than rows 1 and 2."""
+    arrays: list[dict[str, Any]] = []
+    for name, count in (("a", 1), ("b", 2)):
+        np.save(tmp_path / f"{name}.npy", np.ones((count, 2, 2, WIDTH), np.float32))
+        shape = {"axes": ["rows", "tokens", "layers", "width"], "shape": [count, 2, 2, WIDTH], "rows": count}
+        arrays.append({"file": f"{name}.npy", **shape})
+    if mask is not None:
+        np.save(tmp_path / "m.npy", np.array(mask))
+        arrays[1]["mask"] = "m.npy"
+    np.save(tmp_path / "lengths.npy", np.array(lengths))
+    manifest(tmp_path, rows(2, 2, 2), LAYERS, arrays=arrays, lengths="lengths.npy")
+    with pytest.raises(DataError, match=error) as caught:
+        RecordedStates.open(tmp_path)
+    assert caught.value.row in (1, 2) or "mask" in error
+
+
 def test_damaged_files_are_named(tmp_path: Path):
     folder = packed(tmp_path / "a", rows(2, 3), LAYERS)
     content = (folder / "states.npy").read_bytes()
