@@ -2,7 +2,7 @@
 
 <folder>/
   <key>/             a complete entry: one file of states per stack, and index.json with checksums of all files
-  .<key>.new/        an entry while it is written; the process that writes it holds the lock of the key
+  .<key>.new/        an entry while it is written; the thread that writes it holds the lock of the key
   .<key>.gone/       an entry while it is removed
   .locks/<key>.lock  released when its process ends: an unfinished entry whose lock is free can be removed
 """
@@ -163,13 +163,13 @@ def _crc32(path: Path) -> int:
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """Return the folders of unfinished entries that dead processes left in the cache; with `remove`, delete them.
 
-    Entries that a living process is writing are not among them: their lock is held.
+    Entries that a thread of a living process is writing are not among them: their lock is held.
     """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
-        if match and not (lock := _lock(folder, match[1])).is_locked:
-            with suppress(Timeout), lock.acquire(timeout=0):  # another process may have locked it a moment ago
+        if match:
+            with suppress(Timeout), _lock(folder, match[1]).acquire(timeout=0):
                 leftovers.append(path)
                 if remove:
                     shutil.rmtree(path, ignore_errors=True)
@@ -211,9 +211,9 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
-    """Wait until no other process writes the entry of `key`, and hold its lock inside the `with` block.
+    """Wait until no other process or thread writes the entry of `key`, and hold its lock inside the `with` block.
 
-    Unfinished entries of processes that died are removed. Raises CacheError if this process holds the lock already.
+    Unfinished entries of processes that died are removed. Raises CacheError if this thread holds the lock already.
 
     Args:
         folder: The cache folder.
@@ -225,13 +225,14 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
         None if the entry exists and is usable.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
-    if lock.is_locked:
-        raise CacheError(f"cache: {path} is being written by this very process; one writes at a time.")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.info("cache: another process writes the states of %s; waiting for it", key)
-        lock.acquire(poll_interval=0.2)
+        logger.info("cache: another process or thread writes the states of %s; waiting for it", key)
+        with convert_errors(
+            lambda _: CacheError(f"cache: this thread is writing {path} already; one at a time."), RuntimeError
+        ):
+            lock.acquire(poll_interval=0.2)  # filelock's RuntimeError: it would wait for itself
     try:
         shutil.rmtree(path, ignore_errors=True)
         unfinished(folder, remove=True)
@@ -278,8 +279,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path, key: str) -> FileLock:
-    """Return the lock that a process holds to write the entry of a key. Its threads share one lock object."""
-    return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
+    """Return a new lock for the entry of a key: the thread that holds it writes the entry, and excludes all others."""
+    return FileLock(folder.absolute() / ".locks" / f"{key}.lock")
 
 
 def _is_entry(path: Path) -> bool:

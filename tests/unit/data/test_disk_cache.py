@@ -11,6 +11,8 @@ import signal
 import time
 from collections import namedtuple
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -225,16 +227,27 @@ def _fill_slowly(folder: Path, results: Any) -> None:
     results.put((folder / KEY / "main.bin").read_bytes())
 
 
-def test_of_several_processes_one_writes_and_all_read_the_same(tmp_path: Path):
-    results = fork.Queue()
-    processes = [fork.Process(target=_fill_slowly, args=(tmp_path, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
+@pytest.mark.parametrize(("queue", "start"), [(fork.Queue, fork.Process), (Queue, Thread)])
+def test_of_several_processes_or_threads_one_writes_and_all_read_the_same(tmp_path: Path, queue: Any, start: Any):
+    results = queue()
+    writers = [start(target=_fill_slowly, args=(tmp_path, results)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
     got = [results.get(timeout=30) for _ in range(6)]
-    for process in processes:
-        process.join(timeout=30)
+    for writer in writers:
+        writer.join(timeout=30)
     assert sorted(one for one in got if isinstance(one, str)) == ["found", "found", "wrote"]
     assert [one for one in got if isinstance(one, bytes)] == [b"states"] * 3
+
+
+def test_clearing_leaves_a_writing_thread_alone(tmp_path: Path):
+    with claim(tmp_path, KEY) as private, claim(tmp_path, OTHER):
+        thread = Thread(target=clear, args=(tmp_path, "all"))
+        thread.start()
+        thread.join(timeout=30)
+        assert private is not None
+        assert private.exists()
+        assert unfinished(tmp_path) == []
 
 
 def test_a_waiting_process_takes_over_when_the_writer_dies(tmp_path: Path, hanging: Any):
@@ -261,10 +274,10 @@ def test_waiting_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert caplog.text.count("waiting for it") == 1
 
 
-def test_a_process_does_not_wait_for_itself(tmp_path: Path):
+def test_a_thread_does_not_wait_for_itself(tmp_path: Path):
     with (
         claim(tmp_path, KEY),
-        pytest.raises(CacheError, match="written by this very process"),
+        pytest.raises(CacheError, match=r"this thread is writing .* already"),
         claim(tmp_path, KEY),
     ):
         pass
