@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError, convert_errors
 from lamina.layers.nan_checks import first_non_finite
 from lamina.serve.middleware import ADMIN
 from lamina.serve.scheduler import Scheduler, ServedBank
@@ -93,7 +93,8 @@ class Reloader:
     def try_reload(self) -> None:
         """Reload the bank, and log the outcome. Errors are logged and not raised, because a signal has no caller."""
         try:
-            served = self.reload()
+            with convert_errors(lambda reason: LaminaError(f"serve: the bank cannot be loaded again ({reason}).")):
+                served = self.reload()
         except LaminaError as error:
             logger.error("%s The server keeps its present readers.", error)
         else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 from lamina.bank import ReaderBank
 from lamina.editing.record import location_of, set_location
-from lamina.errors import LaminaError, StoreError
+from lamina.errors import LaminaError, StoreError, convert_errors
 from lamina.prediction.backends import Backend, engine_of, export_folder
 from lamina.store.onnx import MARK
 from lamina.store.onnx_engine import OnnxEngine
@@ -112,8 +112,9 @@ class ServedEngine:
                     self._thread = None
                     return
             try:
-                engine = self._opened(bank)
-            except (LaminaError, OSError) as error:
+                with convert_errors(lambda reason: StoreError(f"serve: the export failed ({reason}).")):
+                    engine = self._opened(bank)
+            except LaminaError as error:
                 if not self._closed:
                     logger.warning("serve: PyTorch answers for the changed readers: %s", error)
                 continue
@@ -125,7 +126,8 @@ class ServedEngine:
         """Return an engine for a bank: from the export in its folder, if this fits; otherwise from a new one.
 
         Another process exports, because an export in this one would slow down requests, and change global settings of
-        torch while it runs. Raises LaminaError if saving or exporting the bank fails, or the server is shutting down.
+        torch while it runs. Raises LaminaError if saving or exporting the bank fails, or the server is shutting down;
+        OSError if the temporary folder or the process cannot be made.
         """
         folder = export_folder(bank, "onnx")
         if folder is not None and is_file(folder / MARK):

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.support.stored import tiny_bank, tiny_model
 
 from lamina import predict
 from lamina.bank import Reader, ReaderBank
+from lamina.errors import StoreError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.fingerprints import fingerprint_of_tensors
@@ -209,6 +211,16 @@ def test_weights_that_are_not_finite_are_refused(client: TestClient, bank: Reade
     monkeypatch.setattr(ReaderBank, "from_pretrained", lambda *_: broken)
     assert "'head.output.bias' of reader 'mood' is not finite" in changed(client, "v2", 424)["error"]
     assert scores(client) == before
+
+
+@pytest.mark.parametrize("error", [StoreError("the bank is gone"), OSError("the bank is gone")])
+def test_an_error_after_a_signal_is_logged(bank: ReaderBank, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: Any):
+    reloader = Reloader(scheduler := Scheduler(bank.eval(), Settings.of()), "x", None)
+    monkeypatch.setattr(ReaderBank, "from_pretrained", Mock(side_effect=error))
+    reloader.try_reload()
+    scheduler.close()
+    assert "the bank is gone" in caplog.text
+    assert "The server keeps its present readers" in caplog.text
 
 
 def test_changes_need_the_admin_key(client: TestClient, bank: ReaderBank):

@@ -96,11 +96,12 @@ def test_pytorch_answers_for_new_readers_until_their_graph_is_there(
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("error", [StoreError("serve: the export failed (odd)."), OSError("odd"), RuntimeError("odd")])
 def test_an_export_that_fails_leaves_pytorch(
-    served: tuple[Scheduler, Reloader, FakeEngine], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    served: tuple[Scheduler, Reloader, FakeEngine], monkeypatch: pytest.MonkeyPatch, caplog: Any, error: Exception
 ):
     def fail(_self: ServedEngine, _bank: ReaderBank) -> OnnxEngine:
-        raise StoreError("serve: the export failed (odd).")
+        raise error
 
     monkeypatch.setattr(ServedEngine, "_opened", fail)
     scheduler, live, _ = served
@@ -109,6 +110,7 @@ def test_an_export_that_fails_leaves_pytorch(
         thread = scheduler.engine._thread
         assert thread is None or thread.join(20) is None
     assert "PyTorch answers for the changed readers: serve: the export failed (odd)" in caplog.text
+    assert scheduler.engine._thread is None  # so that the next change is exported
     assert scheduler.ask(TEXTS, ["tone"]).result(20) == [
         {"tone": row["mood"]} for row in predict(scheduler.bank, TEXTS, readers=["mood"])
     ]
