@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 from lamina.errors import ConfigError, LayerIndexError
 
@@ -35,7 +35,8 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
         selector = cast("Selector", to_list())
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
-    items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (selector,)
+    given = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (selector,)
+    items: list[object] = [cast("Any", item).item() if getattr(item, "ndim", None) == 0 else item for item in given]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         raise ConfigError(f"{op}: layers is {selector!r}, which is not a layer selector. Use {FORMS}.")
     chosen = sorted(_index(cast("int", item), layers, op) for item in items)

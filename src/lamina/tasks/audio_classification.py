@@ -22,6 +22,7 @@ from torch import Tensor
 from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind
+from lamina.tasks.label_cells import plain
 from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
 
@@ -255,12 +256,13 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 def _checked_rate(name: str, rate: object) -> int:
     """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
+    rate = plain(rate)
     rate = int(rate) if isinstance(rate, float) and rate.is_integer() else rate
-    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
+    if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
         )
-    return int(rate)
+    return rate
 
 
 # Inputs

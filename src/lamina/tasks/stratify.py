@@ -18,6 +18,7 @@ import numpy as np
 
 from lamina.data.arrow import Column
 from lamina.errors import ConfigError
+from lamina.utils import check_fields
 
 if TYPE_CHECKING:
     from lamina.data.read import Table
@@ -236,13 +237,13 @@ class SampleSize:
     rows: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields("subsample", self)
         chosen = self.chosen()
         if len(chosen) != 1:
             got = " and ".join(chosen) or "nothing"
             raise ConfigError(f"subsample: {got} given; exactly one of per_class, fraction and rows is needed.")
         for name, value in chosen.items():
-            is_number = isinstance(value, int | float if name == "fraction" else int) and not isinstance(value, bool)
-            if not is_number or not 0 < value <= (1 if name == "fraction" else math.inf):
+            if not 0 < value <= (1 if name == "fraction" else math.inf):
                 rule = "above 0 and at most 1" if name == "fraction" else "a whole number of at least 1"
                 raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
 

@@ -191,10 +191,10 @@ def _values(key: str, values: object, op: str) -> list[object]:
     Raises ConfigError, about the operation `op`, if they are a text, a mapping or no iterable, or if there are none,
     more than 100,000, or two equal ones.
     """
-    values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore[reportAttributeAccessIssue]
+    values = _without_numpy(values)
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
-    listed = list(itertools.islice(values, MOST_RUNS + 1))
+    listed = [*map(_without_numpy, itertools.islice(values, MOST_RUNS + 1))]
     if len(listed) > MOST_RUNS:
         raise ConfigError(f"{op}: {key} has more than {MOST_RUNS:,} values; a grid has at most {MOST_RUNS:,} settings.")
     if not listed:
@@ -203,6 +203,10 @@ def _values(key: str, values: object, op: str) -> list[object]:
     if duplicates:
         raise ConfigError(f"{op}: {key} has {duplicates[0]} twice; each value makes one reader.")
     return listed
+
+
+def _without_numpy(value: object) -> object:
+    return value.tolist() if hasattr(value, "tolist") else value  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _fusion_config(value: object, op: str) -> FusionConfig:

@@ -28,6 +28,7 @@ from lamina.layers.selectors import ranges
         (" 3 ", [3]),
         (np.array([3, 1]), [1, 3]),
         (np.int64(2), [2]),
+        ([np.int64(2), torch.tensor(1)], [1, 2]),
         (torch.tensor(2), [2]),
     ],
 )
@@ -41,7 +42,9 @@ def test_a_layer_that_is_not_there(selector):
         select(selector, 7, op="tap")
 
 
-@pytest.mark.parametrize("selector", ["", "top", "top:", "bottom:-1", "-1", "1,2", "every", "1.5", [0, "1"], [True]])
+@pytest.mark.parametrize(
+    "selector", ["", "top", "top:", "bottom:-1", "-1", "1,2", "every", "1.5", [0, "1"], [np.True_]]
+)
 def test_no_selector(selector):
     with pytest.raises(ConfigError, match=r"tap: layers is .*, which is not a layer selector. Use an int .*'bottom:4'"):
         select(selector, 7, op="tap")

@@ -198,6 +198,11 @@ def test_integers_are_divided_by_full_scale(kind: Any, scale: int):
         clips(np.arange(50))
 
 
+@pytest.mark.parametrize("rate", [np.float32(RATE), np.array(RATE), torch.tensor(RATE), float(RATE)], ids=repr)
+def test_a_rate_may_be_a_number_of_numpy_or_torch(rate: Any):
+    assert clips({"array": tone(), "sampling_rate": rate})[0].rate == RATE
+
+
 def test_another_rate_is_resampled():
     """A tone keeps its pitch, and is as long as before."""
     sound = tone("low", seconds=1.0, rate=1000)

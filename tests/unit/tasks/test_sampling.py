@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from lamina.errors import ConfigError
@@ -34,6 +35,8 @@ def test_without_classes_there_is_nothing_to_multiply():
         (SampleSize(fraction=0.25), 25),
         (SampleSize(rows=7), 7),
         (SampleSize(fraction=1), 100),
+        (SampleSize(per_class=cast("Any", np.int64(8))), 24),
+        (SampleSize(fraction=cast("Any", np.float32(0.25))), 25),
     ],
 )
 @pytest.mark.parametrize("stratified", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from tests.support.training import names, reader, tiny_bank, weights, yes_no
@@ -43,8 +44,9 @@ def test_a_grid_without_keys_is_the_template_alone():
     assert (found.reader, found.settings) == (TEMPLATE, {})
 
 
-def test_the_reader_s_own_keys_and_its_training():
-    found = expand(TEMPLATE, {"seed": [1, 2], "learning_rate": [0.1], "epochs": [3], "stack": [None]})
+@pytest.mark.parametrize(("seeds", "rate"), [([1, 2], 0.1), ([np.int64(1), torch.tensor(2)], np.float64(0.1))])
+def test_the_reader_s_own_keys_and_its_training(seeds: list[Any], rate: float):
+    found = expand(TEMPLATE, {"seed": seeds, "learning_rate": [rate], "epochs": [3], "stack": [None]})
     assert [one.reader.seed for one in found] == [1, 2]
     assert [(one.learning_rate, one.epochs, one.reader.stack) for one in found] == [(0.1, 3, None)] * 2
     assert found[1].settings == {"seed": 2, "learning_rate": 0.1, "epochs": 3, "stack": None}
