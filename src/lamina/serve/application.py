@@ -51,7 +51,7 @@ from lamina.serve.uploads import Example, TooLargeError, medium_of, readers_of
 from lamina.serve.web_page import add_page, default_examples, default_title, learnt_pairs
 from lamina.serve.workers import EmbedWorker, Prediction, TooLongError
 from lamina.tasks import kind_of
-from lamina.utils import JSON
+from lamina.utils import JSON, check_types
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -120,6 +120,7 @@ _NO_LIMITS = {
 _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
+@check_types("create_app")
 def create_app(
     bank: ReaderBank,
     settings: Settings | None = None,

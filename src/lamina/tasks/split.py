@@ -18,7 +18,7 @@ from lamina.data.encode import encodable, pairs_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.stratify import Strata, choose, spare_last
-from lamina.utils import check_range
+from lamina.utils import check_range, check_type
 
 if TYPE_CHECKING:
     import datasets
@@ -274,10 +274,9 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
     """Return a split of `limit` rows, drawn by `seed` without replacement; they keep their order.
 
     If it has no more rows, or `limit` is None, return `split` itself. Raises ConfigError, which calls the limit
-    `option`, if it is not an int of at least 1.
+    `option`, if it is not a whole number of at least 1.
     """
-    if limit is not None and type(limit) is not int:
-        raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
+    limit = check_type("task", option, limit, "int | None")
     check_range("task", option, limit, 1)
     if limit is None or limit >= len(split):
         return split
@@ -352,9 +351,10 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
             if not isinstance(text, str):
                 raise _not_alike(row, text)
         return cast("list[str]", list(raw))
+    listed = [_checked_pair(row, pair) for row, pair in enumerate(raw)]
     if not pairs:
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")
-    return [_checked_pair(row, pair) for row, pair in enumerate(raw)]
+    return listed
 
 
 def _checked_pair(row: int, entry: object) -> tuple[str, str]:

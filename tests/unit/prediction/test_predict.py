@@ -400,6 +400,9 @@ def test_what_cannot_be_filled_in():
         ConfigError, match=r"(?s)predict: got pairs of texts; this kind of task reads single texts.*'m'"
     ):
         predict(bank, [("a", "b")])
+    for entry in (3, {"a": "b"}):
+        with pytest.raises(ConfigError, match=r"predict: entry 0 is \w+; all must be texts"):
+            predict(bank, [entry])
     bank.processor = tiny_tokenizer()
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
         predict(bank, ["a"])

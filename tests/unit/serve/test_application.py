@@ -40,6 +40,12 @@ def client(bank: ReaderBank) -> Iterator[TestClient]:
         yield client
 
 
+def test_a_model_is_no_bank():
+    call: Any = create_app
+    with pytest.raises(ConfigError, match=r"create_app: bank is a \w+; it must be a ReaderBank"):
+        call(tiny_model())
+
+
 def asked(client: TestClient, path: str, body: Any, status: int = 200) -> Any:
     response = client.post(path, json=body)
     assert response.status_code == status, response.text

@@ -174,5 +174,7 @@ def test_fusions_without_contributions_are_left_out_or_refused():
     assert contributions(bank, TEXTS[0]).settings["left_out"] == ["'ada' (AdaLayers)"]
     with pytest.raises(ConfigError, match=r"contributions: 'ada' \(AdaLayers\) cannot say what a layer adds"):
         contributions(bank, TEXTS[0], readers=["ada"])
+    with pytest.raises(ConfigError, match="contributions: readers is empty; give at least one"):
+        contributions(bank, TEXTS[0], readers=[])
     with pytest.raises(UnknownNameError, match="unknown reader 'mixed'"):
         contributions(bank, TEXTS[0], readers=["mixed"])

@@ -16,6 +16,7 @@ from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import Text, group_batches, text_inputs
+from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import JSON, Row, check_type, check_types, progress_bar
@@ -210,16 +211,18 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         sum to 1. Readers with another fusion are listed in `settings["left_out"]`.
 
     Raises:
-        ConfigError: If a reader named in `readers`, or every reader, has another fusion; if `text` is neither a text
-            nor a pair; or if the bank has no tokenizer.
+        ConfigError: If a reader named in `readers`, or every reader, has another fusion; if there is no reader, or
+            `readers` is empty; if `text` is neither a text nor a pair; or if the bank has no tokenizer.
         UnknownNameError: If a reader does not exist.
     """
+    names = [*bank.select(readers, "contributions")]
+    check_given("contributions", readers=names)
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
     batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}
     tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
     rows: list[Row] = []
     unsupported: list[str] = []
-    amounts_by_reader = layer_amounts(bank, [*bank.select(readers, "contributions")], batch)
+    amounts_by_reader = layer_amounts(bank, names, batch)
     for name, amounts in amounts_by_reader.items():
         if amounts is None:
             unsupported.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
