@@ -308,7 +308,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the length of every row. The arrays with the indices `numbers` in the manifest hold all rows, in turn.
+        """Return the length of every row. The manifest's arrays with the indices `numbers` hold all rows, in order.
 
         `given` are the lengths in the manifest's file or in other arrays, or None. Raises DataError if they differ, or
         neither they nor the arrays say where a row ends.

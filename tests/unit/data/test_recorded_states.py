@@ -297,7 +297,7 @@ def test_a_manifest_that_lies_about_its_files_is_refused(tmp_path: Path):
     [
         ([2, 3, 1], None, r"b.npy has 2 tokens in row 1 \(from 0\), and the lengths of its rows say 3"),
         ([2, 0, -1], None, r"lengths.npy gives row 1 \(from 0\) 0 tokens; every row has at least 1"),
-        ([2, 1, 2], [[1, 1], [1, 0]], r"b.npy has 1 token in row 2 \(from 0\), and the lengths of its rows say 2"),
+        ([2, 2, 2], [[1, 1], [1, 0]], r"b.npy has 1 token in row 2 \(from 0\), and the lengths of its rows say 2"),
         ([2, 2, 1], [[1, 0], [1, 1]], r"b.npy has 1 token in row 1 \(from 0\), and the lengths of its rows say 2"),
         ([2, 1, 1], [[1, 0], [0, 0]], r"the mask 'm.npy' of b.npy has no token in its row 1 \(from 0\)"),
     ],
