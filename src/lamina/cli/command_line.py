@@ -193,10 +193,11 @@ def build() -> Command:
 
 
 def quiet() -> None:
-    """Silence progress bars and warnings of other libraries, and print Lamina's log records.
+    """Silence progress bars and warnings of other libraries, and print Lamina's warnings and errors.
 
-    The libraries are silenced by environment variables; a variable that is already set is not changed. Python's
-    warnings are off too, unless its option -W is set.
+    Call this before the libraries are imported: it sets environment variables that are not set yet, which also turn
+    off parallel tokenisation and let waiting OpenMP threads sleep. Lamina's messages go to standard error, unless its
+    logger has a handler. Python's warnings are off too, unless its option -W is set.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)

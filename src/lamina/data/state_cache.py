@@ -517,7 +517,8 @@ class _Entry:
         states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
 
         Returns:
-            None if the states were written; in mode "auto", the reason why they were not, as a phrase for a message.
+            None if the states are on the disk now. In mode "auto", a phrase for a message if reading them would take
+            longer than computing them; nothing is kept then.
         """
         folder = self.path.parent
         check_room(folder, self.layout.size)

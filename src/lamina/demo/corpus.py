@@ -318,7 +318,7 @@ def _is_determiner(token: Token) -> bool:
 
 
 def _no_determiner(tokens: list[Token]) -> list[list[Token]]:
-    """Return variants of a sentence that lack one determiner: `guest praised the room`."""
+    """Return variants of a sentence that lack the determiner of one singular noun: `guest praised the room`."""
     return [tokens[:i] + tokens[i + 1 :] for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
 
 

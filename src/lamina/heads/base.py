@@ -277,7 +277,7 @@ class LabelHead(Head):
         return self.output.out_features
 
     def token_map(self) -> AffineMap | None:
-        """Return the linear map to the logits; None if the head is not token-wise."""
+        """Return the linear map from a token's features to its logits; None if the head is not token-wise."""
         return self.output if self.is_token_wise() else None
 
     def group(self) -> Hashable:

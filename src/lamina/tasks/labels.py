@@ -82,7 +82,10 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
 
 
 def _has_like(table: Table, column: str) -> bool:
-    """Return whether a table has a column, or one of a similar name, which may be meant. Numbered columns count too."""
+    """Return whether a table has a column, or one of a similar name, which may be meant.
+
+    Always True for a table whose columns are numbers (CoNLL).
+    """
     names, either = [name.lower() for name in table.columns], (column.lower(), column.lower().partition(".")[0])
     return table.numbered or any(get_close_matches(name, names, cutoff=0.75) for name in either)
 

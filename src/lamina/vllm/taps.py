@@ -99,8 +99,9 @@ def _blocks_of(model: nn.Module, depth: int) -> nn.ModuleList:
 
 
 def _tapped(block: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a block class whose `forward` also writes the block's input into a buffer of the block.
+    """Return a subclass of a block class whose `forward` first copies the block's input into the buffer `lamina_state`.
 
+    The input is `hidden_states`, plus `residual` if there is one. The block's buffer `lamina_calls` grows by 1.
     Raises ConfigError if `forward` has no argument `hidden_states`.
     """
     names = list(inspect.signature(block.forward).parameters)[1:]

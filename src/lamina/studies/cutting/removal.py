@@ -388,7 +388,10 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """How far a score falls (`value`) without `block_range`; `seed` is None for measures without seeds."""
+    """How far a score falls without `block_range` (`value`; where lower is better, how far its logarithm rises).
+
+    `seed` is None for measures without seeds.
+    """
 
     seed: int | None
     block_range: BlockRange

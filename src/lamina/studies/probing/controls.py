@@ -106,7 +106,8 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
     """Return the bits that the labels of some training rows take without a model: log2(classes) per label.
 
-    `rows` are row numbers. Each row has a label; in word tagging tasks, each word whose label is not -100.
+    `rows` are numbers of rows with a label; each counts once. In word tagging tasks, each of their words whose label
+    is not -100 counts.
     """
     labels = task.split("train").labels
     tags = task.kind.tags_words
