@@ -147,7 +147,13 @@ class ModelRunner(Runner):
         try:
             if reason := self.kind.model_problem(self.model):
                 raise self._no_head(reason)
-            self.kind.configure(config, self.task)
+            try:
+                self.kind.configure(config, self.task)
+            except ConfigError as error:
+                if config.num_labels != len(self.task.labels):  # its number is all that is known of the missing head
+                    raise UnfitHeadError(str(error)) from error
+                self._try(group)  # a model without a head still has the class names of its config
+                raise
             self._try(group)
         except LaminaError:
             keep = False

@@ -6,6 +6,7 @@ from inspect import unwrap
 
 import pytest
 import torch
+from tests.support.finetuned import t5, t5_tokenizer
 from tests.support.stored import tiny_model, tiny_tokenizer
 from transformers import BertForSequenceClassification
 
@@ -13,6 +14,7 @@ import lamina
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies.cutting import least_blocks
+from lamina.studies.cutting.advise import measure_speedup
 from lamina.studies.cutting.least_blocks import drop_least_
 
 THINGS, WORDS = ("film", "paris", "anna"), {"good": ("good", "fun"), "bad": ("bad", "slow", "not good")}
@@ -74,8 +76,10 @@ def test_what_cannot_be():
         ConfigError, match=r"--by loss needs a BertModel with a trained head for 'mood', and it has none"
     ):
         drop_least_(model, task, 1, by="loss", processor=tiny_tokenizer())
-    with pytest.raises(ConfigError, match="edit: auto is 3; it must be at least 1 and at most 2"):
+    with pytest.raises(ConfigError, match="edit: count is 3; it must be at least 1 and at most 2"):
         drop_least_(model, task, 3, processor=tiny_tokenizer())
+    with pytest.raises(ConfigError, match="edit: count is 'a'; it must be a whole number"):
+        drop_least_(model, task, "a", processor=tiny_tokenizer())  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownNameError, match="way to choose blocks"):
         unwrap(drop_least_)(model, task, 1, by="luck")
     assert edits(model) == []
@@ -118,3 +122,36 @@ def test_a_reader_that_fails_leaves_the_model_as_trainable_as_it_was(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         drop_least_(model, mood(), 1, processor=tiny_tokenizer())
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_backbone_has_no_head_whatever_classes_its_config_names(count: int):
+    labels = [f"class {number}" for number in range(count)]
+    rows = [{"text": "a film", "label": float(number) if count == 1 else labels[number % count]} for number in range(9)]
+    kind = {"problem_type": "regression"} if count == 1 else {}
+    splits = {"train": rows, "validation": rows}
+    task = lamina.Task.from_dataset("sequence_classification", splits, text="text", label="label", **kind)
+    model = tiny_model()
+    model.config.id2label = {0: "other", 1: "names"}
+    assert not least_blocks._has_head(model, task, tiny_tokenizer())
+    assert model.config.id2label == {0: "other", 1: "names"}
+
+
+@pytest.mark.parametrize("kind", ["summarization", "translation"])
+def test_an_encoder_decoder_is_timed(kind: str):
+    rows = [{"source": "the film is good .", "target": "good film"}] * 2
+    splits = {"train": rows, "validation": rows}
+    task = lamina.Task.from_dataset(kind, splits, text="source", label="target")
+    assert measure_speedup(t5(), t5(), task, t5_tokenizer()) > 0
+
+
+def test_a_model_that_cannot_be_timed_is_not_cut(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    model = tiny_model()
+    monkeypatch.setattr(least_blocks, "_scores", lambda *_: [0.0])
+    monkeypatch.setattr(least_blocks, "measure_speedup", fails)
+    with pytest.raises(KeyboardInterrupt):
+        drop_least_(model, mood(), 1, processor=tiny_tokenizer())
+    assert (len(model.encoder.layer), edits(model)) == (3, [])

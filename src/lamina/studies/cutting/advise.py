@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.editing.editable import select_blocks
 from lamina.editing.keep import truncate_
 from lamina.fusion.scalar_mix import ScalarMix
+from lamina.layers.devices import main_device
 from lamina.layers.preserve import evaluating
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.schema import slug
@@ -38,6 +40,7 @@ from lamina.studies.runner import (
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure, rows_where
 from lamina.tasks.metrics import LOWER
+from lamina.train.base import to_device
 from lamina.train.fit import fit
 from lamina.train.results import summarise
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
@@ -297,13 +300,19 @@ def measure_speedup(
 ) -> float:
     """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
 
-    A pass runs the model without its head on up to 32 validation rows of the task. Five pairs are timed. Raises the
-    errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the model allows.
+    A pass runs the model without its head on up to 32 validation rows of the task. A decoder beside an encoder reads as
+    many tokens as the labels have, or one. Five pairs are timed. Raises the errors of `encode_rows`. `max_length` is
+    the maximum tokens per text; None: what the model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)
     inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)
-    batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
+    batch = to_device(inputs.batch(list(range(count))), main_device(whole))
+    labels = batch.pop("labels", None)
+    accepted = inspect.signature(whole.base_model.forward).parameters
+    if getattr(whole.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        tokens = labels.shape[1] if labels is not None and labels.ndim > 1 else 1
+        batch["decoder_input_ids"] = torch.zeros(count, tokens, dtype=torch.long, device=main_device(whole))
     # in turns, because the speed of a machine changes over time
     return median(_pass_seconds(whole, batch) / _pass_seconds(cut, batch) for _ in range(_REPEATS))
 
@@ -313,6 +322,8 @@ def _pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
     with evaluating(model):
         start = time.perf_counter()
         model.base_model(**batch)  # pyright: ignore[reportCallIssue]
+        if torch.cuda.is_available():  # a GPU runs behind the calls
+            torch.cuda.synchronize()
         return time.perf_counter() - start
 
 

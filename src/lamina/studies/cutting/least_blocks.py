@@ -36,7 +36,7 @@ from lamina.train.model_runner import ModelRunner, UnfitHeadError
 from lamina.train.options import FitOptions, PassOptions, Seed
 from lamina.train.results import Summary, summarise
 from lamina.train.training_run import train
-from lamina.utils import JSON, check_range, derive_seed, is_file, progress_bar
+from lamina.utils import JSON, check_range, check_types, derive_seed, is_file, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,6 +120,7 @@ class LeastBlocks:
         )
 
 
+@check_types(_OP)
 def drop_least_(  # noqa: PLR0913 options of the command
     model: PreTrainedModel,
     task: Task,
@@ -160,7 +161,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
     """
     check_known(_OP, [by], get_args(By), "way to choose blocks")
     edited = movable_stack(model, stack, _OP)
-    check_range(_OP, "auto", count, 1, edited.depth - 1)
+    check_range(_OP, "count", count, 1, edited.depth - 1)
     own = _has_head(model, task, processor)
     if not own and (by == "loss" or heal_epochs):
         what = "--by loss" if by == "loss" else "--heal"
@@ -173,11 +174,12 @@ def drop_least_(  # noqa: PLR0913 options of the command
     before = _scores(subject, "scoring the whole model")
     with without_warnings():  # those of the whole model, on the same task, were logged
         costs, chosen = _CHOICES[by](subject, count)
-        whole, sizes = copy.deepcopy(model), [_sizes(model)]
+        trial, sizes = copy.deepcopy(model), [_sizes(model)]
+        drop_(trial, chosen, stack=edited.name)
+        speedup = measure_speedup(model, trial, task, processor)
+        del trial  # the model itself is cut last, so that it stays whole if a pass fails
         drop_(model, chosen, stack=edited.name)
         sizes.append(_sizes(model))
-        speedup = measure_speedup(whole, model, task, processor)
-        del whole
         after = cut = _scores(subject, "scoring the cut model")
         if heal_epochs:
             options = FitOptions.checked(_OP, epochs=heal_epochs, seed=seed, progress=progress, keep="last")
