@@ -18,7 +18,7 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.utils import JSON, JSONObject, no_pipe, pluralize
+from lamina.utils import JSON, JSONObject, check_types, no_pipe, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -199,6 +199,7 @@ class Study:
         check_known(f"study {self.name}: figure '{figure}'", needed, list(self.table.columns), "column")
         return rows_where(self.table, chart.where)
 
+    @check_types("save")
     def save(self, folder: str | Path) -> None:
         """Write `table.parquet`, `table.csv`, and all else as `lamina_study.json`: either all of these files, or none.
 
@@ -225,6 +226,7 @@ class Study:
             write_json(stage / STUDY, facts.model_dump())
 
     @classmethod
+    @check_types("load")
     def load(cls, folder: str | Path) -> Study:
         """Return the study that `save` wrote to a folder.
 

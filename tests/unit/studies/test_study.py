@@ -148,3 +148,10 @@ def test_model_facts_differ_between_models():
 def test_repr_lists_the_conclusions():
     study = Study("probe", pd.DataFrame({"score": [1.0] * 3}), conclusions=("Read at layer 3.",))
     assert repr(study) == "Study('probe', 3 rows, figures: none)\n- Read at layer 3."
+
+
+def test_what_is_no_folder_is_named():
+    with pytest.raises(ConfigError, match=r"^load: folder is 3; it must be a text or a path"):
+        Study.load(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^save: folder is ''; it must be a text or a path"):
+        Study("probe", pd.DataFrame({"score": [1.0]})).save("")
