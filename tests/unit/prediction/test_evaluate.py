@@ -230,7 +230,10 @@ def test_wrong_answers_where_there_are_none():
 @pytest.mark.parametrize("tasks", ["glue/cola", None, [1], {"mood": "glue/cola"}])
 @pytest.mark.parametrize("ask", [fit, evaluate])
 def test_what_is_no_task(ask: Any, tasks: Any):
-    with pytest.raises(ConfigError, match=r"tasks are .*; a lamina.Task, or a mapping of names to tasks"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tasks (are .*; a lamina.Task, or a mapping of names to tasks|is .*; it must be a dict or a Task)",
+    ):
         ask(tiny_bank({"mood": reader()}), tasks)
 
 
