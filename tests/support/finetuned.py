@@ -80,6 +80,24 @@ def t5(auto: str = "AutoModelForSeq2SeqLM", labels: int = 2) -> Any:
     return build(auto, config)
 
 
+def bart(auto: str = "AutoModelForSeq2SeqLM", labels: int = 2) -> Any:
+    config = transformers.BartConfig(
+        vocab_size=len(WORDS),
+        d_model=16,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        pad_token_id=0,
+        eos_token_id=END,
+        decoder_start_token_id=END,
+        num_labels=labels,
+    )
+    return build(auto, config)
+
+
 def masking_tokenizer() -> PreTrainedTokenizerFast:
     """One with a sign for what is hidden."""
     tokenizer = tiny_tokenizer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import inspect
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -150,10 +151,10 @@ class ModelRunner(Runner):
             try:
                 self.kind.configure(config, self.task)
             except ConfigError as error:
-                if config.num_labels != len(self.task.labels):  # its number is all that is known of the missing head
-                    raise UnfitHeadError(str(error)) from error
-                self._try(group)  # a model without a head still has the class names of its config
-                raise
+                accepted = inspect.signature(self.model.forward).parameters
+                if self.model.base_model is not self.model or "labels" in accepted:
+                    raise
+                raise self._no_head("it takes no labels") from error  # only its config has classes
             self._try(group)
         except LaminaError:
             keep = False

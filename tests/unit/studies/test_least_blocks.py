@@ -3,10 +3,11 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from inspect import unwrap
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.support.finetuned import t5, t5_tokenizer
+from tests.support.finetuned import bart, t5, t5_tokenizer
 from tests.support.stored import tiny_model, tiny_tokenizer
 from transformers import BertForSequenceClassification
 
@@ -16,6 +17,9 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies.cutting import least_blocks
 from lamina.studies.cutting.advise import measure_speedup
 from lamina.studies.cutting.least_blocks import drop_least_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 THINGS, WORDS = ("film", "paris", "anna"), {"good": ("good", "fun"), "bad": ("bad", "slow", "not good")}
 
@@ -137,12 +141,36 @@ def test_a_backbone_has_no_head_whatever_classes_its_config_names(count: int):
     assert model.config.id2label == {0: "other", 1: "names"}
 
 
-@pytest.mark.parametrize("kind", ["summarization", "translation"])
-def test_an_encoder_decoder_is_timed(kind: str):
-    rows = [{"source": "the film is good .", "target": "good film"}] * 2
+@pytest.mark.parametrize("by", ["influence", "loss"])
+def test_a_trained_head_of_other_classes_is_refused(by: str):
+    model = tiny_model(kind=BertForSequenceClassification, num_labels=3)
+    with pytest.raises(ConfigError, match="the head has 3 classes, the task has 2"):
+        drop_least_(model, mood(), 1, by=by, processor=tiny_tokenizer())
+    assert edits(model) == []
+
+
+@pytest.mark.parametrize("family", [bart, t5])
+@pytest.mark.parametrize(
+    ("kind", "target", "auto", "width"),
+    [
+        ("summarization", "good film", "AutoModelForSeq2SeqLM", 3),
+        ("translation", "good film", "AutoModel", 3),
+        ("sequence_classification", "good", "AutoModelForSequenceClassification", 6),
+        ("sequence_classification", ["good", "fun"], "AutoModel", 6),
+    ],
+)
+def test_an_encoder_decoder_is_timed_on_as_many_tokens_as_it_reads_or_writes(
+    family: Callable[[str], Any], kind: str, target: str | list[str], auto: str, width: int
+):
+    rows = [{"source": "the film is good .", "target": target}, {"source": "a film", "target": target[:1]}]
     splits = {"train": rows, "validation": rows}
     task = lamina.Task.from_dataset(kind, splits, text="source", label="target")
-    assert measure_speedup(t5(), t5(), task, t5_tokenizer()) > 0
+    model, shapes = family(auto), []
+    model.base_model.decoder.register_forward_pre_hook(
+        lambda _, __, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    measure_speedup(model, family(auto), task, t5_tokenizer())
+    assert shapes == [(2, width)] * 5
 
 
 def test_a_model_that_cannot_be_timed_is_not_cut(monkeypatch: pytest.MonkeyPatch):

@@ -301,8 +301,9 @@ def measure_speedup(
     """Return how many times as fast as the whole model the cut model is, as the median over pairs of timed passes.
 
     A pass runs the model without its head on up to 32 validation rows of the task. A decoder beside an encoder reads as
-    many tokens as the labels have, or one. Five pairs are timed. Raises the errors of `encode_rows`. `max_length` is
-    the maximum tokens per text; None: what the model allows.
+    many tokens as the labels have if the task is to generate text, else as many as the encoder (of audio: one). Five
+    pairs are timed. Raises the errors of `encode_rows`. `max_length` is the maximum tokens per text; None: what the
+    model allows.
     """
     validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)
@@ -311,19 +312,23 @@ def measure_speedup(
     labels = batch.pop("labels", None)
     accepted = inspect.signature(whole.base_model.forward).parameters
     if getattr(whole.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
-        tokens = labels.shape[1] if labels is not None and labels.ndim > 1 else 1
-        batch["decoder_input_ids"] = torch.zeros(count, tokens, dtype=torch.long, device=main_device(whole))
+        read = labels if task.kind.generates else batch.get("input_ids")
+        width = 1 if read is None else read.shape[1]
+        batch["decoder_input_ids"] = torch.zeros(count, width, dtype=torch.long, device=main_device(whole))
     # in turns, because the speed of a machine changes over time
     return median(_pass_seconds(whole, batch) / _pass_seconds(cut, batch) for _ in range(_REPEATS))
 
 
 @torch.no_grad()
 def _pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
+    is_cuda = (device := main_device(model)).type == "cuda"  # a GPU runs behind the calls
     with evaluating(model):
+        if is_cuda:
+            torch.cuda.synchronize(device)
         start = time.perf_counter()
         model.base_model(**batch)  # pyright: ignore[reportCallIssue]
-        if torch.cuda.is_available():  # a GPU runs behind the calls
-            torch.cuda.synchronize()
+        if is_cuda:
+            torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
 
