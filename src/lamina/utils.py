@@ -84,7 +84,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("None", lambda value: value is None),
 }
 _EXACT: dict[str, type] = {"int": int, "float": float, "str": str}
-_ITEMS = re.compile(r"Sequence\[(\w+(?: \| \w+)*)\]")
+_ITEMS = re.compile(r"(?:Sequence|Collection)\[(\w+(?: \| \w+)*)\]")
 _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the innermost first
 
 
@@ -104,38 +104,43 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     plain: object = value
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", 1) == 0:
         plain = value.item()  # pyright: ignore[reportAttributeAccessIssue]
-    kinds = _kinds(annotation.__name__ if isinstance(annotation, type) else str(annotation))
+    kinds, is_known, items = _parsed(annotation.__name__ if isinstance(annotation, type) else str(annotation))
     is_class = isinstance(plain, bool) and "str" in kinds and "int" in kinds  # the name of a class, such as True
     is_empty = isinstance(plain, str) and not plain and "Path" in str(annotation)  # which would be the current folder
-    is_known = set(kinds) <= _TYPES.keys() and not set(kinds) <= {"Literal", "None"}
     fits = is_known and any(_TYPES[kind][1](plain) for kind in kinds) and not is_empty
     if fits and "Sequence" in kinds and isinstance(plain, Iterable) and not hasattr(plain, "__getitem__"):
         plain = [*cast("Iterable[object]", plain)]  # of a generator, which could be read only once
     if fits and "Collection" in kinds and isinstance(plain, Iterable) and not isinstance(plain, str):
         names = cast("Iterable[object]", plain)  # a set's order differs between processes
         plain = sorted(names, key=str) if isinstance(plain, set | frozenset) else list(names)
-    items = _ITEMS.search(f"Sequence[int] {annotation}" if "Selector" in kinds else str(annotation))
-    if items is not None and hasattr(plain, "tolist"):  # an array
+    if items and hasattr(plain, "tolist"):  # an array
         plain = cast("Any", plain).tolist()
-    if items is not None and isinstance(plain, list | tuple) and set(items[1].split(" | ")) <= _TYPES.keys():
+    if items and isinstance(plain, list | tuple) and _parsed(items)[1]:
         listed = cast("Sequence[object]", plain)
-        if not {*map(type, listed)} <= {_EXACT.get(kind) for kind in items[1].split(" | ")}:  # quick, for many texts
-            checked = (check_type(op, f"{name}[{place}]", item, items[1]) for place, item in enumerate(listed))
+        if not {*map(type, listed)} <= {*map(_EXACT.get, _parsed(items)[0])}:  # quick, for many texts
+            checked = (check_type(op, f"{name}[{place}]", item, items) for place, item in enumerate(listed))
             plain = [*checked] if isinstance(plain, list) else (*checked,)
     if fits or is_class or not is_known:
         return cast("T", plain)
     got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
-    allowed = allowed if {*_CLASSES}.isdisjoint(kinds) else allowed.replace(", as in {'train': ...}", "")
+    allowed = allowed if {*_CLASSES, "Collection"}.isdisjoint(kinds) else allowed.replace(", as in {'train': ...}", "")
     raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
 
 
 @cache
-def _kinds(annotation: str) -> tuple[str, ...]:
-    """Return the names of the types in `annotation`, a union such as "Sequence[int] | None", without brackets."""
-    while "[" in annotation:
-        annotation = _PARAMETERS.sub("", annotation)
-    return tuple(annotation.split(" | "))
+def _parsed(annotation: str) -> tuple[tuple[str, ...], bool, str]:
+    """Return the types of `annotation` without brackets, whether values are checked, and the types of a list's items.
+
+    "Sequence[int] | None" gives ("Sequence", "None"), True and "int"; the last is "" if items are not checked.
+    """
+    plain = annotation
+    while "[" in plain:
+        plain = _PARAMETERS.sub("", plain)
+    kinds = tuple(plain.split(" | "))
+    items = _ITEMS.search(f"Sequence[int] {annotation}" if "Selector" in kinds else annotation)
+    is_known = set(kinds) <= _TYPES.keys() and not set(kinds) <= {"Literal", "None"}
+    return kinds, is_known, items[1] if items else ""
 
 
 def check_types(op: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from os import PathLike
@@ -248,10 +248,10 @@ class ReaderBank(ReaderCollection):
     @check_types("bank.watch")
     def watch(
         self,
-        monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None = None,
+        monitors: Collection[AnyMonitor | str] | Mapping[str, AnyMonitor] | AnyMonitor | str | None = None,
         over: Watched = "output",
         *,
-        stop: Sequence[str] | None = None,
+        stop: Collection[str] | Mapping[str, AnyMonitor] | str | None = None,
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
         drift: Mapping[str, DriftWatcher] | None = None,
@@ -299,9 +299,9 @@ class ReaderBank(ReaderCollection):
         model: nn.Module,
         inputs: Prompts,
         *,
-        monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None = None,
+        monitors: Collection[AnyMonitor | str] | Mapping[str, AnyMonitor] | AnyMonitor | str | None = None,
         over: Watched = "output",
-        stop: bool | Sequence[str] = False,
+        stop: bool | Collection[str] | Mapping[str, AnyMonitor] | str | None = False,
         every: int = 1,
         drift: Mapping[str, DriftWatcher] | None = None,
         **options: Any,  # noqa: ANN401
@@ -317,7 +317,7 @@ class ReaderBank(ReaderCollection):
                 or as the mapping that a tokenizer returns.
             monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
-            stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
+            stop: Whether a flag of any monitor ends the sequence; or the names of the monitors that end it (None: all).
             every: Number of tokens that are scored together. More tokens cost less, but delay steps, flags and stops.
             drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
                 caller leaves the loop before it is complete.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,7 +77,7 @@ def drop_monitor(readers: Readers, name: str) -> None:
 
 def check_monitors(
     op: str,
-    chosen: Sequence[AnyMonitor | str] | AnyMonitor | str | None,
+    chosen: Collection[AnyMonitor | str] | AnyMonitor | str | None,
     stored: Mapping[str, AnyMonitor],
     readers: Readers,
 ) -> dict[str, AnyMonitor]:

@@ -261,7 +261,7 @@ class ReaderCollection(nn.Module):
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
     @check_types("bank.update")
-    def update(self, other: ReaderCollection, readers: Collection[str] | None = None) -> None:
+    def update(self, other: ReaderCollection, readers: Collection[str] | str | None = None) -> None:
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
@@ -385,7 +385,7 @@ class ReaderCollection(nn.Module):
         self,
         *,
         labels: Mapping[str, Tensor] | None = None,
-        readers: Collection[str] | None = None,
+        readers: Collection[str] | str | None = None,
         main: bool = False,
         **batch: Any,  # noqa: ANN401
     ) -> BankOutput:
@@ -450,7 +450,7 @@ class ReaderCollection(nn.Module):
         states: Mapping[str, Mapping[int, Tensor]],
         batch: Inputs,
         *,
-        readers: Collection[str] | None = None,
+        readers: Collection[str] | str | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
         """Run readers on recorded states, without running the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Full, Queue
@@ -415,10 +415,10 @@ def _check_call(call: GenerateCall) -> None:
 @contextmanager
 def watch(
     bank: ReaderCollection,
-    monitors: Sequence[AnyMonitor | str] | AnyMonitor | str | None,
+    monitors: Collection[AnyMonitor | str] | AnyMonitor | str | None,
     over: str,
     *,
-    stop: Sequence[str] | None,
+    stop: Collection[str] | None,
     on_token: Callable[[Step], None] | None = None,
     every: int = 1,
     drift: Mapping[str, DriftWatcher] | None = None,

@@ -208,6 +208,7 @@ def test_readers_of_another_bank_on_the_same_model(bank: ReaderBank, batch: dict
     for name in ("low", "more", "left"):
         other.add(name, Reader(SingleLayer(layer=2, dim=8), TWO, seed=7))
     before, said = bank(**batch), other.eval()(**batch)
+    bank.update(other, "low")
     bank.update(other, ["low", "more"])
     assert list(bank) == ["ada", "low", "more"]
     assert bank["low"] is other["low"]
@@ -631,6 +632,7 @@ def test_reading_recorded_states_is_running_the_model(bank: ReaderBank, batch: d
     assert all(torch.equal(read[name].mask, expected[name].mask) for name in bank)
     assert torch.equal(read.loss, expected.loss)
     assert list(bank.read_states(states, batch, readers=["low"])) == ["low"]
+    assert list(bank.read_states(states, batch, readers="low")) == ["low"]
 
 
 def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, torch.Tensor]):

@@ -131,9 +131,23 @@ def test_only_the_named_monitors_stop_a_sequence():
     bank = bank_of()
     both = [Monitor("flag", "odd", threshold=0.0), Monitor("flag", "odd", threshold=1.0, name="never")]
     counts = {}
-    for stop in (False, True, ["flag"], ["never"]):
-        counts[str(stop)] = len(list(bank.stream(bank.model, prompt(), monitors=both, stop=stop, **SHORT)))
-    assert counts == {"False": 8, "True": 2, "['flag']": 2, "['never']": 8}
+    for stop in (False, True, None, ["flag"], ["never"], "flag", {"never"}, {"flag": both[0]}):
+        counts[str(stop)[:8]] = len(list(bank.stream(bank.model, prompt(), monitors=both, stop=stop, **SHORT)))
+    assert list(counts.values()) == [8, 2, 2, 2, 8, 2, 8, 2]
+
+
+def test_stored_monitors_may_come_in_a_dict_or_a_set():
+    bank = bank_of()
+    bank.keep_monitor(FLAG)
+    for monitors in (bank.monitors, {"flag"}, {FLAG}, bank.monitors.keys()):
+        with bank.watch(monitors, stop=bank.monitors) as watch:
+            bank.model.generate(**prompt(), **SHORT, stopping_criteria=[watch.stopping])
+        assert [*watch.flagged_at] == ["flag"]
+    rule = "monitors is 3; it must be a list or a set or a dict or a Monitor or a Cascade or a text or None"
+    with pytest.raises(ConfigError, match=rule):
+        bank.watch(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"monitors\[0\] is 3; it must be a Monitor or a Cascade or a text"):
+        bank.watch([3])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_prompt_may_be_flagged_and_stops_after_one_token():

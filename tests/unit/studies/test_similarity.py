@@ -134,7 +134,7 @@ def test_two_checkpoints(model, tokenizer):
 
 def test_another_model_with_a_tokenizer_of_its_own(model, tokenizer, words):
     other = tiny_model(1, hidden_size=24, num_hidden_layers=2)
-    study = similarity(model, TEXTS, processor=tokenizer, other=other, other_processor=words, measures=["cka"])
+    study = similarity(model, TEXTS, processor=tokenizer, other=other, other_processor=words, measures={"cka"})
     assert matrix(study, "model", "other").shape == (4, 3)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
@@ -101,7 +101,7 @@ def finetuned_rows(
     ]
 
 
-def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int) -> list[int]:
+def block_counts(op: str, counts: Literal["all"] | Collection[int], depth: int) -> list[int]:
     """Return the `counts` of blocks that a study edits, one per fine-tuned model; "all" stands for 0 to `depth`.
 
     Raises ConfigError, whose message begins with `op`, if a number is below 0 or above `depth`.
@@ -171,7 +171,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     tasks: Mapping[str, Task] | Task,
     *,
     processor: Processor | None = None,
-    counts: Literal["all"] | Sequence[int] = "all",
+    counts: Literal["all"] | Collection[int] = "all",
     ends: Sequence[Literal["top", "bottom"]] = ("top", "bottom"),
     starts: Sequence[Literal["identity", "xavier"]] = ("identity", "xavier"),
     position: Literal["attention", "ffn", "both"] = "attention",
@@ -318,7 +318,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     tasks: Mapping[str, Task] | Task,
     *,
     processor: Processor | None = None,
-    counts: Literal["all"] | Sequence[int] = "all",
+    counts: Literal["all"] | Collection[int] = "all",
     fractions: Sequence[float] = (1.0, 0.1, 0.01),
     seeds: Sequence[int] = (0, 1, 2),
     scope: Literal["linear", "block"] = "linear",

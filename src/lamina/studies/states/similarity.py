@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
@@ -86,7 +86,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     other_processor: Processor | None = None,
     layers: Selector = "all",
     stack: str | None = None,
-    measures: Literal["all"] | Sequence[str] = "all",
+    measures: Literal["all"] | Collection[str] = "all",
     per: Literal["text", "token"] = "text",
     minibatch: int = 256,
     batch_size: int = 32,
