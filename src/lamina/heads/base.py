@@ -370,4 +370,4 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tens
 def count_labels(labels: Tensor, weight: Tensor | None) -> Tensor:
     """Return the number of labels that are not IGNORE, or the sum of their weights if `weight` (per class) is given."""
     present = labels != IGNORE
-    return present.sum() if weight is None else weight[labels[present]].sum()
+    return present.sum() if weight is None else weight[labels[present].long()].sum()

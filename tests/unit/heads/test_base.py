@@ -61,6 +61,8 @@ def test_cross_entropy_equals_torchs_for_labels_that_are_present(weight: torch.T
     labels[0, 2:] = IGNORE
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=weight, ignore_index=IGNORE)
     torch.testing.assert_close(cross_entropy(logits, labels, weight), expected)
+    last = F.cross_entropy(logits[1], labels[1], weight=weight)
+    torch.testing.assert_close(cross_entropy(logits[1], labels[1].to(torch.uint8), weight), last)
 
 
 def test_cross_entropy_of_half_precision_is_worked_out_in_full():
