@@ -8,8 +8,9 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, cast, final
@@ -38,8 +39,9 @@ Samples: TypeAlias = npt.NDArray[np.float32]
 
 _MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
 _STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: they say 0, or this and more
-# a WAV file with samples, and no other chunk, after a size of 0, which is in its first 4096 bytes
-_NO_SIZE = re.compile(rb"(RIFF.{,4080}?data)\0{4}(?!\Z|[ -~]{4}..\0\0)", re.DOTALL)
+# the chunk of samples of a WAV file, if its size is 0, but samples and no other chunk follow
+_NO_SIZE = re.compile(rb"data\0{4}(?!\Z|[ -~]{4}..\0\0)", re.DOTALL)
+_COUNT = re.compile(rb"(Xing|Info)\0{3}[\1\3\5\7\t\v\r\17]")  # says how many frames an MP3 file has
 _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big", b"FORM": "big"}  # of sizes
 _LEAST = 0.9  # share of the samples that the header of an MP3 file promises, which is sometimes too high
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
@@ -169,31 +171,46 @@ class LazyAudio(LazyFile):
     def _whole(self) -> Path | BytesIO:
         """Return the file as `source` does; a WAV file whose header says 0 bytes of samples has samples to its end.
 
-        Raises DataError if a WAV or AIFF file is shorter than its header says; libsndfile would not say so.
+        Raises DataError if a WAV or AIFF file is shorter than its header says; libsndfile would not say so. AU, W64,
+        RF64 and Ogg files are not checked: if one is cut off, it is a shorter clip.
         """
         source = self.source()
-        file = source.open("rb") if isinstance(source, Path) else source
-        head, size = file.read(1 << 12), file.seek(0, SEEK_END)
-        (file.close if isinstance(source, Path) else partial(file.seek, 0))()
-        order = _BYTE_ORDERS.get(head[:4])
-        said = 8 + int.from_bytes(head[4:8], order or "little")
-        if order and size + 8 < said < _STREAMED:
-            raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
-        return BytesIO(_NO_SIZE.sub(rb"\1" + b"\xff" * 4, self.read(), 1)) if _NO_SIZE.match(head) else source
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+            head, size = file.read(8), file.seek(0, SEEK_END)
+            order = _BYTE_ORDERS.get(head[:4])
+            said = 8 + int.from_bytes(head[4:], order or "little")
+            if order and size + 8 < said < _STREAMED:
+                raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
+            chunk, at = b"", 12  # a chunk is its name, its size, and its content, padded to an even size
+            while head[:4] == b"RIFF" and file.seek(at) < size and (chunk := file.read(16))[:4] != b"data":
+                at += 8 + (length := int.from_bytes(chunk[4:8], "little")) + length % 2
+            file.seek(0)
+        if not _NO_SIZE.match(chunk):
+            return source
+        data = self.read()
+        return BytesIO(data[: at + 4] + b"\xff" * 4 + data[at + 8 :])
 
     def _decode(self, frames: int) -> Samples:
         """Return the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
 
-        Raises DataError if it cannot be decoded, and MissingExtraError if soundfile is not installed.
+        Raises DataError if it cannot be decoded or is cut off, and MissingExtraError if soundfile is not installed.
         """
         source, soundfile = self._whole(), _soundfile()
         try:
             values = soundfile.read(source, frames=frames, dtype="float32")[0]
         except Exception as error:
             raise self._undecodable(error) from error
-        if len(values) < _LEAST * frames:
+        if len(values) < _LEAST * frames and self._has_count():
             raise self.bad(self.name, f"is cut off after {len(values)} of {frames} samples; every row is a whole clip.")
         return values
+
+    def _has_count(self) -> bool:
+        """Return whether the file's header has its number of samples; False for MP3 files whose number is a guess."""
+        if "MPEG" not in self._info().subtype:
+            return True
+        data = self.read()
+        tag = 10 + (data[6] << 21 | data[7] << 14 | data[8] << 7 | data[9]) if data[:3] == b"ID3" else 0
+        return _COUNT.search(data, tag, tag + 4096) is not None
 
     def _undecodable(self, error: Exception) -> DataError:
         reason = first_line(getattr(error, "error_string", None) or error)

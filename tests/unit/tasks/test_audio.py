@@ -167,7 +167,15 @@ def test_the_mean_of_the_channels_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize("riff", [None, 0, 36, 0xFFFFFFFF])
 @pytest.mark.parametrize("said", [0, 0x7FFFF000, 0xFFFFFFFF])
-@pytest.mark.parametrize("extra", [b"", b"LIST\x1a\0\0\0INFOISFT\x0e\0\0\0Lavf60.16.100\0"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"",
+        b"LIST\x1a\0\0\0INFOISFT\x0e\0\0\0Lavf60.16.100\0",
+        b"junk" + (5001).to_bytes(4, "little") + b"data\0\0\0\0\1\2\3\xf0".ljust(5002),
+    ],
+    ids=["none", "list", "junk"],
+)
 def test_a_wav_file_of_unknown_size_is_read_to_its_end(riff: int | None, said: int, extra: bytes, tmp_path: Path):
     """As programs write it that cannot go back to the header, to a pipe for example."""
     head, samples = sound_bytes(tone()).split(b"data")
@@ -270,6 +278,22 @@ def test_a_cut_mp3_file_is_no_clip():
     assert len(opened(data, 8000)) == 8000
     with pytest.raises(DataError, match=r"entry 0 is cut off after \d+ of 8000 samples; every row is a whole clip"):
         opened(data[: len(data) // 2], 8000)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [b"", b"ID3\3\0\0\0\1\0\0" + bytes(1 << 14), b"ID3\3\0\0\0\0\1\0" + b"Xing\0\0\0\1".ljust(128, b"\0")],
+    ids=["none", "long", "misleading"],
+)
+def test_an_mp3_file_without_its_number_of_samples_is_a_whole_clip(tag: bytes):
+    """libmpg123 then guesses the number from the file's size and the first frames, here silent and so small."""
+    sound = np.concatenate([np.zeros(8000), tone(seconds=2, rate=8000)])
+    data = sound_bytes(sound, rate=8000, kind="MP3")
+    assert b"Xing" in data[:40]
+    frames = data[data.index(data[:2], 2) :]
+    assert len(opened(tag + frames, 8000)) == pytest.approx(len(sound), abs=3000)
+    with pytest.raises(DataError, match="is cut off"):
+        opened(tag + data[: len(data) // 2], 8000)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
