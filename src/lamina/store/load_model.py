@@ -8,6 +8,7 @@ import re
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,12 +73,12 @@ def load(
         head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
             class of transformers, or its name.
         labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
-            head starts at random. None: the classes that the config names.
+            head starts at random, with a warning. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
-        new_weights: True: weights that the files lack start at random, with a warning. False: StoreError if the files
-            lack weights of a layer, or more than half of the model's parameters; a missing head or pooler still starts
-            at random.
+        new_weights: True: weights that the files lack start at random, with a warning; no warning with `labels` for a
+            new head, pooler or mask. False: StoreError if the files lack weights of a layer, or more than half of the
+            model's parameters; a missing head or pooler still starts at random.
 
     Returns:
         The model and its processor: a tokenizer, image processor, feature extractor or joint processor. The processor
@@ -165,10 +166,11 @@ def _load(
 @contextmanager
 def _without_report() -> Generator[None]:
     """Keep transformers from logging a table of weights without a place or a value; `_check_report` names them."""
-    log = logging.getLogger("transformers.modeling_utils")
+    log, thread = logging.getLogger("transformers.modeling_utils"), get_ident()
 
     def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in (text := record.getMessage()) or "CONVERSION" in text  # an error refers to the last
+        text = record.getMessage()  # an error refers to a table with "CONVERSION"
+        return record.thread != thread or "LOAD REPORT" not in text or "CONVERSION" in text
 
     log.addFilter(is_other)
     try:
@@ -203,18 +205,18 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
-    """Return the names of the weights that start at random, and log them: as a warning, unless only a new head does.
+    """Return the names of the weights that start at random, and log them and the saved weights that are left out.
 
     With `new_head`, the head got new classes, so its weights may have a different shape than the saved ones. `report`
-    is the loading report of transformers. Saved weights that are left out are logged too, as a warning if they are of
-    blocks that the config lacks.
+    is the loading report of transformers. Left-out weights of blocks that the config lacks are a warning. Random
+    weights are one without `new_head`; with it, only in blocks, in embedding tables, and in place of a saved head.
 
     Raises:
         StoreError: If the shape of a saved weight contradicts the config; if no saved weight has a place in a block; or
             if a module of a block has another form in the checkpoint, such as quantised or with an adapter.
     """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
-        if not new_head or key.startswith(f"{model.base_model_prefix}."):
+        if not new_head or key.startswith(f"{model.base_model_prefix}.") or _is_needed(model, key):
             what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
             raise damaged(f"the weights of {name}", what)
     base, saved = f"{model.base_model_prefix}.", report["unexpected_keys"]
@@ -235,17 +237,32 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
             raise damaged(f"the weights of {name}", f"hold '{key}', for which the model has no place. {hint}")
     has_blocks = any("#" in form for form in forms)
     cut = [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]
-    if left := cut or [*plain]:
-        what = (
-            f"{'of blocks ' * bool(cut)}that {'its config.json' if cut else f'a {type(model).__name__}'} does not have"
-        )
-        more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-        text, level = "load: %s has weights %s ('%s'%s); they are left out", logging.WARNING if cut else logging.INFO
-        logger.log(level, text, name, what, left[0], more)
-    if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
-        level = logging.INFO if new_head and not any(key.startswith(base) for key in missing) else logging.WARNING
-        logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
+    others, text = (
+        [key for key in plain if key not in cut],
+        "load: %s has weights %s does not have (%s); they are left out",
+    )
+    for left, level, what in (
+        (cut, logging.WARNING, "of blocks that its config.json"),
+        (others, logging.INFO, f"that a {type(model).__name__}"),
+    ):
+        if left:
+            more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
+            logger.log(level, text, name, what, f"'{left[0]}'{more}")
+    replaced = {key for key, *_ in report["mismatched_keys"]}
+    missing = sorted(replaced.union(report["missing_keys"]))
+    wrong = [key for key in missing if not new_head or key in replaced or _is_needed(model, key)]
+    for new, level in ((wrong, logging.WARNING), ([key for key in missing if key not in wrong], logging.INFO)):
+        if new:
+            listed = ", ".join(f"{key} (saved in another shape)" if key in replaced else key for key in new)
+            logger.log(level, "load: %s has no weights for %s; they start at random", name, listed)
     return missing
+
+
+def _is_needed(model: PreTrainedModel, key: str) -> bool:
+    """Return whether a weight is in a block or an embedding table of the backbone; poolers and heads can be new."""
+    base = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    is_table = isinstance(model.get_submodule(key.rpartition(".")[0]), torch.nn.Embedding)
+    return key.startswith(base) and (is_table or "#" in without_numbers(key))
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:

@@ -7,17 +7,19 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.support.portions import one_in
 from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.towers import two_towers
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError, ModelNotFoundError, StoreError
-from lamina.store import load, load_bank, save_bank
+from lamina.store import load, load_bank, load_model, save_bank
 
 
 def checkpoint(folder: Path, rename: Callable[[str], str] = str) -> Path:
@@ -89,20 +91,79 @@ def test_one_weight_is_named_alone(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert any(f"config.json does not have ('{name}'); they are left out" in said for said in caplog.messages)
 
 
+def told(caplog: pytest.LogCaptureFixture, level: str) -> str:
+    return "\n".join(record.message for record in caplog.records if record.levelname == level)
+
+
 def test_a_block_that_starts_at_random_is_told_and_transformers_prints_no_table(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
     saved = {name: value for name, value in torch.load(weights).items() if ".layer.1." not in name}
-    torch.save({**saved, "extra.weight": torch.zeros(1)}, weights)
+    saved |= {"extra.weight": torch.zeros(1), "encoder.layer.3.output.dense.bias": torch.zeros(16)}
+    torch.save({name: value for name, value in saved.items() if "pooler" not in name}, weights)
     caplog.set_level("INFO")
     logging.getLogger("transformers").addHandler(caplog.handler)
     load(weights.parent, "sequence_classification", labels=("a", "b", "c"))
     logging.getLogger("transformers").removeHandler(caplog.handler)
-    told = {record.levelname: record.message for record in caplog.records}
-    assert "has no weights for bert.encoder.layer.1." in told["WARNING"]
-    assert "BertForSequenceClassification does not have ('extra.weight'); they are left out" in told["INFO"]
+    warned, noted = told(caplog, "WARNING"), told(caplog, "INFO")
+    assert "has no weights for bert.encoder.layer.1." in warned
+    assert "does not have ('encoder.layer.3.output.dense.bias'); they are left out" in warned
+    assert "classifier" not in warned
+    assert "has no weights for bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias, cl" in noted
+    assert "BertForSequenceClassification does not have ('extra.weight'); they are left out" in noted
     assert "LOAD REPORT" not in caplog.text
+
+
+def test_only_tables_of_this_thread_and_without_conversion_errors_are_dropped(caplog: pytest.LogCaptureFixture):
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addHandler(caplog.handler)
+    with load_model._without_report():
+        for text in ("LOAD REPORT: a", "LOAD REPORT: CONVERSION b", "c"):
+            log.warning(text)
+        other = Thread(target=log.warning, args=("LOAD REPORT: d",))
+        other.start()
+        other.join()
+    log.warning("LOAD REPORT: e")
+    log.removeHandler(caplog.handler)
+    assert [text[-1] for text in dict.fromkeys(caplog.messages)] == [*"bcde"]
+    assert log.filters == []
+
+
+@pytest.mark.parametrize("lost", ["encoder.layer.1.", "embeddings.word"])
+def test_a_backbone_without_a_part_is_told_beside_labels_too(
+    lost: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    torch.save({name: value for name, value in torch.load(weights).items() if lost not in name}, weights)
+    load(weights.parent, labels=("a", "b"))
+    assert f"has no weights for {lost}" in told(caplog, "WARNING")
+
+
+def test_a_block_of_a_model_whose_names_have_no_prefix_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    two_towers().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and "classifier" not in name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    load(tmp_path, "image_classification", labels=("a", "b"))
+    assert "has no weights for vision_model.encoder.layers.1." in told(caplog, "WARNING")
+    assert "classifier" not in told(caplog, "WARNING")
+
+
+def test_a_block_of_another_shape_is_refused_beside_labels_too(tmp_path: Path):
+    weights = checkpoint(tmp_path / "model") / "pytorch_model.bin"
+    torch.save({**torch.load(weights), "encoder.layer.1.output.dense.bias": torch.zeros(16)}, weights)
+    with pytest.raises(StoreError, match=r"'encoder\.layer\.1\.output\.dense\.bias' is \(16,\) instead of \(32,\)"):
+        load(weights.parent, labels=("a", "b"))
+
+
+def test_a_trained_head_that_is_replaced_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    save_base(tmp_path)
+    caplog.set_level("INFO")
+    load(tmp_path, "sequence_classification", labels=("a", "b", "c"))[0].save_pretrained(tmp_path)
+    assert told(caplog, "WARNING") == ""
+    load(tmp_path, "sequence_classification", labels=("a", "b"))
+    assert "has no weights for classifier.bias (saved in another shape), classifier.w" in told(caplog, "WARNING")
 
 
 @pytest.mark.parametrize("rename", [str.upper, lambda name: name.replace("encoder.", "transformer.")])
