@@ -35,14 +35,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-def _is_of_torch(value: object, name: str) -> bool:
-    """Return whether a value is of torch's class `name`, without importing torch; NumPy has a Generator too."""
-    return any(kind.__name__ == name and kind.__module__.startswith("torch") for kind in type(value).__mro__)
-
-
-def _is_of_lamina(name: str, value: object) -> bool:
-    """Return whether a value, or the module that torch.compile wrapped, is of Lamina's class `name`."""
-    return any(kind.__name__ == name for kind in type(getattr(value, "_orig_mod", value)).__mro__)
+def _is_of(package: str, name: str, value: object) -> bool:
+    """Return whether a value is of a package's class `name`, without an import; NumPy has a Generator too."""
+    classes = type(value).__mro__
+    return any(kind.__name__ == name and kind.__module__.partition(".")[0] == package for kind in classes)
 
 
 def _is_processor(value: object) -> bool:
@@ -64,18 +60,17 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "bool": ("True or False", lambda value: isinstance(value, bool)),
     "str": ("a text", lambda value: isinstance(value, str)),
     **dict.fromkeys(("Path", "PathLike"), ("a path", lambda value: isinstance(value, os.PathLike))),
-    "torch.Generator": ("a torch.Generator", lambda value: _is_of_torch(value, "Generator")),
-    "torch.device": ("a torch.device", lambda value: _is_of_torch(value, "device")),
-    **{name: (f"a {name}", partial(_is_of_lamina, name)) for name in _CLASSES},
+    "torch.Generator": ("a torch.Generator", partial(_is_of, "torch", "Generator")),
+    "torch.device": ("a torch.device", partial(_is_of, "torch", "device")),
+    **{name: (f"a {name}", partial(_is_of, "lamina", name)) for name in _CLASSES},
     "AnyMonitor": ("a Monitor or a Cascade", lambda value: any(_TYPES[name][1](value) for name in _MONITORS)),
     "Processor": ("a loaded tokenizer or processor of transformers", _is_processor),
     "Sequence": ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, _NO_LISTS)),
-    "Iterable": ("a list", lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value)),
-    "Literal": ("a name", lambda value: isinstance(value, str)),  # the function says which names there are
-    "Collection": (
-        "a list or a set",
-        lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value),
+    **dict.fromkeys(
+        ("Iterable", "Collection"),
+        ("a list or a set", lambda value: isinstance(value, set | frozenset) or _TYPES["Sequence"][1](value)),
     ),
+    "Literal": ("a name", lambda value: isinstance(value, str)),  # the function says which names there are
     "Selector": (
         "a layer number, a list of them, or a text such as 'top:4'",
         lambda value: hasattr(value, "tolist") or (isinstance(value, _SELECTORS) and not isinstance(value, bool)),
@@ -91,9 +86,10 @@ _PARAMETERS = re.compile(r"\[[^\[\]]*\]|\[[^\[\]]*$")  # of a generic type, the 
 def check_type(op: str, name: str, value: T, annotation: object) -> T:
     """Return an option's value: NumPy and torch numbers as Python numbers, arrays and sets as lists where allowed.
 
-    Raises ConfigError if the value is not of the type `annotation`. A value passes unchecked if a type in `annotation`
-    is not a key of `_TYPES`. The items of a list or tuple are checked in the same way, by the types in brackets, as in
-    "Sequence[int]".
+    Raises ConfigError if the value is not of the type `annotation`, or is an empty text where that allows a path. A
+    value passes unchecked if a type in `annotation` is not a key of `_TYPES`, or if all are "Literal" or "None". The
+    items of a list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators
+    become lists.
 
     Args:
         op: The operation, for the message.
@@ -117,15 +113,24 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
         plain = cast("Any", plain).tolist()
     if items and isinstance(plain, list | tuple) and _parsed(items)[1]:
         listed = cast("Sequence[object]", plain)
-        if not {*map(type, listed)} <= {*map(_EXACT.get, _parsed(items)[0])}:  # quick, for many texts
+        if not _fit_by_type(listed, _parsed(items)[0]):
             checked = (check_type(op, f"{name}[{place}]", item, items) for place, item in enumerate(listed))
             plain = [*checked] if isinstance(plain, list) else (*checked,)
     if fits or is_class or not is_known:
         return cast("T", plain)
-    got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {type(plain).__name__}"
+    kind = type(plain).__name__
+    kind = f"{type(plain).__module__}.{kind}" if kind in kinds else kind  # a class of another package
+    got = repr(plain)[:60] if isinstance(plain, str | bytes | int | float | None) else f"a {kind}"
     allowed = " or ".join(dict.fromkeys(_TYPES[kind][0] for kind in kinds))
     allowed = allowed if {*_CLASSES, "Collection"}.isdisjoint(kinds) else allowed.replace(", as in {'train': ...}", "")
-    raise ConfigError(f"{op}: {name} is {got}; it must be {allowed}.")
+    raise ConfigError(f"{op}: {name} is {'empty' if is_empty else got}; it must be {allowed}.")
+
+
+def _fit_by_type(listed: Sequence[object], kinds: Sequence[str]) -> bool:
+    """Return whether all items fit by their types alone, so that a long list is not checked item by item."""
+    samples = dict(zip(map(type, listed), listed, strict=True))
+    others = [item for kind, item in samples.items() if kind not in map(_EXACT.get, kinds)]
+    return all(any(_is_of("lamina", name, item) for name in kinds) for item in others)
 
 
 @cache

@@ -13,6 +13,8 @@ import torch
 from lamina.errors import ConfigError, StoreError
 from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, seed_torch, write_text
 
+FOREIGN = type("Task", (), {"__module__": "laminar"})()  # a class of another package with a name of Lamina's
+
 
 @pytest.mark.parametrize(
     ("value", "kind", "rule"),
@@ -21,7 +23,6 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
         (1.5, "int | None", "a whole number or None"),
         (torch.tensor([1]), "float", "a number"),
         ("no", "bool", "True or False"),
-        ("", "str | Path", "a text or a path"),
         (3, "Sequence[str] | None", "a list or None"),
         ("ab", "Sequence[str | Path] | None", "a list or None"),
         (torch.tensor(3), "Sequence[int]", "a list"),
@@ -31,16 +32,22 @@ from lamina.utils import atomic_write, check_type, pluralize, remove_leftovers, 
         (3, "torch.Generator | None", "a torch.Generator or None"),
         ({"a": 1}, "Collection[str] | str", "a list or a set or a text"),
         (3, "Literal['all'] | Sequence[str]", "a name or a list"),
-        ("ab", "Iterable[Text] | None", "a list or None"),
-        ("", "str | PathLike[str]", "a text or a path"),
+        ("ab", "Iterable[Text] | None", "a list or a set or None"),
         (3, "Study | str | Path | None", "a Study or a text or a path or None"),
         ("a", "ReaderBank", "a ReaderBank"),
+        (FOREIGN, "Task", "a Task"),
         (3, "AnyMonitor", "a Monitor or a Cascade"),
     ],
 )
 def test_options_of_other_types_are_refused(value: object, kind: str, rule: str):
     with pytest.raises(ConfigError, match=f"here: size is .*; it must be {rule}"):
         check_type("here", "size", value, kind)
+
+
+@pytest.mark.parametrize("kind", ["str | Path", "str | PathLike[str]", "Path | None"])
+def test_an_empty_path_is_called_empty(kind: str):
+    with pytest.raises(ConfigError, match=r"^here: size is empty; it must be a .*path"):
+        check_type("here", "size", "", kind)
 
 
 def test_numbers_of_numpy_and_torch_become_pythons():
@@ -57,6 +64,7 @@ def test_numbers_of_numpy_and_torch_become_pythons():
         ([1, "2"], "Selector", r"size\[1\] is '2'; it must be a whole number"),
         (np.array([1.0]), "Selector", r"size\[0\] is 1\.0; it must be a whole number"),
         ((0, True), "Literal['all'] | Sequence[int]", r"size\[1\] is True; it must be a whole number"),
+        ((FOREIGN,), "Sequence[Task]", r"size\[0\] is a laminar\.Task; it must be a Task"),
         (["a", None], "Sequence[str | Path] | None", r"size\[1\] is None; it must be a text or a path"),
     ],
 )

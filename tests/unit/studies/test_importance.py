@@ -176,5 +176,9 @@ def test_fusions_without_contributions_are_left_out_or_refused():
         contributions(bank, TEXTS[0], readers=["ada"])
     with pytest.raises(ConfigError, match="contributions: readers is empty; give at least one"):
         contributions(bank, TEXTS[0], readers=[])
+    with pytest.raises(ConfigError, match=r"contributions: the bank has no readers. Train one"):
+        contributions(ReaderBank(bank.model, bank.processor), TEXTS[0])
+    with pytest.raises(ConfigError, match="contributions: bank is a OptimizedModule; it must be a ReaderBank"):
+        contributions(torch.compile(bank), TEXTS[0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownNameError, match="unknown reader 'mixed'"):
         contributions(bank, TEXTS[0], readers=["mixed"])

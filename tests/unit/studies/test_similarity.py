@@ -175,7 +175,7 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(texts=None)
     with pytest.raises(ConfigError, match="texts and batches are both given"):
         call(batches=[{}])
-    with pytest.raises(ConfigError, match="similarity: texts is 'the film'; it must be a list or None"):
+    with pytest.raises(ConfigError, match="similarity: texts is 'the film'; it must be a list or a set or None"):
         call(texts="the film")
     with pytest.raises(ConfigError, match="there is no text; at least one is needed"):
         call(texts=[])
@@ -195,6 +195,8 @@ def test_invalid_options_are_refused(model, tokenizer):
         call(other_processor=tokenizer)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'ckas'; .* Did you mean 'cka'"):
         call(measures=["ckas"])
+    with pytest.raises(UnknownNameError, match="unknown measure 'ckas'"):
+        call(measures="ckas")
     with pytest.raises(ConfigError, match="similarity: measures is empty"):
         call(measures=[])
     with pytest.raises(UnknownNameError, match="unknown kind of row 'tokens'"):

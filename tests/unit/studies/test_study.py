@@ -153,5 +153,5 @@ def test_repr_lists_the_conclusions():
 def test_what_is_no_folder_is_named():
     with pytest.raises(ConfigError, match=r"^load: folder is 3; it must be a text or a path"):
         Study.load(3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match=r"^save: folder is ''; it must be a text or a path"):
+    with pytest.raises(ConfigError, match=r"^save: folder is empty; it must be a text or a path"):
         Study("probe", pd.DataFrame({"score": [1.0]})).save("")

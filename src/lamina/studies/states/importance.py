@@ -216,6 +216,8 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
         UnknownNameError: If a reader does not exist.
     """
     names = [*bank.select(readers, "contributions")]
+    if not names and readers is None:
+        raise ConfigError("contributions: the bank has no readers. Train one with lamina.fit.")
     check_given("contributions", readers=names)
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
     batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}

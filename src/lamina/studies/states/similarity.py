@@ -147,7 +147,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; a minibatch is a random sample of
         all texts here. `lamina.studies.states.measures` names the sources of the other measures.
     """
-    chosen = list(_ALL if measures == "all" else measures)
+    chosen = list(_ALL) if measures == "all" else [measures] if isinstance(measures, str) else list(measures)
     check_given(_OP, measures=chosen)
     check_known(_OP, chosen, _ALL, "measure")
     check_known(_OP, [per], ("text", "token"), "kind of row")
