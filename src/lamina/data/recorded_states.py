@@ -258,7 +258,7 @@ class RecordedStates:
     def _mask(self, array: StatesArray) -> np.ndarray | None:
         """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
 
-        Raises DataError if the mask's shape does not fit the states, or a row has no token; and the errors of `_place`.
+        Raises DataError if the mask's shape does not fit the states; and the errors of `_place`.
         """
         if array.mask is None:
             return None
@@ -269,11 +269,7 @@ class RecordedStates:
         if place.shape not in (expected, expected[1:] if array.rows == 1 else expected):
             got = f"the mask '{array.mask}' has the shape {list(place.shape)}, and the states {list(expected)}"
             raise DataError(f"states: {self.folder}: {got}; both are [rows, tokens].")
-        mask = np.array(self._view(place)).reshape(expected).astype(bool)
-        if not mask.any(1).all():
-            got = f"the mask '{array.mask}' of {array.file} has no token in its row {mask.any(1).argmin()} (from 0)"
-            raise DataError(f"states: {self.folder}: {got}; every row has at least 1.")
-        return mask
+        return np.array(self._view(place)).reshape(expected).astype(bool)
 
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
         """Return groups of layers that are in the same arrays, as (layers, arrays, ends).
@@ -310,8 +306,8 @@ class RecordedStates:
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
         """Return the length of every row. The manifest's arrays with the indices `numbers` hold all rows, in order.
 
-        `given` are the lengths in the manifest's file or in other arrays, or None. Raises DataError if they differ, or
-        neither they nor the arrays say where a row ends.
+        `given` are the lengths in the manifest's file or in other arrays, or None. Raises DataError if they differ, a
+        row has no token, or neither they nor the arrays say where a row ends.
         """
         counted: list[np.ndarray] = []
         at = 0
@@ -321,6 +317,10 @@ class RecordedStates:
             own = None if given is None else given[at : at + array.rows]
             if mask is not None:
                 found = mask.sum(1)
+                if not found.all():
+                    row = at + int(found.argmin())
+                    got = f"the mask '{array.mask}' of {array.file} has no token in row {row} (from 0)"
+                    raise DataError(f"states: {self.folder}: {got}; every row has at least 1.", row=row)
             elif "rows" in array.axes:
                 found = np.full(array.rows, size) if own is None else np.minimum(own, size)
             elif array.rows == 1:
