@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, timedelta
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
@@ -255,7 +256,9 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        if np.asarray(y).dtype.kind in "mM":
+        array = np.asarray(y)
+        types = set(map(type, array.flat)) if array.dtype == object else {array.dtype.type}
+        if any(issubclass(kind, (date, timedelta, np.datetime64, np.timedelta64)) for kind in types):
             raise ValueError("y has dates or durations, whose unit is not known later. Convert them to numbers.")
         checked = as_array(y, "y", dtype=np.float64)
         check_consistent_length(texts, checked)

@@ -50,6 +50,22 @@ def test_a_column_is_taken_with_the_warning_that_is_known():
         assert class_targets([["x"], ["y"], ["x"]], TEXTS, "op").values == [0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "y",
+    [
+        pd.Series(pd.to_datetime(["2020-01-01", "2021-01-01", "2021-01-01"], utc=True)),
+        np.array([1, np.timedelta64(1, "D"), np.timedelta64(2, "h")], dtype=object),
+        np.array([[np.datetime64("2020-01-01")], [np.datetime64("2021-01-01")], [2]], dtype=object),
+        [date(2020, 1, 1), date(2021, 1, 1), date(2021, 1, 1)],
+    ],
+    ids=["time zone", "timedelta64", "datetime64", "date"],
+)
+def test_dates_and_durations_are_no_numbers(y: object):
+    with pytest.raises(DataError, match="op: y has dates or durations, whose unit is not known later"):
+        number_targets(y, TEXTS, "op")
+    assert number_targets(np.array([Decimal("1.5"), "2", 4.0], dtype=object), TEXTS, "op").mean == 2.5
+
+
 def test_numbers_are_brought_to_one_scale():
     targets = number_targets([10, 20, 30], TEXTS, "op")
     np.testing.assert_allclose(np.array(targets.values) * targets.scale + targets.mean, [10, 20, 30])
