@@ -404,16 +404,19 @@ def _id(
 ) -> int:
     """Return the id of the class in a cell, looked up in `index`; raise DataError if it is not a class of `labels`."""
     with cell_errors(table, row, column):
-        name = class_name(_single(cell), index)
+        name = class_name(_single(cell, index), index)
     if name not in index:
         raise unknown_label(table, row, column, cell, labels)
     return index[name]
 
 
-def _single(cell: object) -> object:
-    """Return the text in a list with one text, as doccano writes the class of a row; any other cell unchanged."""
-    listed = plain(cell)
-    return listed[0] if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) else cell
+def _single(cell: object, labels: Collection[str] = ()) -> object:
+    """Return the entry of a list with one class, as doccano writes the class of a row; any other cell unchanged.
+
+    The list may be spelled in a text that is not one of `labels`.
+    """
+    entries = cell_forms.parts(cell) if cell_forms.has_several(cell, labels) else ()
+    return entries[0] if len(entries) == 1 else cell
 
 
 @contextmanager
@@ -457,20 +460,21 @@ def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     separator = spec.separator or _separator(tables, spec.label, labels)
     decode = partial(cell_forms.parts, separator=separator, labels=labels)
     changed: dict[str, Table] = {}
-    counts, are_texts, names = set[int](), True, list[object]()
+    counts, are_texts, are_flags = set[int](), True, True
     for part, table in tables.items():
         cells = table.cells(spec.label)
         for row, cell in zip(table.rows, cells, strict=True):
             with cell_errors(table, row, spec.label):
                 counts.add(len(names := decode(cell)))
                 are_texts = are_texts and isinstance(cell, str)
+                are_flags = are_flags and all(map(cell_forms.is_flag, names))
         lists = cells.then(decode) if isinstance(cells, Column) else [decode(cell) for cell in cells]
         changed[part] = replace(table, columns={**table.columns, str(spec.label): lists})
     if are_texts and max(counts, default=0) <= 1:
         _check_flags(tables, spec)
         what = "task: no row has more than one label in column '%s'; if another sign divides them, give separator="
         logger.warning(what, spec.label)
-    elif counts == {1} and spec.problem_type is None and isinstance(names[0], str):
+    elif counts == {1} and spec.problem_type is None and not are_flags:
         what = "task: every row has a list with one label in column '%s', and is read as if it could have several"
         logger.warning(f"{what}. Set problem_type='classification' if a row has exactly one class.", spec.label)
     return changed
