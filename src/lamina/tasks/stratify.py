@@ -12,13 +12,13 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from lamina.data.arrow import Column
 from lamina.errors import ConfigError
-from lamina.utils import check_fields
+from lamina.tasks.label_cells import plain
 
 if TYPE_CHECKING:
     from lamina.data.read import Table
@@ -237,15 +237,16 @@ class SampleSize:
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields("subsample", self)
-        chosen = self.chosen()
+        chosen: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if value is not None}
         if len(chosen) != 1:
             got = " and ".join(chosen) or "nothing"
             raise ConfigError(f"subsample: {got} given; exactly one of per_class, fraction and rows is needed.")
         for name, value in chosen.items():
-            if not 0 < value <= (1 if name == "fraction" else math.inf):
+            types, most = ((int, float), 1) if name == "fraction" else ((int,), math.inf)
+            if type(value) not in types or not 0 < value <= most:
                 rule = "above 0 and at most 1" if name == "fraction" else "a whole number of at least 1"
-                raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
+                raise ConfigError(f"subsample: {name} is {value!r:.60}; it must be {rule}.")
+            object.__setattr__(self, name, value)
 
     def chosen(self) -> dict[str, float]:
         """Return {name: value} of the field that is set."""
