@@ -267,7 +267,7 @@ class FileKind(ClassKind[InputsT]):
 
         Args:
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSON Lines
-                file with a column of paths, relative to the folder of that file.
+                file with a column of paths. They start from the folder of that file, or the working directory.
             spec: Which columns to read.
             header: Column names, if a CSV or TSV file has no header. None: it has one.
         """

@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EISDIR
 from io import SEEK_END, BytesIO
 from pathlib import Path
 from typing import ClassVar, Self
 
 from lamina.errors import DataError, convert_errors
+from lamina.utils import is_file
 
 FILE_KEYS = frozenset({"bytes", "path", "array"})  # of a file as `datasets` writes it; one of them is enough
 _MOST_BYTES = 1 << 30  # size of the largest file that is read
+_PREFIX = "Leave out a prefix 'data:...,'."
 _SHOWN = 1000  # characters of a path that messages show: a longer one may be a file in Base64
 
 
@@ -75,10 +77,11 @@ class LazyFile(ABC):
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
             path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
-                with convert_errors(lambda _: cls.bad(name, 'has a text as "bytes" that is not Base64.')):
+                with convert_errors(lambda _: cls.bad(name, f'has a text as "bytes" that is not Base64. {_PREFIX}')):
                     data = b64decode("".join(data.splitlines()), validate=True)
             if data is None and isinstance(path, str | Path):
-                return cls(name, str(path))
+                file = cls.of(name, path)
+                return replace(file, name=f"{name} ({file.name})")
             return cls.of(name, path if data is None else data)
         if isinstance(entry, str | Path):
             path = str(entry)
@@ -154,13 +157,18 @@ class LazyFile(ABC):
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a table's cell `entry` with `folder` (if any) put before its path: a string, or "path" in a mapping."""
+    """Return a table's cell `entry` with `folder` (if any) put before its path: a string, or "path" in a mapping.
+
+    A path that is a file in the working directory, but not in `folder`, is not changed.
+    """
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
-    return entry if folder is None or not isinstance(entry, str) or "://" in entry else str(folder / entry)
+    if folder is None or not isinstance(entry, str) or "://" in entry:
+        return entry
+    return entry if is_file(entry) and not is_file(folder / entry) else str(folder / entry)
 
 
 def name_of(entry: object) -> object:
-    """Return what outputs call an example: a file's path, None for bytes or samples, anything else as it is."""
+    """Return what outputs call an example: a text, a pair of texts, or a file's path; None for anything else."""
     entry = entry.get("path") if isinstance(entry, Mapping) else entry
-    return None if isinstance(entry, bytes | list) else entry
+    return str(entry) if isinstance(entry, Path) else entry if isinstance(entry, str | tuple) else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -119,10 +120,30 @@ def test_parquet_holds_files_in_every_form(cell: Any, tmp_path: Path):
     assert next(bulk)[1] == [cell, cell]
 
 
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_paths_may_start_at_the_working_directory(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file beside the table is preferred."""
+    monkeypatch.chdir(tmp_path)
+    for path, kind in (("a/x.wav", "low"), ("x.wav", "high"), ("b/y.wav", "middle")):
+        put(tmp_path, path, sound_bytes(tone(kind)))
+    table = pd.DataFrame({"audio": ["x.wav", "b/y.wav", "z.wav"], "label": ["l", "h", "h"]})
+    getattr(table, f"to_{ending}")(f"a/table.{ending}", index=False)
+    first, second, third = Task.from_files(AUDIO, test=f"a/table.{ending}", labels=["h", "l"]).split("test").texts
+    np.testing.assert_allclose(first.open(RATE, MANY), tone("low"), atol=1e-4)
+    np.testing.assert_allclose(second.open(RATE, MANY), tone("middle"), atol=1e-4)
+    with pytest.raises(DataError, match=r"audio: a/z.wav cannot be read \(No such file"):
+        third.open(RATE, MANY)
+    with pytest.raises(DataError, match=r"audio: entry 0 \(z.wav\) cannot be read \(No such file"):
+        opened({"path": "z.wav"})
+
+
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"bytes": "no Base64"}, 'entry 0 has a text as "bytes" that is not Base64'),
+        (
+            {"bytes": "data:audio/wav;base64,AAAA"},
+            "entry 0 has a text as \"bytes\" that is not Base64. Leave out a prefix 'data:...,'",
+        ),
         (
             b64encode(SOUND).decode(),
             r'\.\.\. cannot be read \(.*\); a file in Base64 is given as {"byt',

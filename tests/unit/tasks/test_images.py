@@ -308,7 +308,7 @@ def test_column_of_images(tmp_path: Path):
     file = put(tmp_path, "a.png", encoded(picture(20, mode="L")))
     first = {"bytes": encoded(picture(200)), "path": None}
     found = images_of(rows_of([first, str(file)]))
-    assert [one.name for one in found] == ["row 0 of column 'img'", "row 1 of column 'img'"]
+    assert [one.name for one in found] == ["row 0 of column 'img'", f"row 1 of column 'img' ({file})"]
     assert (pixels(found[0].open()) == pixels(picture(200))).all()
     assert (pixels(found[1].open()) == pixels(picture(20, mode="L").convert("RGB"))).all()
     assert (pixels(pickle.loads(pickle.dumps(found[0])).open()) == pixels(picture(200))).all()
