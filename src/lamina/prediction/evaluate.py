@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WHOLE = "model"  # name of the task of a whole model
+_KEPT_TOKENS = 1 << 22  # tokens of encoded examples that stay in memory, some 100 MB with their labels
 
 
 @check_types("evaluate")
@@ -83,7 +84,8 @@ def evaluate(  # noqa: PLR0913
 ) -> Scores:
     """Score the readers of a bank, or a model with a head of its own, on a split of their tasks.
 
-    Readers whose tasks have the same examples share every pass.
+    Readers whose tasks have the same examples share every pass. All examples are encoded first, and again when they are
+    scored if several tasks have other examples and more than 2**22 tokens in all.
 
     Args:
         bank_or_model: A bank, or a whole model.
@@ -219,8 +221,8 @@ def _prepared(
 ) -> tuple[Runner, Iterator[Group]]:
     """Return the runner for `target`, and the groups of a split of the tasks. For the arguments see `evaluate`.
 
-    All groups are encoded and checked here. They are encoded again when they are scored, so that memory does not grow
-    with their number, unless one group has all `count` tasks of the call.
+    All groups are encoded and checked here. If they have too many tokens for memory, they are encoded again when they
+    are scored, unless one group has all `count` tasks of the call.
 
     Warnings are logged for examples that are cut, and for readers that were trained on pairs and now read single texts,
     or the other way round. Raises ConfigError if `errors` is not 0 and the answers of a task are not right or wrong one
@@ -233,18 +235,21 @@ def _prepared(
         raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
     parts = {name: task.split(split) for name, task in tasks.items()}
     runner.warn_about_pairs({name: part.pairs for name, part in parts.items() if part.written})
-    checked: list[Group] = []  # without inputs and labels
-    groups = scoring_groups(runner, tasks, split, options)
-    for group in groups:
+    checked: list[Group] = []
+    tokens, encodes_again = 0, False
+    for group in scoring_groups(runner, tasks, split, options):
         if isinstance(runner, ModelRunner):
             runner.fit_head(group, keep=False)
         for name in group.names:
             if cut := group.truncated(name):
                 logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
-        checked.append(replace(group, inputs=None, targets={}))  # pyright: ignore[reportArgumentType]
-        groups = [group] if len(group.tasks) == count else scoring_groups(runner, tasks, split, options)
+        checked.append(group)
+        tokens += int(sum(group.inputs.lengths))
+        if encodes_again := len(group.tasks) < count and tokens > _KEPT_TOKENS * len(tasks) // count:
+            checked = [replace(group, inputs=None, targets={}) for group in checked]  # pyright: ignore[reportArgumentType]
     if isinstance(runner, BankRunner):
         runner.prepare_recorded(checked, options)
+    groups = scoring_groups(runner, tasks, split, options) if encodes_again else checked
     return runner, (replace(group, states=same.states) for group, same in zip(groups, checked, strict=True))
 
 

@@ -96,7 +96,7 @@ class Reloader:
             with convert_errors(lambda reason: LaminaError(f"serve: the bank cannot be loaded again ({reason}).")):
                 served = self.reload()
         except LaminaError as error:
-            logger.error("%s The server keeps its present readers.", error)
+            logger.error("%s The server keeps its present readers.", error, exc_info=error.__cause__)
         else:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from lamina.errors import ConfigError, LaminaError, check_known
 from lamina.tasks import kind_of
+from lamina.tasks.lazy_file import from_base64
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -42,8 +41,8 @@ class Upload:
     def of(cls, medium: str, encoded: str) -> Upload:
         """Return the upload of a file in Base64 (`encoded`) with this medium; raise ConfigError if it is not Base64."""
         try:
-            return cls(medium, base64.b64decode("".join(encoded.splitlines()), validate=True))
-        except (binascii.Error, ValueError):
+            return cls(medium, from_base64(encoded))
+        except ValueError:
             raise ConfigError(f"serve: {medium} is not Base64. Send the bytes of a file, encoded as Base64.") from None
 
 

@@ -78,7 +78,7 @@ class LazyFile(ABC):
             path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
                 with convert_errors(lambda _: cls.bad(name, f'has a text as "bytes" that is not Base64. {_PREFIX}')):
-                    data = b64decode("".join(data.splitlines()), validate=True)
+                    data = from_base64(data)
             if data is None and isinstance(path, str | Path):
                 file = cls.of(name, path)
                 return replace(file, name=f"{name} ({file.name})")
@@ -95,7 +95,12 @@ class LazyFile(ABC):
 
     @classmethod
     def accepts(cls, entry: object) -> bool:
-        """Return whether `entry` has one of the forms that `of` accepts, even if its values are wrong."""
+        """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
+        if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
+            files = [entry[key] for key in ("bytes", "path") if entry.get(key) is not None]
+            return bool(files) and cls.accepts(files[0])
+        if isinstance(entry, str | Path | bytes):  # quick: nothing is decoded or copied
+            return True
         try:
             cls.of("", entry)
         except (DataError, TypeError) as error:
@@ -154,6 +159,11 @@ class LazyFile(ABC):
             elif len(self.path) > _SHOWN:
                 advice = 'a file in Base64 is given as {"bytes": ...}'
             raise self.bad(self.name, f"cannot be read ({reason}); {advice}.") from None
+
+
+def from_base64(text: str) -> bytes:
+    """Return the bytes of a text in Base64, in one line or several; raise ValueError if it is not Base64."""
+    return b64decode(text.replace("\n", "").replace("\r", ""), validate=True)  # without them nothing is copied
 
 
 def beside(folder: Path | None, entry: object) -> object:

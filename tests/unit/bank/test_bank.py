@@ -461,8 +461,11 @@ def test_moving_moves_the_model_too(bank: ReaderBank):
 
 @pytest.mark.parametrize("order", [torch.channels_last, torch.channels_last_3d])
 def test_a_memory_format_is_accepted_as_any_module_does(bank: ReaderBank, order: torch.memory_format):
-    assert bank.to("meta", memory_format=order).device.type == "meta"
-    assert bank.to(memory_format=order).device.type == "meta"
+    shape = (1, 2, 3, 3) if order is torch.channels_last else (1, 2, 3, 3, 3)
+    bank["low"].register_buffer("picture", torch.zeros(shape))
+    for options in ({}, {"device": "meta"}):
+        assert bank.to(**options, memory_format=order)["low"].picture.is_contiguous(memory_format=order)
+    assert bank.device.type == "meta"
 
 
 def test_an_output_is_empty_until_filled():

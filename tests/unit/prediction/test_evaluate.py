@@ -8,6 +8,7 @@ import math
 import random
 import weakref
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,13 @@ def test_the_rows_of_several_tasks_are_not_in_memory_at_once(models: bool, monke
 
     monkeypatch.setattr(kind, "encode", encode)
     assert evaluate(target, tasks, processor=tiny_tokenizer()) == alone
+    assert len(made) == 5  # few rows are encoded once
+    made.clear()
+    alive.clear()
+    monkeypatch.setattr(import_module("lamina.prediction.evaluate"), "_KEPT_TOKENS", 0)
+    assert evaluate(target, tasks, processor=tiny_tokenizer()) == alone
     assert max(alive) <= 2
+    assert len(made) == 10
 
 
 def test_perplexity_is_that_of_the_hidden_tokens():

@@ -221,6 +221,7 @@ def test_an_error_after_a_signal_is_logged(bank: ReaderBank, monkeypatch: pytest
     scheduler.close()
     assert "the bank is gone" in caplog.text
     assert "The server keeps its present readers" in caplog.text
+    assert ("Traceback" in caplog.text) == (type(error) is OSError)
 
 
 def test_changes_need_the_admin_key(client: TestClient, bank: ReaderBank):

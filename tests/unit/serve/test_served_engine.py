@@ -110,6 +110,7 @@ def test_an_export_that_fails_leaves_pytorch(
         thread = scheduler.engine._thread
         assert thread is None or thread.join(20) is None
     assert "PyTorch answers for the changed readers: serve: the export failed (odd)" in caplog.text
+    assert ("Traceback" in caplog.text) == (not isinstance(error, StoreError))
     assert scheduler.engine._thread is None  # so that the next change is exported
     assert scheduler.ask(TEXTS, ["tone"]).result(20) == [
         {"tone": row["mood"]} for row in predict(scheduler.bank, TEXTS, readers=["mood"])

@@ -8,7 +8,8 @@ import math
 import pickle
 import sys
 from base64 import b64encode, encodebytes
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -22,13 +23,11 @@ from tests.support.sounds import RATE, TONES, sound_bytes, sound_folder, tone
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.prediction.bulk import read_examples
+from lamina.serve.uploads import Upload
 from lamina.tasks import kind_of
 from lamina.tasks.audio_classification import LazyAudio
 from lamina.tasks.lazy_file import beside
 from lamina.tasks.task import Task
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AUDIO = "audio_classification"
 KIND = kind_of(AUDIO)
@@ -156,6 +155,22 @@ def test_base64_is_given_as_bytes_and_urls_are_not_loaded(entry: Any, problem: s
         opened(beside(tmp_path, entry))
     assert len(str(caught.value)) < 1200
     assert opened({"bytes": encodebytes(SOUND).decode()}).tolist() == opened(bytearray(SOUND)).tolist()
+
+
+def test_base64_of_an_upload_may_have_line_breaks_only():
+    text = encodebytes(SOUND).decode()
+    assert Upload.of("audio", text.replace("\n", "\r\n")).data == SOUND
+    for space in "\x0b\x1c\x85\u2028":
+        with pytest.raises(ConfigError, match="audio is not Base64"):
+            Upload.of("audio", text + space)
+
+
+def test_a_form_is_recognised_without_decoding(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.tasks.lazy_file.from_base64", None)
+    entries = [{"bytes": "AAAA"}, {"bytes": None, "path": "a"}, "a", Path("a"), SOUND, bytearray(SOUND), [0.5], None]
+    assert [LazyAudio.accepts(entry) for entry in entries] == [True] * 8
+    entries = [{"bytes": None, "path": None}, {"path": None}, {}, 3, {"bytes": 3}]
+    assert [LazyAudio.accepts(entry) for entry in entries] == [False] * 5
 
 
 def test_a_stream_of_clips_is_not_decoded():
