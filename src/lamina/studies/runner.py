@@ -251,7 +251,7 @@ def run_cells(
     cells: Iterable[Cell],
     *,
     settings: Mapping[str, JSON] | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
     ray: str | None = None,
@@ -282,6 +282,7 @@ def run_cells(
         StoreError: If the folder cannot be written, another process is writing to it, or a finished cell is damaged.
         MissingExtraError: If `ray` is given and Ray is not installed.
     """
+    output = None if output is None else Path(output)
     keyed_cells = [replace(cell, work=partial(_run_cell, cell)) for cell in cells]
     if resume and output is None:
         raise ConfigError("study: resume is True, but there is no output to resume from. Pass the output folder.")

@@ -148,7 +148,9 @@ def test_validation_rows_play_no_part_in_the_choice():
 def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
     module = sys.modules["lamina.studies.cutting.advise"]  # the name in the package is the function
     monkeypatch.setattr(module, "proposals", lambda *_: {"who": Proposal(3, (3,), "main")})
-    study = advise(masked_model(), {"who": task()}, processor=masking_tokenizer(), seeds=[0], output=tmp_path, **QUICK)
+    study = advise(
+        masked_model(), {"who": task()}, processor=masking_tokenizer(), seeds=[0], output=str(tmp_path), **QUICK
+    )
     assert study.conclusions == ("who: keep all 3 blocks; no lower layer comes within 0.01 of the best accuracy.",)
     assert not (tmp_path / "models").exists()
     assert set(study.table["phase"]) == {"layers", "whole"}

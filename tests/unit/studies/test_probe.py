@@ -395,7 +395,7 @@ def test_a_cell_can_be_pickled_and_loads_its_model_itself(model, tokenizer, mood
     tokenizer.save_pretrained(tmp_path)
     options = {"seeds": [0], "layers": [1], "controls": False, "baselines": False, **FAST}
     here = probe(model, mood, processor=tokenizer, **options)
-    found = probe(str(tmp_path), mood, **options)
+    found = probe(tmp_path, mood, **options)
     assert found.table["score"].tolist() == here.table["score"].tolist()
     rates = dict.fromkeys(("linear", "mlp"), 1e-3)
     training = {"epochs": 1, "progress": False}

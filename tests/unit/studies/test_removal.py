@@ -123,7 +123,7 @@ def test_block_influence_is_that_of_the_states_around_the_run():
 
 def test_cells_of_a_model_by_name_resume(tmp_path):
     save_base(tmp_path / "base")
-    options = {"runs": [1], "seeds": [0], "epochs": 1, "output": tmp_path / "out"}
+    options = {"runs": [1], "seeds": [0], "epochs": 1, "output": str(tmp_path / "out")}
     first = removal(str(tmp_path / "base"), {"mood": task()}, **options)
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()}
     again = removal(str(tmp_path / "base"), {"mood": task()}, resume=True, **options)

@@ -76,7 +76,7 @@ _TITLES = {
 
 @check_types("benchmark")
 def benchmark(  # noqa: PLR0913 the options of a public entry point
-    model: PreTrainedModel | str,
+    model: PreTrainedModel | str | Path,
     *,
     data: str | Path | None = None,
     processor: Processor | None = None,
@@ -152,7 +152,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     folder = find_data(data)
     chosen = chosen_sets(folder, setting, sets)
     used_points = _points(setting, points)
-    source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
+    source, loaded_processor = load(model) if isinstance(model, str | Path) else (unwrapped(model), None)
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)

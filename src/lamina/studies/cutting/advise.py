@@ -108,7 +108,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     learning_rate: float = 1e-3,
     max_length: int | None = None,
     stack: str | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
     ray: str | None = None,
@@ -171,6 +171,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
     settings = cell_settings(model, named, edited, training, **options)
     start = _AdviceInputs(model, processor, stack, training)
+    folder = None if output is None else Path(output)
     run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
     layer_cells = [
         Cell(
@@ -180,7 +181,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         for name, task in named.items()
         for seed in seeds
     ]
-    layer_table, failures = run(layer_cells, output=output and output / "layers")
+    layer_table, failures = run(layer_cells, output=folder and folder / "layers")
     scored = layer_table if layer_table.empty else rows_where(layer_table, {"phase": "layers"})
     metrics = {name: task.metric for name, task in named.items()}
     proposed = {} if scored.empty else proposals(scored, metrics, tolerance)
@@ -193,12 +194,12 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         if proposal.keep == edited.depth:
             continue
         for seed in seeds:
-            folders = _folders(output, name) if seed == seeds[0] else None
+            folders = _folders(folder, name) if seed == seeds[0] else None
             work = partial(_score_cut_model, start, named[name], proposal, seed, folders)
             score_cells.append(Cell({"task": name, "phase": "cut", "seed": seed}, work))
         work = partial(_measure_costs, start, named[name], proposal, listed)
         cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work))
-    cut_table, cut_failures = run([*score_cells, *cost_cells], output=output and output / "cut")
+    cut_table, cut_failures = run([*score_cells, *cost_cells], output=folder and folder / "cut")
     table = pd.concat([part for part in (layer_table, cut_table) if len(part)] or [layer_table])
     table = table.reindex(columns=_COLUMNS).astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64"))
     table = table.reset_index(drop=True)

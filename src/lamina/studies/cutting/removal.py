@@ -95,7 +95,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     learning_rate: float = 1e-3,
     max_length: int | None = None,
     stack: str | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
     ray: str | None = None,

@@ -46,7 +46,7 @@ REPEATS = 5000  # resamples per comparison
 
 @check_types("probe")
 def probe(  # noqa: PLR0913 the options of a public entry point
-    model: PreTrainedModel | str,
+    model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
     *,
     processor: Processor | None = None,
@@ -141,6 +141,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). They train
         until the loss stops falling; here probes train for `epochs`, so that the code lengths are upper bounds.
     """
+    model = str(model) if isinstance(model, Path) else model
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     named = tasks_by_name("probe", tasks)
     check_given("probe", tasks=named)
@@ -176,16 +177,15 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     cell_settings["models"] = {"model": model_facts(source)}
     cell_model = model if isinstance(model, str) and ray is not None else source
     cells = _cells(cell_model, own, named, probe_settings, seeds=seeds, baselines=baselines)
-    folder = None if output is None else Path(output)
-    rows, failures = run_cells(cells, settings=cell_settings, output=folder, resume=resume, progress=progress, ray=ray)
+    rows, failures = run_cells(cells, settings=cell_settings, output=output, resume=resume, progress=progress, ray=ray)
     if "layer" not in rows:  # baselines have none
         error = next(failure.error for failure in failures if failure.key["seed"] is not None)
         raise ConfigError(f"probe: no probe could be trained; the first failed with: {error}")
     settings: dict[str, JSON] = {**cell_settings, "baselines": baselines, "seeds": list(seeds)}
     settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
     study = _study(rows, named, settings, missing)
-    if folder is not None:
-        study.save(folder)
+    if output is not None:
+        study.save(output)
     return study
 
 
