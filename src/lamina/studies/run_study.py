@@ -59,6 +59,7 @@ _NAMESPACE: dict[str, object] = {
     "Path": str,
     "Selector": Annotated[Any, checked(check_selector)],
     "Any": Any,
+    "Collection": Sequence,  # a recipe has no sets
     "Iterable": Iterable,
     "Literal": Literal,
     "Mapping": Mapping,
