@@ -256,8 +256,7 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        array = np.asarray(y)
-        types = set(map(type, array.flat)) if array.dtype == object else {array.dtype.type}
+        types = {np.asarray(y).dtype.type, *map(type, np.asarray(y, dtype=object).flat)}
         if any(issubclass(kind, (date, timedelta, np.datetime64, np.timedelta64)) for kind in types):
             raise ValueError("y has dates or durations, whose unit is not known later. Convert them to numbers.")
         checked = as_array(y, "y", dtype=np.float64)

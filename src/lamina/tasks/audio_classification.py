@@ -41,7 +41,8 @@ _MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
 _STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: they say 0, or this and more
 # the chunk of samples of a WAV file, if its size is 0, but samples and no other chunk follow
 _NO_SIZE = re.compile(rb"data\0{4}(?!\Z|[ -~]{4}..\0\0)", re.DOTALL)
-_COUNT = re.compile(rb"(Xing|Info)\0{3}[\1\3\5\7\t\v\r\17]")  # says how many frames an MP3 file has
+# the first frame of an MP3 file, if it says how many follow; if not, libmpg123 guesses their number
+_COUNT = re.compile(rb"\xff[\xe0-\xff].{2,4}\0{9,32}(Xing|Info)\0{3}[\1\3\5\7\t\v\r\17]", re.DOTALL)
 _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big", b"FORM": "big"}  # of sizes
 _LEAST = 0.9  # share of the samples that the header of an MP3 file promises, which is sometimes too high
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
@@ -103,8 +104,7 @@ class LazyAudio(LazyFile):
     def length(self, rate: int) -> int:
         """Return the clip's number of samples at `rate` samples per second, without decoding the file.
 
-        Raises DataError if the clip is empty or its header cannot be read, and MissingExtraError if soundfile is needed
-        and not installed.
+        Raises DataError if the clip is empty or its header cannot be read; MissingExtraError if soundfile is missing.
         """
         own_rate, frames = self._header(rate)
         if frames < 1:
@@ -125,8 +125,7 @@ class LazyAudio(LazyFile):
         """Decode the clip, and return its first `samples` samples, or all if it has fewer: float32, mean over channels.
 
         A clip whose rate is not `rate` samples per second is first resampled by a polyphase filter. Raises DataError if
-        the clip cannot be decoded, has no samples, or has samples that are NaN or infinite; and MissingExtraError if
-        soundfile or SciPy is needed and not installed.
+        it cannot be decoded or has no, NaN or infinite samples; MissingExtraError if soundfile or SciPy is missing.
         """
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
@@ -144,10 +143,7 @@ class LazyAudio(LazyFile):
         return values[:samples].astype(np.float32, copy=False)
 
     def _header(self, rate: int) -> tuple[int, int]:
-        """Return the clip's samples per second and samples per channel, without decoding the file.
-
-        `rate` stands in for a rate that is not known. Errors as in `_info`.
-        """
+        """Return the clip's rate (`rate` if it is not known) and samples per channel. Errors as in `_info`."""
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
         info = self._info()
@@ -156,8 +152,7 @@ class LazyAudio(LazyFile):
     def _info(self) -> Any:
         """Return soundfile's description of the file.
 
-        Raises DataError if the file is not audio or has too many channels, and MissingExtraError if soundfile is not
-        installed.
+        Raises DataError if the file is not audio or has too many channels; MissingExtraError if soundfile is missing.
         """
         source, soundfile = self._whole(), _soundfile()
         try:
@@ -200,17 +195,9 @@ class LazyAudio(LazyFile):
             values = soundfile.read(source, frames=frames, dtype="float32")[0]
         except Exception as error:
             raise self._undecodable(error) from error
-        if len(values) < _LEAST * frames and self._has_count():
+        if len(values) < _LEAST * frames and ("MPEG" not in self._info().subtype or _COUNT.search(self.read())):
             raise self.bad(self.name, f"is cut off after {len(values)} of {frames} samples; every row is a whole clip.")
         return values
-
-    def _has_count(self) -> bool:
-        """Return whether the file's header has its number of samples; False for MP3 files whose number is a guess."""
-        if "MPEG" not in self._info().subtype:
-            return True
-        data = self.read()
-        tag = 10 + (data[6] << 21 | data[7] << 14 | data[8] << 7 | data[9]) if data[:3] == b"ID3" else 0
-        return _COUNT.search(data, tag, tag + 4096) is not None
 
     def _undecodable(self, error: Exception) -> DataError:
         reason = first_line(getattr(error, "error_string", None) or error)

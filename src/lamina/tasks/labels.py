@@ -411,10 +411,7 @@ def _id(
 
 
 def _single(cell: object, labels: Collection[str] = ()) -> object:
-    """Return the entry of a list with one class, as doccano writes the class of a row; any other cell unchanged.
-
-    The list may be spelled in a text that is not one of `labels`.
-    """
+    """Return the entry of a list of one (which a text that is not in `labels` may spell); any other cell unchanged."""
     entries = cell_forms.parts(cell) if cell_forms.has_several(cell, labels) else ()
     return entries[0] if len(entries) == 1 else cell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from errno import EISDIR
 from io import SEEK_END, BytesIO
 from pathlib import Path
@@ -80,8 +80,7 @@ class LazyFile(ABC):
                 with convert_errors(lambda _: cls.bad(name, f'has a text as "bytes" that is not Base64. {_PREFIX}')):
                     data = from_base64(data)
             if data is None and isinstance(path, str | Path):
-                file = cls.of(name, path)
-                return replace(file, name=f"{name} ({file.name})")
+                return cls(f"{name} ({path!s:.{_SHOWN}})", str(path))
             return cls.of(name, path if data is None else data)
         if isinstance(entry, str | Path):
             path = str(entry)
@@ -167,10 +166,7 @@ def from_base64(text: str) -> bytes:
 
 
 def beside(folder: Path | None, entry: object) -> object:
-    """Return a table's cell `entry` with `folder` (if any) put before its path: a string, or "path" in a mapping.
-
-    A path that is a file in the working directory, but not in `folder`, is not changed.
-    """
+    """Return a cell with `folder` before its path (a string, or "path" in a mapping), unless only the path exists."""
     if folder is not None and isinstance(entry, Mapping) and "path" in entry and entry.get("bytes") is None:
         return {**entry, "path": beside(folder, entry["path"])}
     if folder is None or not isinstance(entry, str) or "://" in entry:
