@@ -89,13 +89,7 @@ def check_type(op: str, name: str, value: T, annotation: object) -> T:
     Raises ConfigError if the value is not of the type `annotation`, or is an empty text where that allows a path. A
     value passes unchecked if a type in `annotation` is not a key of `_TYPES`, or if all are "Literal" or "None". The
     items of a list or tuple are checked in the same way, by the types in brackets, as in "Sequence[int]". Generators
-    become lists.
-
-    Args:
-        op: The operation, for the message.
-        name: The option.
-        value: Its value.
-        annotation: Its type as text, such as "int | None".
+    become lists. `op` and `name` are the operation and the option, for the message.
     """
     plain: object = value
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", 1) == 0:

@@ -125,14 +125,14 @@ class Reader:
                 concatenated. (Layer i of lmprobe is layer i + 1 here.)
             pooling: How the model's inputs were made from a text's token states: by their mean, for example. None: each
                 input is the state of one token, and the model labels tokens.
-            labels: Names of the classes in the order of `probe.classes_`; for a regression, one name for the number.
-                None: the names in `probe.classes_`, or "value".
+            labels: Names of the classes in the order of `probe.classes_`, as texts; for a regression, one name for the
+                number. None: `str` of each class in `probe.classes_`, or "value".
             stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
 
         Raises:
             ConfigError: If the model is not linear or not fitted; if its features or classes do not fit `layers` or
-                `labels`; if `layers` are not ascending numbers from 0; if `pooling` is None and the model is a
-                regressor or predicts several labels.
+                `labels`; if `labels` is empty or not of texts; if `layers` are not ascending numbers from 0; if
+                `pooling` is None and the model is a regressor or predicts several labels.
             UnknownNameError: If `pooling` is unknown.
         """
         linear, chosen = linear_probe(probe), _ascending(layers)

@@ -474,13 +474,7 @@ def stream(
 ) -> Iterator[Step]:
     """Check the arguments, and return an iterator over the steps of a generation; see `ReaderBank.stream`.
 
-    Args:
-        bank: The bank.
-        model: The bank's model, or a module in it that has a `generate` method.
-        inputs: The prompts.
-        new_watch: `bank.watch` with all its arguments but `on_token`.
-        stop: Whether the monitors may end a sequence.
-        options: Options of `generate`.
+    `new_watch` is `bank.watch` with all its arguments but `on_token`. `stop`: whether the monitors may end a sequence.
     """
     model = unwrapped(model)
     if all(part is not model for part in bank.model.modules()):

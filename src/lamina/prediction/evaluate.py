@@ -188,10 +188,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Raise UnknownNameError if `backend` does not exist, and ConfigError if it cannot run `target` in `precision`.
-
-    Only PyTorch can run whole models or run in half precision.
-    """
+    """Raise UnknownNameError if `backend` does not exist, and ConfigError if it cannot run `target` in `precision`."""
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"
         raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")

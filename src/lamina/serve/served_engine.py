@@ -116,9 +116,7 @@ class ServedEngine:
                     engine = self._opened(bank)
             except LaminaError as error:
                 if not self._closed:
-                    logger.warning(
-                        "serve: PyTorch answers for the changed readers: %s", error, exc_info=error.__cause__
-                    )
+                    logger.warning("serve: PyTorch answers for new readers: %s", error, exc_info=error.__cause__)
                 continue
             self._engine = engine
             self._told.clear()

@@ -120,8 +120,7 @@ def _load(
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model and its processor from a folder or a hub id; `load` calls it.
 
-    `kind` is the class of transformers that loads the model. The other arguments, the result and the errors are those
-    of `load`, such as StoreError if the weights do not fit, or the model has inserted layers and no record of them.
+    `kind` is the class of transformers that loads the model. All else is as in `load`.
     """
     config = models.load_config(name, revision=revision)
     if labels is not None:
@@ -237,17 +236,13 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
             raise damaged(f"the weights of {name}", f"hold '{key}', for which the model has no place. {hint}")
     has_blocks = any("#" in form for form in forms)
     cut = [key for key, form in plain.items() if "#" in form and (form in forms or not has_blocks)]
-    others, text = (
-        [key for key in plain if key not in cut],
-        "load: %s has weights %s does not have (%s); they are left out",
-    )
     for left, level, what in (
         (cut, logging.WARNING, "of blocks that its config.json"),
-        (others, logging.INFO, f"that a {type(model).__name__}"),
+        ([key for key in plain if key not in cut], logging.INFO, f"that a {type(model).__name__}"),
     ):
         if left:
-            more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-            logger.log(level, text, name, what, f"'{left[0]}'{more}")
+            some = f"'{left[0]}'" + f" and {len(left) - 1:,} more" * (len(left) > 1)
+            logger.log(level, "load: %s has weights %s does not have (%s); they are left out", name, what, some)
     replaced = {key for key, *_ in report["mismatched_keys"]}
     missing = sorted(replaced.union(report["missing_keys"]))
     wrong = [key for key in missing if not new_head or key in replaced or _is_needed(model, key)]

@@ -96,10 +96,9 @@ class LazyFile(ABC):
     def accepts(cls, entry: object) -> bool:
         """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
+            # not by `of`, which decodes Base64
             files = [entry[key] for key in ("bytes", "path") if entry.get(key) is not None]
             return bool(files) and cls.accepts(files[0])
-        if isinstance(entry, str | Path | bytes):  # quick: nothing is decoded or copied
-            return True
         try:
             cls.of("", entry)
         except (DataError, TypeError) as error:

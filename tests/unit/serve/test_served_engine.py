@@ -109,7 +109,7 @@ def test_an_export_that_fails_leaves_pytorch(
         live.put("tones", ["tone"])
         thread = scheduler.engine._thread
         assert thread is None or thread.join(20) is None
-    assert "PyTorch answers for the changed readers: serve: the export failed (odd)" in caplog.text
+    assert "PyTorch answers for new readers: serve: the export failed (odd)" in caplog.text
     assert ("Traceback" in caplog.text) == (not isinstance(error, StoreError))
     assert scheduler.engine._thread is None  # so that the next change is exported
     assert scheduler.ask(TEXTS, ["tone"]).result(20) == [
