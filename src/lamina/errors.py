@@ -256,6 +256,9 @@ def memory_errors(op: str) -> Generator[None]:
         raise OutOfMemoryError(op=op, reason=str(error)) from error
 
 
+_INNER = ("encode", "length_batches")  # functions with which messages begin, and which users do not call
+
+
 @contextmanager
 def begin_with(op: str) -> Generator[None]:
     """Let messages that begin with a function inside Lamina begin with `op`, the function that the user called."""
@@ -263,7 +266,7 @@ def begin_with(op: str) -> Generator[None]:
         yield
     except LaminaError as error:
         inner, _, problem = str(error).partition(": ")
-        if inner in ("encode", "length_batches"):
+        if inner in _INNER:
             error.args = (f"{op}: {problem}",)
         raise
 

@@ -436,6 +436,9 @@ def test_a_class_that_no_row_has(model, tokenizer, caplog):
         ({"split": "test"}, UnknownNameError, "unknown split 'test'"),
         ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'"),
         ({"hidden": 0}, ConfigError, "hidden is 0"),
+        ({"max_length": 0}, ConfigError, "^probe: max_length is 0; it must be at least 1"),
+        ({"batch_size": 0}, ConfigError, "^probe: batch_size is 0; it must be at least 1"),
+        ({"learning_rate": -1.0}, ConfigError, "^probe: learning_rate is -1.0; it must be above 0"),
         ({"tasks": {}}, ConfigError, "probe: tasks is empty; give at least one"),
     ],
 )

@@ -146,6 +146,11 @@ def test_nothing_to_measure_is_refused():
         removal(model, processor=tokenizer)
     with pytest.raises(ConfigError, match="removal: runs is 3; it must be at least 1 and at most 2"):
         removal(model, {"mood": task()}, processor=tokenizer, runs=[3])
+    for option in ("max_length", "batch_size", "epochs"):
+        with pytest.raises(ConfigError, match=rf"^removal: {option} is 0; it must be at least 1"):
+            removal(model, {"mood": task()}, processor=tokenizer, **{option: 0})
+    with pytest.raises(ConfigError, match=r"^removal: max_length is 0; it must be at least 1"):
+        removal(model, texts=["good"], processor=tokenizer, max_length=0, epochs=0)  # no reader is trained
     with pytest.raises(ConfigError, match="removal: runs is empty"):
         removal(model, {"mood": task()}, processor=tokenizer, runs=())
     with pytest.raises(ConfigError, match="removal: seeds is empty"):
@@ -162,7 +167,7 @@ def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error():
     assert "rows" in failure["error"]
     assert set(study.table["measure"]) == {"accuracy"}
     with pytest.raises(ConfigError, match="removal: all 2 cells failed; the first"):
-        removal(model, {"mood": task()}, processor=tokenizer, seeds=[0], learning_rate=-1.0, max_length=-3)
+        removal(model, {"mood": task()}, processor=tokenizer, seeds=[0], max_length=1000)
 
 
 def test_a_proxy_without_spread_is_not_said_to_predict_anything():

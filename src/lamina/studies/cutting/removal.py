@@ -44,6 +44,7 @@ from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, rows_where
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
+from lamina.train.options import FitOptions
 from lamina.train.results import summarise
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
@@ -142,9 +143,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Raises:
         ConfigError: If there is neither a task nor a text, `runs` (or, with tasks, `seeds`) is empty, a length in
-            `runs` is not between 1 and the depth minus 1, `new_tokens` is negative, the stack has no module per block,
-            or every cell failed (as with `epochs=0`) or measured nothing; if `resume` is set without `output`, or the
-            cells in `output` were run with other settings or library versions.
+            `runs` is not between 1 and the depth minus 1, another option is out of range, the stack has no module per
+            block, or every cell failed or measured nothing; if `resume` is set without `output`, or the cells in
+            `output` were run with other settings or library versions.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
         ModelNotFoundError: If `model` is a name and there is no such model.
         UnsupportedModelError: If the model's layers cannot be found.
@@ -167,6 +168,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    FitOptions.checked(_OP, **(training if named else {"max_length": max_length}))
     start = _RemovalInputs(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))

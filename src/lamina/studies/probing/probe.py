@@ -24,6 +24,7 @@ from lamina.studies.runner import Cell, check_given, labelled_task, own_processo
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import tasks_by_name, warn_of_texts
+from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     Raises:
         DataError: If the training rows have fewer than two classes; multi-label tasks may.
         ConfigError: If a task has neither classes nor numbers; if there is no task, probe, seed or site, or a seed or
-            site is named twice; if `hidden` is below 1; or if `sites` names "attention" or "ffn" but layer 0 is the
+            site is named twice; an option is out of range; or `sites` names "attention" or "ffn" but layer 0 is the
             only layer. Also if `resume` is set without `output`, the cells in `output` were run with other settings, or
             every probe failed.
         UnknownNameError: If a probe, split, stack or site does not exist, or a task's metric cannot be computed from
@@ -160,6 +161,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     own = own_processor(source, loaded_processor if processor is None else processor)
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     training |= {"add_prefix_space": add_prefix_space, "cache": cache, "augment": False, "progress": False}
+    FitOptions.checked("probe", learning_rate=learning_rate, **training)
     probe_settings = ProbeSettings(
         layers=tuple(sorted({0, *selected}) if baselines else selected),
         stack=used_stack.name,
