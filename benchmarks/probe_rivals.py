@@ -68,9 +68,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for method, own in sorted(scores.items(), key=lambda item: -item[1].mean()):
         row: dict[str, Any] = {"method": method, "sets": own.shape[1], "mean AUC": float(own.mean())}
-        if (other := compared.get(method)) is not None:
-            row |= {"default is ahead": other["score"], "low": other["low"], "high": other["high"]}
-            row |= {"wins": other["wins"], "losses": other["losses"]}
+        other = compared.get(method, {})
+        row["default is ahead"] = other.get("score")
+        row |= {name: other.get(name) for name in ("low", "high", "wins", "losses")}
         rows.append({**row, "train s": float(table.loc[table["method"] == method, "seconds"].median())})
     report(rows, as_json=arguments.json)
 
