@@ -28,6 +28,7 @@ from importlib.util import find_spec
 from typing import Self, TypeAlias
 
 ErrorTypes: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
+_INNER = ("encode", "length_batches")  # functions with which messages begin, and which users do not call
 
 
 class LaminaError(Exception):
@@ -254,9 +255,6 @@ def memory_errors(op: str) -> Generator[None]:
         if not by_text and not by_type:
             raise
         raise OutOfMemoryError(op=op, reason=str(error)) from error
-
-
-_INNER = ("encode", "length_batches")  # functions with which messages begin, and which users do not call
 
 
 @contextmanager
