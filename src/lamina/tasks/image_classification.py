@@ -59,7 +59,7 @@ class LazyImage(LazyFile):
     endings: ClassVar = frozenset(f".{ending}" for ending in _ENDINGS.split())
     feature: ClassVar = "Image"
     units: ClassVar = "pixels"
-    forms: ClassVar = "a path, bytes or a Pillow or NumPy image (uint8 [height, width] or [height, width, 1, 3 or 4])"
+    forms: ClassVar = "a path, bytes, a Pillow image or a uint8 array [height, width] or [height, width, 1, 3 or 4]"
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:

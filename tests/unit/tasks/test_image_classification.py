@@ -351,7 +351,7 @@ def test_what_predict_takes(tmp_path: Path):
     assert not split.labelled
     for entry in (3, np.zeros((4, 4)), np.zeros((2, 4, 5), np.uint8), np.zeros((0, 4), np.uint8)):
         with pytest.raises(
-            ConfigError, match=r"predict: entry 1 is \w+; an image is a path, bytes or a Pillow or NumPy image"
+            ConfigError, match=r"predict: entry 1 is \w+; an image is a path, bytes, a Pillow image or a uint8"
         ):
             KIND.examples([file, entry], None)
 

@@ -330,7 +330,7 @@ def test_images_at_hand(tmp_path: Path):
     with pytest.raises(DataError, match="images: the data set has no column 'img'; its columns of images are: image"):
         Task.from_dataset(IMAGE, {"test": rows}, text="img")
     with pytest.raises(
-        DataError, match=r"images: task/test cannot be read \(.*; an image is a path, bytes or an image"
+        DataError, match=r"images: task/test cannot be read \(.*; an image is a path, bytes, a Pillow image"
     ):
         Task.from_dataset(IMAGE, {"test": [{"image": "a", "label": 1}, {"image": 3, "label": 1}]})
 
