@@ -91,8 +91,8 @@ class GenerateCall:
         config: The options of the call, as `generate` uses them.
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
-        prompt_in_pieces: Whether the first pass may not read just the prompt, with its mask: the prompt is read in
-            chunks or together with drafts, or the cache holds tokens already or has a fixed size.
+        prompt_in_pieces: Whether the first pass may read something else than the whole prompt with its mask: the prompt
+            is read in chunks or together with drafts, or the cache holds tokens already or has a fixed size.
         prompt_tokens: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.

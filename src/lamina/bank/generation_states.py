@@ -296,7 +296,7 @@ class GenerationStates:
         """Run the fusions that need whole texts, and all heads; return reader name -> output.
 
         `gather` picks the sequences from stored tensors (see `_gather`), `real` is True at their tokens, and `tokens`
-        has their ids. Sequences without tokens have NaN logits.
+        has their ids. Sequences without tokens have NaN logits. The stored states are used up: call it once.
         """
         has_tokens = real.any(1)
         mask = real.clone()

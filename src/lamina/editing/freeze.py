@@ -47,14 +47,14 @@ def freeze_(
         layers: Layer selector: which layers to freeze.
         stack: Name of the stack. None: the only one, or the encoder; with `train`, every stack.
         train: The parts that stay trainable. "inserted": all inserted layers become trainable, and the rest of `layers`
-            is frozen; with "all", only inserted layers, poolers and heads then train. (If the model's layers cannot be
-            found, as in convolutional networks, `layers="all"` means the whole backbone.) A list: the named parts
-            become trainable, and everything else is frozen, including poolers and heads. Entries are "inserted" and
-            parts of parameter names, such as "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text
-            between two dots). None: nothing is excepted.
+            is frozen; poolers and heads stay as they are. (If the model's layers cannot be found, as in convolutional
+            networks, `layers="all"` means the whole backbone.) A list: the named parts become trainable, and everything
+            else is frozen, including poolers and heads. Entries are "inserted" and parts of parameter names, such as
+            "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text between two dots). None: nothing is
+            excepted.
 
     Returns:
-        The edit, with the names of the frozen parameters.
+        The edit, which the model records, with the names of the frozen parameters.
 
     Raises:
         ConfigError: If an argument is not valid; if `train` is empty, or names inserted layers and the model has none;

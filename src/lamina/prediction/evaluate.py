@@ -84,24 +84,26 @@ def evaluate(  # noqa: PLR0913
 ) -> Scores:
     """Score the readers of a bank, or a model with a head of its own, on a split of their tasks.
 
-    Readers whose tasks have the same examples share every pass. All examples are encoded first, and again when they are
-    scored if several tasks have other examples and more than 2**22 tokens in all.
+    Readers whose tasks have the same examples share every pass. All examples are encoded and checked first. If tasks
+    have different examples, with more than 2**22 tokens in all, they are encoded again when they are scored.
 
     Args:
         bank_or_model: A bank, or a whole model.
         tasks: Reader name -> task. For a whole model: any name -> a task that its head is for; or a single task. Or a
-            labelled file: every reader is scored on all its rows, by default with the columns that it was trained on.
+            labelled file, or a folder of images or audio clips as in `Task.from_files`: every reader is scored on all
+            its rows, by default with the columns that it was trained on.
         text: Column of the text in a file. None: the column that a reader learnt from.
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
         labels: Reader name -> column of its label in a file, or one column for all. None: as in training.
-        positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
-            None: the task's positive class, or the one with which a reader was trained.
+        positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers (with
+            a file only for those with two labels, if there are any). None: the task's positive class, or the one with
+            which a reader was trained.
         compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
             of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
             over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
         tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression (scikit-learn). True: trained on the
             "train" split of each task. A path, if `tasks` is a file: trained on the file at this path.
-        split: "train", "validation" or "test".
+        split: "train", "validation" or "test"; with a file, the name under which its rows are scored.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
         batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
@@ -164,6 +166,8 @@ def evaluate(  # noqa: PLR0913
     _check_backend(target, backend, precision)
     # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task
     if isinstance(tasks, Path) or (isinstance(tasks, str) and (Path(tasks).suffix or is_dir(tasks))):
+        if tfidf and split == "train":
+            raise ConfigError("evaluate: split is 'train', so tfidf would learn from the scored rows. Leave split out.")
         train = None if isinstance(tfidf, bool) else tfidf
         columns = FileColumns(text, text_pair, labels)
         tasks = tasks_of_file(target, tasks, split, columns, positive=positive, train=train)

@@ -444,7 +444,10 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 
 
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
-    """Return what `/info` says about a saved monitor: its readers, flagged labels, threshold and rates."""
+    """Return what `/info` says about a saved monitor: its readers, flagged labels, scale of scores, threshold, rates.
+
+    In a cascade, labels and scale are the second monitor's. Rates are None if it was not calibrated.
+    """
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration
     problem = bank[monitor.reader].config.head.problem_type

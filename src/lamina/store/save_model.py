@@ -99,8 +99,8 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
 def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
     """Return why a model cannot be built again from its config and its edits, as text; None if it can.
 
-    `empty` is the model without weights that was built from both. Names, shapes and sharing of the weights whose names
-    begin with `under` are compared, not their values.
+    `empty` is the model without weights that was built from both. Names and shapes of the weights whose names begin
+    with `under` are compared, and whether blocks share weights that they do not share in `empty`; values are not.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
     report = LoadingInfo(

@@ -179,7 +179,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the most probable tokens at the mask tokens of `rows`, from `outputs` `[batch, tokens, vocabulary]`."""
+        """Store the `best_tokens` of each mask token of `rows`, from `outputs` `[batch, tokens, vocabulary]`."""
         for at, row in enumerate(rows):
             for position, number in self._places[row]:
                 self._best[number] = best_tokens(outputs[at, position]).tolist()

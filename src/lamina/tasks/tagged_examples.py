@@ -161,9 +161,9 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
     """Return the examples of `table.whole`; words of rows that are not in the table itself have no label.
 
-    `tags` are the tag names of the rows in the table, None for a word without a label. Warnings name rows with spans
-    that begin at a word without letters or signs, and rows with a tokenizer's pieces as words. Raises DataError for a
-    tag that is not in `spec.labels`.
+    `tags` are the tag names of the rows in the table, None for a word without a label. A warning names the rows in
+    which a span begins at a word without letters or signs, another those in which a word looks like a tokenizer's
+    piece. Raises DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}

@@ -101,7 +101,8 @@ def fit(  # noqa: PLR0913
 
     Args:
         bank_or_model: A bank; its readers without a task are not trained. Or a transformers model with a head for the
-            task. A head whose classes have no names gets the names of the task's labels.
+            task. A head whose classes have no names gets the names of the task's labels. Both are moved to the device
+            of the run.
         tasks: Reader name -> task with "train" and "validation" parts, or for a whole model its task. With
             `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
         states: Folder of recorded hidden states (see `lamina extract`), one row for each row of the tasks' source, so

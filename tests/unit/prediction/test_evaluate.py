@@ -369,6 +369,9 @@ def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: 
     monkeypatch.setattr(BankRunner, "score", None)  # what is missing is said before the model reads a row
     with pytest.raises(ConfigError, match="tfidf is set, and task test has no train part"):
         evaluate(bank, path, tfidf=True)
+    for given in (True, learnt):
+        with pytest.raises(ConfigError, match="split is 'train', so tfidf would learn from the scored rows"):
+            evaluate(bank, path, split="train", tfidf=given)
     learnt.write_text("".join(learnt.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(ConfigError, match="the train part of task test has one class or no words; it learns from"):
         evaluate(bank, path, tfidf=learnt)
