@@ -15,9 +15,9 @@ import transformers
 from accelerate import cpu_offload, disk_offload
 from tests.support.portions import one_in, set_apart
 from tests.support.tiny import FAMILIES
-from tests.support.training import reader, tiny_bank, tiny_model, yes_no
+from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaModel
+from transformers import BertModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 import lamina
 from lamina import Reader, ReaderBank, evaluate, fit, predict_file
@@ -44,6 +44,27 @@ def nothing_compiled():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_model_without_weights_is_refused(whole: bool, tmp_path: Path):
+    task, tokenizer = yes_no(), tiny_tokenizer()
+    with torch.device("meta"):
+        model: Any = (transformers.BertForSequenceClassification if whole else BertModel)(tiny_model().config)
+    target: Any = model if whole else ReaderBank(model, tokenizer)
+    if not whole:
+        target.add("a", reader(task))
+    tasks: Any = task if whole else {"a": task}
+    options: Any = {"processor": tokenizer} if whole else {}
+    for op, run in (
+        ("fit", lambda: fit(target, tasks, epochs=1, **options)),
+        ("evaluate", lambda: evaluate(target, tasks, **options)),
+        ("predict", lambda: lamina.predict(target, ["a text"], **options)),
+        ("save", lambda: lamina.save(model, tmp_path)),
+    ):
+        with pytest.raises(ConfigError, match=f"{op}: the model has no weights, only an architecture"):
+            run()
+    assert not any(tmp_path.iterdir())
 
 
 def bank_on(model: Any, stack: str | None = None) -> ReaderBank:

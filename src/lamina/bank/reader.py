@@ -245,6 +245,7 @@ class ReaderModule(nn.Module):
         on other readers of the bank, so a reader trains in the same way alone and with others.
         """
         process = (rank(),) if rank() else ()
+        device = torch.device("cpu") if device.type == "meta" else device  # there, no numbers are drawn
         for part, module in (("fusion", self.fusion), ("head", self.head)):
             if module.generator is None or module.generator.device != device:
                 module.generator = torch.Generator(device)

@@ -40,6 +40,12 @@ def main_device(model: nn.Module) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
+def check_has_weights(op: str, model: nn.Module) -> None:
+    """Raise ConfigError, about the operation `op`, if a model is on the meta device: it has shapes and no weights."""
+    if main_device(model).type == "meta":
+        raise ConfigError(f"{op}: the model has no weights, only an architecture. Load it with its weights.")
+
+
 def _add_devices(module: nn.Module, devices: dict[torch.device, None], seen: set[nn.Module]) -> None:
     """Add the devices of all parameters in a module to `devices`, and the module and its submodules to `seen`.
 

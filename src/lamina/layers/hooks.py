@@ -206,10 +206,10 @@ class StopForward(BaseException):
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Call `model(**batch)`, and return its output; None if a hook raised the object `stop`.
 
-    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if an input in the batch
-    has no rows or no tokens.
+    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if the batch has no input
+    of the model, or one with no rows or no tokens.
     """
-    _check_not_empty(batch)
+    _check_inputs(model, batch)
     try:
         return model(**batch)
     except StopForward as raised:
@@ -219,15 +219,25 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopF
         return None
 
 
-def _check_not_empty(batch: Mapping[str, object]) -> None:
-    """Raise ConfigError if an input of a batch has no rows or no tokens. Models fail on these with unclear errors."""
-    for name in (*MAIN_INPUTS, "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"):
-        value = batch.get(name)
+_INPUTS = (*MAIN_INPUTS, "inputs_embeds", "encoder_outputs", "decoder_input_ids", "decoder_inputs_embeds")
+
+
+def _check_inputs(model: nn.Module, batch: Mapping[str, object]) -> None:
+    """Raise ConfigError if a batch has no input of the model, or an input has no rows or no tokens.
+
+    Models fail on these with unclear errors. A model whose `forward` does not name its main input may read anything.
+    """
+    given = {name: value for name in _INPUTS if (value := batch.get(name)) is not None}
+    for name, value in given.items():
         if isinstance(value, Tensor) and 0 in value.shape:
             raise ConfigError(
                 f"bank: '{name}' has the shape {list(value.shape)}; a batch has at least one row, and each row one "
                 "token. Leave out empty batches, and add a special token to empty texts."
             )
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if not given and batch.get(main) is None and main in inspect.signature(model.forward).parameters:
+        what = f"the batch has {', '.join(batch) or 'no input'}; the model reads '{main}'"
+        raise ConfigError(f"bank: {what}. Call bank(**batch) with what its tokenizer or processor returns.")
 
 
 DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds", "labels")

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from threading import get_ident
@@ -73,7 +74,8 @@ def load(
         head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
             class of transformers, or its name.
         labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
-            head starts at random, with a warning. None: the classes that the config names.
+            head starts at random, with a warning. A warning too if the head has no classes, as the backbone has none.
+            None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
         new_weights: True: weights that the files lack start at random, with a warning; no warning with `labels` for a
@@ -128,6 +130,9 @@ def _load(
     architecture, edits = read_record(name, revision)
     try:
         empty = models.empty_model(config, kind)
+        if labels is not None and not _has_classes(empty, kind, len(labels)):
+            what = "labels name the classes of a head, and a %s has none; give a head such as 'sequence_classification'"
+            logger.warning(f"load: {what}", type(empty).__name__)
         models.check_size(models.source_of(name, revision), empty)
         models.check_files(models.source_of(name, revision), config)
         plain: Any = type(empty) if edits and kind.__name__.startswith("AutoModel") else kind
@@ -160,6 +165,14 @@ def _load(
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
     model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
     return model.eval(), models.load_processor(name, model, revision=revision)
+
+
+def _has_classes(empty: PreTrainedModel, kind: Any, classes: int) -> bool:
+    """Return whether weights of `empty`, a model of the class `kind`, have other shapes for more than `classes`."""
+    config = deepcopy(empty.config)
+    models.name_classes(config, [str(number) for number in range(classes + 1)])
+    shapes, more = ([part.shape for part in model.parameters()] for model in (empty, models.empty_model(config, kind)))
+    return shapes != more
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.layers import stacks
 from lamina.layers.adapters import adapted_layers, check_no_adapters
+from lamina.layers.devices import check_has_weights
 from lamina.layers.stack import by_path
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
@@ -166,14 +167,15 @@ def save(
     Raises:
         StoreError: If the folder cannot be written, or holds a model of other software and `force` is False.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If `model` is not a transformers model, has adapters (PEFT), or would not load again because its
-            blocks or other parts were changed by hand.
+        ConfigError: If `model` is not a transformers model, has no weights (meta device) or has adapters (PEFT), or
+            would not load again because its blocks or other parts were changed by hand.
     """
     folder, model = Path(folder), unwrapped(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
         hint = "Give a transformers model; save a bank with bank.save_pretrained(folder)."
         raise ConfigError(f"save: got a {type(model).__name__}, which is not a model. {hint}")
     check_no_adapters(model, "save")
+    check_has_weights("save", model)
     check_finite("the model", model.named_parameters())
     check_reloads(model, "save")
     files = files or {}

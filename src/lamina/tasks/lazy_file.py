@@ -103,7 +103,7 @@ class LazyFile(ABC):
             cls.of("", entry)
         except (DataError, TypeError) as error:
             return isinstance(error, DataError)
-        return True
+        return entry is not None
 
     @abstractmethod
     def decoded_size(self) -> int:

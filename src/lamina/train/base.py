@@ -15,7 +15,7 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.data.batches import batches, length_batches
 from lamina.errors import ConfigError, NotFiniteError
-from lamina.layers.devices import main_device
+from lamina.layers.devices import check_has_weights, main_device
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.position_interpolation import size_arguments
@@ -79,10 +79,14 @@ class Runner(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device for batches: that of the model's first weights, or as `main_device` says if it is offloaded."""
+        """The device for batches: that of the model's first weights, or as `main_device` says if it is offloaded.
+
+        Raises ConfigError if the model has no weights (meta device).
+        """
         # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
         first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
+            check_has_weights(self.op, self.base)
             return main_device(self.base)
         return first.device
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
+from lamina.layers.devices import check_has_weights
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.processors import record_inputs
@@ -265,11 +266,12 @@ def open_runner(
         options: Options of the passes, which are checked against the kinds of the tasks.
 
     Raises:
-        ConfigError: If a whole model has more than one task or recorded states, an option has no effect, or there is no
-            processor.
+        ConfigError: If a whole model has more than one task or recorded states, an option has no effect, there is no
+            processor, or the model has no weights (meta device).
         LaminaError: The other errors of `BankRunner` and `ModelRunner`.
     """
     bank = target if isinstance(target, ReaderBank) else None
+    check_has_weights(op, target if bank is None else bank.model)
     kinds = [task.kind for task in tasks.values()]
     options.check_kinds(op, kinds)
     if isinstance(options, FitOptions):

@@ -459,6 +459,16 @@ def test_moving_moves_the_model_too(bank: ReaderBank):
     assert next(bank.parameters()).device.type == "meta"
 
 
+def test_a_model_without_weights_has_shapes_in_both_modes(batch: dict[str, torch.Tensor]):
+    known = FAMILIES["bert"].known()
+    with torch.device("meta"):
+        bank = ReaderBank(type(known)(known.config))
+    bank.add("a", Reader(Mean(), SequenceClassification(("a", "b"), dropout=0.5)))
+    for mode in (True, False):
+        logits = bank.train(mode)(input_ids=batch["input_ids"].to("meta"))["a"].logits
+        assert (logits.is_meta, logits.shape) == (True, (2, 2))
+
+
 @pytest.mark.parametrize("order", [torch.channels_last, torch.channels_last_3d])
 def test_a_memory_format_is_accepted_as_any_module_does(bank: ReaderBank, order: torch.memory_format):
     shape = (1, 2, 3, 3) if order is torch.channels_last else (1, 2, 3, 3, 3)
@@ -672,6 +682,24 @@ def test_empty_inputs_of_every_kind_are_refused(name: str):
     batch = FAMILIES[name].inputs(model, batch=2, tokens=7)
     with pytest.raises(ConfigError, match=rf"^bank: '{model.main_input_name}' has the shape \[0, "):
         bank(**{key: value[:0] for key, value in batch.items()})
+
+
+@pytest.mark.parametrize("given", [[], ["attention_mask"], ["input_ids"]])
+def test_a_batch_without_an_input_is_refused(given: list[str], bank: ReaderBank):
+    batch = dict.fromkeys(given) if "input_ids" in given else dict.fromkeys(given, torch.ones(1, 3))
+    named = ", ".join(given) or "no input"
+    for run in (bank, lambda **rest: bank(**rest, main=True), lambda **rest: bank.record_states({"main": [1]}, rest)):
+        with pytest.raises(ConfigError, match=f"bank: the batch has {named}; the model reads 'input_ids'"):
+            run(**batch)
+
+
+def test_a_model_runs_from_embeddings_or_from_the_outputs_of_its_encoder(bank: ReaderBank):
+    assert len(bank(inputs_embeds=torch.zeros(1, 3, bank.stacks["main"].width))) == 2
+    model = FAMILIES["bart"].known()
+    reads = ReaderBank(model)
+    reads.add("a", Reader(Mean(), TWO, stack="decoder"))
+    batch = {"encoder_outputs": (torch.zeros(1, 3, model.config.d_model),)}
+    assert len(reads(**batch, decoder_input_ids=torch.ones(1, 2, dtype=torch.long))) == 1
 
 
 def test_a_missing_state_is_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):

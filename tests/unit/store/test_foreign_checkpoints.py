@@ -130,6 +130,17 @@ def test_only_tables_of_this_thread_and_without_conversion_errors_are_dropped(ca
     assert log.filters == []
 
 
+@pytest.mark.parametrize(
+    ("head", "kind"), [(None, "BertModel"), ("masked_lm", "BertForMaskedLM"), ("token_classification", None)]
+)
+def test_labels_without_classes_to_name_are_told(
+    head: str | None, kind: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    load(checkpoint(tmp_path / "model"), head, labels=("a", "b"))
+    is_told = f"labels name the classes of a head, and a {kind} has none" in told(caplog, "WARNING")
+    assert is_told == (kind is not None)
+
+
 @pytest.mark.parametrize("lost", ["encoder.layer.1.", "embeddings.word"])
 def test_a_backbone_without_a_part_is_told_beside_labels_too(
     lost: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
