@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
 from lamina.bank.detokenizer import Detokenizer
@@ -25,7 +26,7 @@ from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
-from lamina.layers.types import tokenizer_of
+from lamina.layers.types import encodable, padding_of, tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
@@ -502,9 +503,9 @@ def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
     """Return the arguments of `generate` for prompts.
 
-    Texts are tokenised, padded on the left for a decoder-only model, and moved to the bank's device. Token ids and
-    mappings are used as they are, on their own device. Raises ConfigError if there is no prompt, a prompt has no token,
-    or texts are given and the bank has no tokenizer.
+    Texts are tokenised, padded as in `padding_of` (on the left for a decoder-only model), and moved to the bank's
+    device. Token ids and mappings are used as they are, on their own device. Raises ConfigError if there is no prompt,
+    a prompt has no token, or texts are given and the bank has no tokenizer.
     """
     if isinstance(inputs, Mapping):
         return _check_tokens(inputs)
@@ -516,13 +517,14 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
     if not texts:
         raise ConfigError("bank.stream: there is no prompt; at least one is needed.")
-    padding: dict[str, object] = {"padding": len(texts) > 1}
-    if "main" in bank.stacks:
-        padding["padding_side"] = "left"  # the new tokens must follow the text, not the padding
-    encoded: Mapping[str, Tensor] = cast("Any", tokenizer)(texts, return_tensors="pt", **padding)
-    known = ("input_ids", "attention_mask")
-    prompts = _check_tokens({key: encoded[key].to(bank.device) for key in known if key in encoded})
-    if "attention_mask" in encoded and not bool(encoded["attention_mask"].any(1).all()):
+    encoded: list[Tensor] = [torch.tensor(tokenizer(encodable(text))["input_ids"]).long() for text in texts]
+    # in a decoder-only model, the new tokens must follow the text, not the padding
+    side = "left" if "main" in bank.stacks else tokenizer.padding_side
+    pad = partial(pad_sequence, batch_first=True, padding_side=side)
+    ids = pad(encoded, padding_value=padding_of(tokenizer)["input_ids"]).to(bank.device)
+    mask = pad(list(map(torch.ones_like, encoded))).to(bank.device)
+    prompts = _check_tokens({"input_ids": ids, "attention_mask": mask})
+    if not all(map(len, encoded)):
         raise ConfigError(f"bank.stream: a prompt {_EMPTY}")
     return prompts
 

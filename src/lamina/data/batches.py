@@ -68,18 +68,6 @@ def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "
     return torch.from_numpy(padded)
 
 
-def padding_of(processor: Processor) -> dict[str, int]:
-    """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
-
-    Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
-    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left, so that no token's position
-    depends on its batch.
-    """
-    tokenizer = tokenizer_of(processor)
-    token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return {"input_ids": 0 if token is None else token, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
-
-
 def length_batches(
     lengths: Sequence[int],
     batch_size: int,

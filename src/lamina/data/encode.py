@@ -17,9 +17,10 @@ import pyarrow as pa
 from torch import nn
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
-from lamina.data.batches import pad, padding_of, tokenizer_of
+from lamina.data.batches import pad
 from lamina.errors import ConfigError
 from lamina.layers.stack import towers_of
+from lamina.layers.types import encodable, padding_of, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,11 +58,6 @@ class TokenRange(NamedTuple):
     start: int
     stop: int
     number: int
-
-
-def encodable(text: str) -> str:
-    """Return the text with "�" in place of lone surrogates, because UTF-8 cannot encode them."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def window_table(columns: WindowColumns) -> pa.Table:

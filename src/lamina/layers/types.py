@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
@@ -102,3 +103,20 @@ class Tokenizer(Processor, Protocol):
 def tokenizer_of(processor: object) -> Tokenizer:
     """Return the tokenizer inside a processor. A tokenizer, None and all else without one are returned unchanged."""
     return cast("Tokenizer", getattr(processor, "tokenizer", processor))
+
+
+def padding_of(processor: Processor) -> dict[str, int]:
+    """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
+
+    Input ids are padded with the padding token; with the end token if the tokenizer has no padding token (GPT-2); with
+    0 if it has neither. Lamina pads on the right, even if the tokenizer pads on the left, so that no token's position
+    depends on its batch.
+    """
+    tokenizer = tokenizer_of(processor)
+    token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return {"input_ids": 0 if token is None else token, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
+
+
+def encodable(text: str) -> str:
+    """Return the text with "�" in place of lone surrogates, because UTF-8 cannot encode them."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)

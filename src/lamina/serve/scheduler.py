@@ -24,7 +24,7 @@ from lamina.layers.pass_lock import pass_lock
 from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
-from lamina.serve.telemetry import BatchTiming, note_readers
+from lamina.serve.telemetry import BatchTiming, counting, note_readers
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Truncate, Worker
 from lamina.utils import usable_cores
@@ -134,7 +134,8 @@ class Scheduler:
     Args:
         bank: The readers and their model, which are put into evaluation mode; its processor tokenises the texts.
         settings: The limits, and the backend that computes the answers.
-        on_batch: Called in a thread of the scheduler after each batch, with its worker and its `BatchTiming`.
+        on_batch: Called in a thread of the scheduler after each batch, with its worker and its `BatchTiming`. An error
+            that it raises is logged.
 
     Attributes:
         served: The bank that is served now, with its versions.
@@ -574,7 +575,8 @@ class Scheduler:
         if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
             queue, texts = [run.begin - run.read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
             timing = BatchTiming(queue, run.read, run.seconds, len(jobs), texts, run.tokens)
-            self._on_batch(jobs[0].worker, timing)
+            with counting("a batch"):
+                self._on_batch(jobs[0].worker, timing)
         rest = iter(answers)
         for job in jobs:
             job.future.set_result([next(rest) for _ in job.texts])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from lamina.serve.workers import AnyWorker
 
+logger = logging.getLogger(__name__)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKENS = tuple(2**power for power in range(4, 17))
 
@@ -144,6 +147,15 @@ def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
     }
     tracer = trace.get_tracer("lamina", _version())
     tracer.start_span("lamina batch", start_time=start, attributes=facts).end(end)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[None]:
+    """Log an error that the `with` block raises, and go on. The block counts `what`; answers must not depend on it."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("serve: %s could not be counted", what, exc_info=error)
 
 
 @final

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, TypedDict, cast, final
 import regex
 from torch import Tensor
 
-from lamina.data.batches import check_tokenizer, pad, padding_of, tokenizer_of
+from lamina.data.batches import check_tokenizer, pad
 from lamina.data.encode import Windows
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
+from lamina.layers.types import padding_of, tokenizer_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.language_modeling import (

@@ -374,6 +374,21 @@ def test_sampling_is_the_same_with_a_stream():
     assert torch.equal(torch.stack([step.tokens for step in steps], 1), plain[:, 5:])
 
 
+@pytest.mark.parametrize("texts", [["a", "longer text"], ["ab", "c", "def"], ["one \ud800 half", "\udfff"]])
+def test_several_texts_are_streamed_by_a_tokenizer_without_padding(texts: list[str]):
+    tokenizer: Any = bytes_tokenizer()
+    tokenizer.pad_token = None
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=BYTES.vocab_size + 1))
+    bank = ReaderBank(model, processor=tokenizer)
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    options: dict[str, Any] = {"monitors": [FLAG], "max_new_tokens": 4, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"do_sample": False}
+    together = torch.stack([step.tokens for step in bank.eval().stream(model, texts, **options)])
+    for row, text in enumerate(texts):
+        alone = [int(step.tokens[0]) for step in bank.stream(model, text, **options)]
+        assert together[:, row].tolist() == alone
+
+
 def test_streams_of_several_threads_do_not_mix():
     bank = bank_of()
     prompts = [prompt(2, 5, seed) for seed in range(4)]

@@ -21,10 +21,10 @@ from tests.support.portions import one_in
 
 from lamina.data import arrow
 from lamina.data.arrow import Column, Ragged, chunks, columns_of, dataset_of
-from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
 from lamina.errors import DataError
+from lamina.layers.types import padding_of
 from lamina.tasks.image_classification import LazyImage
 from lamina.tasks.split import Split
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lamina.data.batches import Budget, batch_count, length_batches, pad, padding_of, tokenizer_of
+from lamina.data.batches import Budget, batch_count, length_batches, pad, tokenizer_of
 from lamina.data.encode import encode
 from lamina.errors import ConfigError
+from lamina.layers.types import padding_of
 
 TEXTS = ["the cat sat on the mat", "moon"]
 

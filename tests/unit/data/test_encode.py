@@ -19,9 +19,9 @@ from transformers import (
     T5Config,
 )
 
-from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encodable, encode, length_limit
 from lamina.errors import ConfigError
+from lamina.layers.types import padding_of
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}

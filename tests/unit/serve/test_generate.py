@@ -444,6 +444,20 @@ def test_a_text_is_counted_before_its_end_is_sent(bank: ReaderBank):
     assert seen[-1][2] == 0
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError, RuntimeError])
+def test_a_text_ends_even_if_counting_fails(bank: ReaderBank, error: type[Exception], caplog: pytest.LogCaptureFixture):
+    def fail(*_: Any) -> None:
+        raise error("a metric")
+
+    parts: Queue[Any] = Queue()
+    scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
+    TextGenerator(scheduler, fail).begin(GenerationRequest(PROMPT, max_new_tokens=1), parts.put)
+    seen = [parts.get(timeout=10) for _ in range(2)]
+    scheduler.close()
+    assert isinstance(seen[-1], GenerationEnd)
+    assert "a text could not be counted" in caplog.text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("version", one_in(2, ["2.3", "2.4"]))
 def test_a_client_that_reads_nothing_is_given_up(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):

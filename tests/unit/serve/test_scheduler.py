@@ -300,6 +300,18 @@ def test_a_batch_is_counted_before_its_answers_are_given(make: Callable[..., Sch
     assert answered == [False, False]  # the first is the text that held the scheduler
 
 
+def test_requests_are_answered_even_if_counting_fails(make: Callable[..., Scheduler], caplog: pytest.LogCaptureFixture):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("a metric")
+
+    scheduler = make()
+    scheduler._on_batch = fail
+    for texts in (["a text"], ["the film", "is good"], [("a", "b")]):
+        assert len(scheduler.ask(texts).result(10)) == len(texts)
+        assert scheduler.is_open
+    assert "a batch could not be counted" in caplog.text
+
+
 def test_cancelled_requests_are_dropped_from_the_queue(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_requests=4)
     slow, ask = held(scheduler)

@@ -25,7 +25,7 @@ from lamina.serve.generation.prompts import GenerationRequest, check_generates, 
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids
 from lamina.serve.generation.token_scores import TokenScores
 from lamina.serve.scheduler import ClosedError, OverloadedError
-from lamina.serve.telemetry import note_readers
+from lamina.serve.telemetry import counting, note_readers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,7 @@ class TextGenerator:
     Args:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
         on_text: Called at the end of each text with the seconds to its first token, the mean seconds per further token,
-            and the number of tokens.
+            and the number of tokens. Its errors are logged.
 
     Attributes:
         drift: Tests whether the texts are still like those that the monitors were calibrated on.
@@ -190,7 +190,8 @@ class TextGenerator:
             self._running.discard(generation)
         if self._on_text is not None and streamer is not None and streamer.count:
             per_token_s = (streamer.last - streamer.first) / max(1, streamer.count - 1)
-            self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
+            with counting("a text"):
+                self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
     def end(self, within_s: float) -> None:
         """Accept no more texts; those not complete after `within_s` seconds fail with ClosedError. Return at once."""
