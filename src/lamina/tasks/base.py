@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVa
 
 from torch import Tensor
 
-from lamina.data.arrow import columns_of
+from lamina.data.arrow import Cell, columns_of
 from lamina.data.class_names import decoder, names_of
-from lamina.data.encode import length_limit
+from lamina.data.encode import Encoded, encode, length_limit
 from lamina.data.read import Table, read_table
 from lamina.data.state_cache import CacheableInputs
 from lamina.errors import ConfigError
@@ -181,6 +181,24 @@ class EncodeOptions:
     add_prefix_space: bool = False
     by_row: bool = False
     image_size: int | None = None
+
+    def encode_texts(
+        self, texts: Sequence[Cell], processor: Processor, *, windows: bool = False, offsets: bool = False
+    ) -> Encoded:
+        """Tokenise texts or pairs as these options say, whole ones by default; see `lamina.data.encode.encode`.
+
+        `windows` says whether to cut long texts into windows (the attribute `windows` is not used), and `offsets`
+        whether to store the character range of each token.
+        """
+        return encode(
+            texts,
+            processor,
+            max_length=self.max_length,
+            windows=windows,
+            stride=self.stride,
+            offsets=offsets,
+            add_prefix_space=self.add_prefix_space,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.batches import check_tokenizer
-from lamina.data.encode import CacheableWindows, Encoded, Windows, encode, length_limit
+from lamina.data.encode import CacheableWindows, Encoded, Windows, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, UnsupportedModelError
@@ -206,9 +206,10 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
 
     Raises the errors of `render`.
     """
+    reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
-        return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
+        return TextInputs(options.encode_texts(texts, reader), processor)
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
@@ -222,30 +223,14 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
         raise ConfigError(f"causal_lm: {what}, which only fast ones give. Use a model that has a fast one.")
     rendered = (render(chat, processor) for chat in split.texts) if has_chats else _joined(split.texts, tokenizer)
     texts, spans = zip(*rendered, strict=True)
-    encoded = _encode(texts, processor, options, offsets=True, has_chats=has_chats)
+    reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
+    encoded = options.encode_texts(texts, reader, offsets=True)
     marks = _marks(encoded, spans, end=not has_chats and _adds_end(tokenizer))
     return CausalInputs(encoded, processor, WordTargets(marks))
 
 
-def _encode(
-    texts: Sequence[str], processor: Processor, options: EncodeOptions, *, offsets: bool, has_chats: bool
-) -> Encoded:
-    """Tokenise texts, to at most `options.max_length` tokens, with the tokens' character ranges if `offsets` is set.
-
-    With `has_chats`, no special tokens are added, because the chat template has written them already. Errors as in
-    `encode`.
-    """
-    return encode(
-        texts,
-        cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor,
-        max_length=options.max_length,
-        offsets=offsets,
-        add_prefix_space=options.add_prefix_space,
-    )
-
-
 class _WithoutSpecialTokens:
-    """A wrapper around the tokenizer of `processor` that adds no special tokens to a text."""
+    """A wrapper around the tokenizer of `processor` that adds no special tokens, which chat templates write already."""
 
     def __init__(self, processor: Processor) -> None:
         self._tokenizer = tokenizer_of(processor)

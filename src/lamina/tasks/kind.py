@@ -5,14 +5,14 @@ A new kind is one file with a subclass of `Kind`, and one line in the registry `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final
 
 import numpy as np
 from torch import Tensor
 
 from lamina.data.batches import check_tokenizer
-from lamina.data.encode import CacheableWindows, Encoded, encode
+from lamina.data.encode import CacheableWindows, Encoded
 from lamina.data.read import Table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
@@ -143,25 +143,19 @@ class TextInputs(CacheableWindows):
     """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`."""
 
     @classmethod
-    def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
+    def of(
+        cls, split: Split, processor: Processor | None, options: EncodeOptions, *, windows: bool = False
+    ) -> TextInputs:
         """Tokenise the texts of a split. Texts that are too long are truncated.
 
-        With `options.windows`, they are cut into windows instead, and the character range of each token is kept.
+        With `windows` or `options.windows`, they are cut into windows instead, and the character range of each token is
+        kept.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
         """
-        processor = check_tokenizer(processor)
-        encoded = encode(
-            split.texts,
-            processor,
-            max_length=options.max_length,
-            windows=options.windows,
-            stride=options.stride,
-            offsets=options.windows,
-            add_prefix_space=options.add_prefix_space,
-        )
-        return cls(encoded, processor)
+        processor, windows = check_tokenizer(processor), windows or options.windows
+        return cls(options.encode_texts(split.texts, processor, windows=windows, offsets=windows), processor)
 
 
 class EncodedInputs(Inputs, Protocol):
@@ -177,8 +171,8 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors. Kinds that label tokens set `windows` to True."""
-        return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
+        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens cut long texts."""
+        return TextInputs.of(split, processor, options, windows=self.per_token)
 
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of truncated texts; if none was truncated, the number of texts cut into several windows.

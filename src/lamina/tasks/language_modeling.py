@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.batches import tokenizer_of
-from lamina.data.encode import Encoded, Windows, blocks, encode
+from lamina.data.encode import Encoded, Windows, blocks
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
@@ -91,19 +91,9 @@ class LanguageModelingKind(Kind[Windows]):
 def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
     """Tokenise the texts of a split with `blocks`, or (`options.by_row`) each text or pair alone with `encode`."""
     if options.by_row:
-        return encode(
-            split.texts,
-            processor,
-            max_length=options.max_length,
-            offsets=False,
-            add_prefix_space=options.add_prefix_space,
-        )
-    return blocks(
-        split.texts,
-        processor,
-        max_length=options.max_length,
-        add_prefix_space=options.add_prefix_space,
-    )
+        return options.encode_texts(split.texts, processor)
+    space = options.add_prefix_space
+    return blocks(split.texts, processor, max_length=options.max_length, add_prefix_space=space)
 
 
 def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:

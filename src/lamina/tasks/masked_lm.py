@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast, final
 
 import regex
@@ -153,7 +153,7 @@ class MaskedLMKind(LanguageModelingKind):
         Raises ConfigError if there is no tokenizer, in training if it has no mask token, in prediction if it is slow.
         """
         if options.part == "predict":
-            return TextInputs.of(split, processor, replace(options, windows=True))
+            return TextInputs.of(split, processor, options, windows=True)
         processor = check_tokenizer(processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
         return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)

@@ -150,13 +150,7 @@ class TextToTextKind(Kind[PairInputs]):
         DataError if a label is not a text.
         """
         processor = check_tokenizer(processor)
-        sources = encode(
-            [options.prefix + text for text in split.texts],
-            processor,
-            max_length=options.max_length,
-            offsets=False,
-            add_prefix_space=options.add_prefix_space,
-        )
+        sources = options.encode_texts([options.prefix + text for text in split.texts], processor)
         if not split.labelled:
             return PairInputs(sources, processor)
         targets = list(split.labels)
@@ -164,12 +158,8 @@ class TextToTextKind(Kind[PairInputs]):
             if not isinstance(label, str):
                 got = f"row {row} has {label} as its target; targets are texts"
                 raise DataError(f"generation: {got}. Use a task of kind summarization or translation.", row=row)
-        encoded = encode(
-            targets,
-            cast("Processor", _TargetTokenizer(processor)),
-            max_length=options.max_target_length,
-            offsets=False,
-        )
+        reader = cast("Processor", _TargetTokenizer(processor))
+        encoded = encode(targets, reader, max_length=options.max_target_length, offsets=False)
         return PairInputs(sources, processor, encoded)
 
     def truncated(self, inputs: PairInputs) -> int:
