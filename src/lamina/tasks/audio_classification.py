@@ -43,7 +43,18 @@ _STREAMED = 0x7FFFF000  # programs that write to a pipe cannot know the size: th
 _NO_SIZE = re.compile(rb"data\0{4}(?!\Z|[ -~]{4}..\0\0)", re.DOTALL)
 # the first frame of an MP3 file, if it says how many follow; if not, libmpg123 guesses their number
 _COUNT = re.compile(rb"\xff[\xe0-\xff].{2,4}\0{9,32}(Xing|Info)\0{3}[\1\3\5\7\t\v\r\17]", re.DOTALL)
-_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"RIFF": "little", b"RIFX": "big", b"FORM": "big"}  # of sizes
+# first bytes of a file -> where its header says a size: position, length and byte order, and what to add to it
+_SIZES: Mapping[bytes, tuple[int, int, Literal["little", "big"], int]] = {
+    b"RIFF": (4, 4, "little", 8),
+    b"RIFX": (4, 4, "big", 8),
+    b"FORM": (4, 4, "big", 8),  # AIFF
+    b"RF64": (20, 8, "little", 8),
+    b"riff": (16, 8, "little", 0),  # W64
+    b".snd": (8, 4, "big", 24),  # AU, whose samples follow after at least 24 bytes
+    b"dns.": (8, 4, "little", 24),
+}
+_UNKNOWN = 1 << 62  # samples of a FLAC file without their number, by libsndfile
+_PAGE = 65_307  # bytes of the longest page of an Ogg file
 _LEAST = 0.9  # share of the samples that the header of an MP3 file promises, which is sometimes too high
 _FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
 _ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
@@ -99,7 +110,8 @@ class LazyAudio(LazyFile):
         values = _as_array(samples)
         if values is None or values.ndim not in (1, 2):
             return None
-        return cls(name, data=_mono(name, values).tobytes(), rate=_rate_of(name, entry) if has_rate else 0)
+        rate = _checked_rate(name, entry.get("sampling_rate")) if has_rate else 0  # pyright: ignore[reportAttributeAccessIssue]
+        return cls(name, data=_mono(name, values).tobytes(), rate=rate)
 
     def length(self, rate: int) -> int:
         """Return the clip's number of samples at `rate` samples per second, without decoding the file.
@@ -159,6 +171,9 @@ class LazyAudio(LazyFile):
             info = soundfile.info(source)
         except Exception as error:  # decoders raise errors of many types
             raise self._undecodable(error) from error
+        if info.frames >= _UNKNOWN:
+            rule = "the header of a clip says it, which programs that write to a pipe leave out. Save it as a file"
+            raise self.bad(self.name, f"does not say its number of samples; {rule}.")
         if info.channels > _MOST_CHANNELS:
             raise self.bad(self.name, f"has {info.channels} channels; at most {_MOST_CHANNELS} are read.")
         return info
@@ -166,16 +181,19 @@ class LazyAudio(LazyFile):
     def _whole(self) -> Path | BytesIO:
         """Return the file as `source` does; a WAV file whose header says 0 bytes of samples has samples to its end.
 
-        Raises DataError if a WAV or AIFF file is shorter than its header says; libsndfile would not say so. AU, W64,
-        RF64 and Ogg files are not checked: if one is cut off, it is a shorter clip.
+        Raises DataError if the file is shorter than its header says, or its last page (Ogg) is cut; libsndfile would
+        not say so.
         """
         source = self.source()
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-            head, size = file.read(8), file.seek(0, SEEK_END)
-            order = _BYTE_ORDERS.get(head[:4])
-            said = 8 + int.from_bytes(head[4:], order or "little")
-            if order and size + 8 < said < _STREAMED:
+            head, size = file.read(28), file.seek(0, SEEK_END)
+            place, length, order, rest = _SIZES.get(head[:4], (0, 0, "little", 0))
+            said = rest + int.from_bytes(head[place : place + length], order)
+            if size + 8 < said < _STREAMED:
                 raise self.bad(self.name, f"is cut off after {size} of {said} bytes; every row is a whole clip.")
+            file.seek(max(0, size - _PAGE))
+            if head[:4] == b"OggS" and _is_cut_page(file.read()):
+                raise self.bad(self.name, f"is cut off after {size} bytes; every row is a whole clip.")
             chunk, at = b"", 12  # a chunk is its name, its size, and its content, padded to an even size
             while head[:4] == b"RIFF" and file.seek(at) < size and (chunk := file.read(16))[:4] != b"data":
                 at += 8 + (length := int.from_bytes(chunk[4:8], "little")) + length % 2
@@ -204,6 +222,12 @@ class LazyAudio(LazyFile):
         return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
 
 
+def _is_cut_page(end: bytes) -> bool:
+    """Return whether the last page in the `end` of an Ogg file is shorter than its table of lengths says."""
+    page = end[max(0, end.rfind(b"OggS")) :]
+    return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
+
+
 def _resample(values: Samples, up: int, down: int) -> Samples:
     """Return audio samples at `up / down` times their rate; raise MissingExtraError if SciPy is not installed."""
     try:
@@ -220,15 +244,6 @@ def _soundfile() -> ModuleType:
     except ImportError as error:
         raise MissingExtraError.of(error, op="audio", extra="audio") from error
     return soundfile
-
-
-def _rate_of(name: str, entry: Any) -> int:
-    """Return the "sampling_rate" of the mapping `entry`; DataError, naming the clip, if it is missing or wrong."""
-    rate = entry.get("sampling_rate")
-    if rate is None:
-        problem = "has an array without a sampling rate, which is needed to resample it."
-        raise LazyAudio.bad(name, f"{problem} Give {{'array': ..., 'sampling_rate': ...}}.")
-    return _checked_rate(name, rate)
 
 
 def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
@@ -260,6 +275,9 @@ def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
 
 def _checked_rate(name: str, rate: object) -> int:
     """Return samples per second as an int; DataError, naming the clip, unless a whole number from 1 to 768,000."""
+    if rate is None:
+        problem = "has an array without a sampling rate, which is needed to resample it."
+        raise LazyAudio.bad(name, f"{problem} Give {{'array': ..., 'sampling_rate': ...}}.")
     rate = plain(rate)
     rate = int(rate) if isinstance(rate, float) and rate.is_integer() else rate
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= _MOST_RATE:
@@ -334,6 +352,7 @@ class AudioInputs:
 
     def __init__(self, split: Split, processor: object, *, limit: int) -> None:
         self._split, self._extractor, self._limit = split, feature_extractor(processor), limit
+        self._shortest = round(_SHORTEST_S * self.rate)
         parameters = inspect.signature(type(self._extractor).__call__).parameters
         self._hop: int | None = getattr(self._extractor, "hop_length", None)  # samples per column of a spectrogram
         self._pads = "padding" in parameters and parameters["padding"].default is False
@@ -345,8 +364,9 @@ class AudioInputs:
         self._counts_columns = one_size and self._masked and self._hop is not None
         self._reads_samples = len(self._shape(1)) == 2  # `[batch, samples]`, not a spectrogram
         self._fewest = self._shortest if self._reads_samples else self._fewest_samples()
-        self._samples, self.cut = self._lengths()
-        self.lengths = [1] * len(split) if one_size else [self._with_silence(count) for count in self._samples]
+        lengths = [clip.length(self.rate) for clip in split.texts]
+        self._samples, self.cut = [min(length, limit) for length in lengths], sum(length > limit for length in lengths)
+        self.lengths = [1] * len(split) if one_size else list(map(self._with_silence, self._samples))
 
     @property
     def rate(self) -> int:
@@ -399,27 +419,14 @@ class AudioInputs:
         outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
         return tuple(next(iter(outputs.values())).shape)
 
-    def _lengths(self) -> tuple[list[int], int]:
-        """Return how many samples of each clip are read, and how many clips are longer than the limit.
-
-        Raises the errors of `LazyAudio.length`.
-        """
-        lengths = [clip.length(self.rate) for clip in self._split.texts]
-        return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
-
     def _with_silence(self, samples: int) -> int:
         """Return the length in samples of a clip of `samples` samples after it is padded with silence.
 
         It is at least a tenth of a second. If a batch needs clips of equal length, it is rounded up to whole seconds,
         but not above the limit.
         """
-        if self.equal_lengths:
-            return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)
-        return max(samples, self._shortest)
-
-    @property
-    def _shortest(self) -> int:
-        return round(_SHORTEST_S * self.rate)
+        whole = min(self._limit, -(-samples // self.rate) * self.rate) if self.equal_lengths else 0
+        return max(samples, whole, self._shortest)
 
     def _fewest_samples(self) -> int:
         """Return the length, in samples, of the shortest clip that gives a finite spectrogram.

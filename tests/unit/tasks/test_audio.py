@@ -308,6 +308,23 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
             opened(entry)
 
 
+@pytest.mark.parametrize("kind", ["AU", "W64", "RF64", "OGG"])
+def test_a_cut_file_of_a_rarer_format_is_no_clip(kind: str, tmp_path: Path):
+    """libsndfile would read each as a shorter clip."""
+    data = sound_bytes(tone(seconds=2), kind=kind, subtype="VORBIS" if kind == "OGG" else "PCM_16")
+    assert len(opened(data)) == len(opened(put(tmp_path, "whole", data))) == 2 * RATE
+    for cut in (data[:-50], data[: len(data) * 2 // 3], put(tmp_path, "cut", data[: len(data) // 2])):
+        with pytest.raises(DataError, match=r"is cut off after \d+ (of \d+ )?bytes; every row is a whole clip"):
+            opened(cut)
+
+
+def test_a_flac_file_from_a_pipe_does_not_say_its_number_of_samples():
+    data = bytearray(sound_bytes(tone(), kind="FLAC", subtype="PCM_16"))
+    data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # the number of samples in the first block
+    with pytest.raises(DataError, match="entry 0 does not say its number of samples; .* Save it as a file"):
+        opened(bytes(data))
+
+
 def test_a_cut_mp3_file_is_no_clip():
     """Its header says how many samples there were."""
     data = sound_bytes(tone(seconds=1, rate=8000), rate=8000, kind="MP3")
