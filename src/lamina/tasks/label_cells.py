@@ -37,6 +37,7 @@ _PRINTED = re.compile(
     r"|\{\s*['\"].*:.*\}|<.* at 0x[\da-fA-F]+>",
     re.DOTALL,
 )
+_EXACT = 1 << 53  # from here on, floats cannot tell two neighbouring class ids apart
 _IGNORED = "-100"  # the label that models skip
 _LONGEST_LIST = 1 << 16  # characters of a text that is read as a list in Python; JSON may be longer
 _SET = re.compile(r"(?:frozen)?set\((.*)\)", re.DOTALL)  # how Python prints empty and frozen sets
@@ -60,7 +61,8 @@ class LabelCellError(ValueError):
 def plain(cell: object) -> Cell:
     """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
 
-    The entries of a set are sorted. A decimal number without a point becomes an int, as databases store class ids.
+    The entries of a set are sorted. A decimal number without a point becomes an int, as databases store class ids, and
+    one with a point a float.
     """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
@@ -68,8 +70,9 @@ def plain(cell: object) -> Cell:
         cell = cell.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     elif hasattr(cell, "as_py"):
         cell = cell.as_py()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(cell, Decimal) and cell.is_finite() and "." not in f"{cell:f}":
-        cell = int(cell)
+    if isinstance(cell, Decimal):
+        is_id = cell.is_finite() and ("." not in f"{cell:f}" or abs(cell) >= _EXACT)
+        cell = int(cell) if is_id else float(cell)
     if isinstance(cell, set | frozenset):
         cell = sorted(cell, key=str)
     return [plain(part) for part in cell] if isinstance(cell, list | tuple) else cell
@@ -138,7 +141,7 @@ def _what_to_do(cell: Cell) -> str:
         return _SEVERAL
     if isinstance(cell, Mapping):
         return "Name the field that has the class, as in label='label.name'."
-    if isinstance(cell, float | Decimal):
+    if isinstance(cell, float):
         return "Set problem_type='regression' if it is a score."
     if isinstance(cell, bytes | bytearray):
         return "Decode it to a text."
@@ -165,7 +168,7 @@ def is_number(cell: object) -> bool:
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None
-    return isinstance(cell, int | float | Decimal) and not isinstance(cell, bool)
+    return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
 def is_whole(cell: object) -> bool:

@@ -12,6 +12,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -88,6 +89,7 @@ def _labels_in(cell: object) -> list[Hashable] | None:
     if isinstance(cell, str):
         name = cell.strip()
         return None if len(name) > _LONGEST else [name] if name else []
+    cell = plain(cell) if isinstance(cell, Decimal) else cell
     if isinstance(cell, float) and math.isnan(cell):
         return []
     return [] if cell is None else [cell] if isinstance(cell, bool | int | float) else None

@@ -68,7 +68,7 @@ def test_names(cell: object, name: str):
     [
         ({"name": "ham"}, r"an object with keys; .* Name the field that has the class, as in label='label.name'"),
         (b"ham", "of type bytes; .* Decode it"),
-        (Decimal("1.50"), "of type Decimal; .* problem_type='regression'"),
+        (Decimal("1.50"), "1.5, which is of type float; .* problem_type='regression'"),
         (1.5, "of type float; .* problem_type='regression'"),
         (["ham", "spam"], "a list; .* problem_type='multi_label'"),
         ("['a', 'b']", "a list; .* problem_type='multi_label'"),
@@ -295,6 +295,17 @@ def test_decimals_are_numbers_and_without_a_point_ids():
     assert (task.problem_type, task.split("train").labels) == ("regression", (1.5, 2.0))
     assert read([Decimal(10), Decimal(2), Decimal("1E+1")]).labels == ("2", "10")
     assert read([Decimal(1), Decimal(0)], labels=["no", "yes"]).split("train").labels == (1, 0)
+
+
+def test_decimals_with_a_point_are_classes_where_floats_are():
+    """Databases store 1 in a column NUMERIC(10, 2) as 1.00."""
+    zero, one = Decimal("0.00"), Decimal("1.00")
+    assert read([one, zero], problem_type="classification").labels == ("0", "1")
+    assert read([one, zero], labels=["no", "yes"]).split("train").labels == (1, 0)
+    assert read([[one, zero, one], [zero, one, zero]]).split("train").labels == ((1, 0, 1), (0, 1, 0))
+    long = [Decimal("12345678901234567.00"), Decimal("12345678901234568.00")]
+    assert read(long, problem_type="classification").labels == ("12345678901234567", "12345678901234568")
+    assert read([one, Decimal("NaN"), zero], problem_type="classification", missing_labels="drop").labels == ("0", "1")
 
 
 # Names that the data declare
