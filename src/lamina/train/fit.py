@@ -155,7 +155,8 @@ def fit(  # noqa: PLR0913
             weights and dropout of a reader follow the reader's own seed.)
         max_length: Tokens per window, or samples per audio clip at the rate of the feature extractor. None: what the
             model allows; 30 seconds of audio.
-        stride: Tokens that two windows of a long text share. None: a quarter of a window.
+        stride: Tokens that two windows of a long text share, for tasks that label words. Other tasks read only one
+            window of a text. None: a quarter of a window.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
             any other word (byte-level BPE, such as RoBERTa's and BART's). The tokens are then those of a text that is
             tokenised word by word.
