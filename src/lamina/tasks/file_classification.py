@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from lamina.data.arrow import Column, columns_of, dataset_of, derived
-from lamina.data.class_names import decoder, names_of
+from lamina.data.arrow import Column, dataset_of, derived
 from lamina.data.encode import encodable
 from lamina.data.parquet import parquet_rows
 from lamina.data.read import Table, read_table
@@ -153,9 +152,10 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     for parts, file in _in_folder(path, file_class) if path.is_dir() else _in_tar(path, file_class):
         if encodable(name := "/".join(parts)) != name:
             raise file_class.bad(path, f"has the file {name!r}, whose name is not UTF-8; rename it.")
+        is_hidden = any(part.startswith(".") for part in parts)
         if file is None:
             ignored["links and special files, which are not followed"] += 1
-        elif _is_hidden(parts) or PurePosixPath(parts[-1]).suffix.lower() not in file_class.endings:
+        elif is_hidden or PurePosixPath(parts[-1]).suffix.lower() not in file_class.endings:
             ignored["other files"] += 1
         else:
             ignored["files that come again later"] += parts in files
@@ -172,10 +172,6 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     logger.log(level, message, file_class.op, path, len(names), file_class.many, len(set(labels)), counts)
     columns = {file_class.column: file_column([files[parts] for parts in names], file_class), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
-
-
-def _is_hidden(parts: Sequence[str]) -> bool:
-    return any(part.startswith(".") for part in parts)
 
 
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
@@ -274,34 +270,28 @@ class FileKind(ClassKind[InputsT]):
         if not isinstance(source, str | Path):
             return super().read(source, spec, header)
         ending = Path(source).suffix.lower()
+        column, folder = self.column(spec), Path(source).parent
         if ending == ".parquet":
-            return self._from_dataset(str(source), parquet_rows(source), spec, Path(source).parent)
-        if ending in _TABLES and Path(source).is_file():
-            table, column = read_table(source, header=header), self.column(spec)
-            files = object_files(str(source), table.column(column), column, self.file, Path(source).parent)
-            return replace(table, columns={**table.columns, column: files})
-        return read_class_files(source, self.file)
+            rows = parquet_rows(source)
+            table, files = super().from_rows(str(source), rows, spec), dataset_files(rows, column, self.file, folder)
+        elif ending in _TABLES and Path(source).is_file():
+            table = read_table(source, header=header)
+            files = object_files(str(source), table.column(column), column, self.file, folder)
+        else:
+            return read_class_files(source, self.file)
+        return replace(table, columns={**table.columns, column: files})
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
         """Return a table of rows in memory, as `Kind.from_rows` does; the files that it names are not opened.
 
         Raises DataError if the column of files is missing, or a cell has none of the accepted forms.
         """
-        column = self.column(spec)
+        table, column = super().from_rows(name, rows, spec), self.column(spec)
         if isinstance(rows, Mapping):
-            table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
             files = object_files(name, table.cells(column), column, self.file, None)
-            return replace(table, columns={**table.columns, column: files})
-        return self._from_dataset(name, rows, spec)
-
-    def _from_dataset(self, name: str, rows: datasets.Dataset, spec: ColumnSpec, folder: Path | None = None) -> Table:
-        """Return a table of `rows`, in which relative paths of files start from `folder`; see `from_rows`."""
-        column = self.column(spec)
-        files = dataset_files(rows, column, self.file, folder)
-        features = {name: feature for name, feature in rows.features.items() if name != column}
-        decoders = {name: decoder(feature) for name, feature in features.items()}
-        columns: dict[str, Sequence[object]] = {**columns_of(rows, decoders), column: files}
-        return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
+        else:
+            files = dataset_files(rows, column, self.file)
+        return replace(table, columns={**table.columns, column: files})
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Make the examples of every split: files, which are not opened, with class ids (`IGNORED` without a label).

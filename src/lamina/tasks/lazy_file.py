@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from errno import EISDIR
 from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeGuard
 
 from lamina.errors import DataError, convert_errors
 from lamina.utils import is_file
@@ -74,7 +74,7 @@ class LazyFile(ABC):
             name: Name of the file in messages, unless `entry` is itself a path.
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
         """
-        if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
+        if _is_file(entry):
             path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
                 with convert_errors(lambda _: cls.bad(name, f'has a text as "bytes" that is not Base64. {_PREFIX}')):
@@ -95,10 +95,9 @@ class LazyFile(ABC):
     @classmethod
     def accepts(cls, entry: object) -> bool:
         """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
-        if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
-            # not by `of`, which decodes Base64
-            files = [entry[key] for key in ("bytes", "path") if entry.get(key) is not None]
-            return bool(files) and cls.accepts(files[0])
+        if _is_file(entry):  # not by `of`, which decodes Base64
+            content = entry.get("path") if entry.get("bytes") is None else entry["bytes"]
+            return content is not None and cls.accepts(content)
         try:
             cls.of("", entry)
         except (DataError, TypeError) as error:
@@ -157,6 +156,11 @@ class LazyFile(ABC):
             elif len(self.path) > _SHOWN:
                 advice = 'a file in Base64 is given as {"bytes": ...}'
             raise self.bad(self.name, f"cannot be read ({reason}); {advice}.") from None
+
+
+def _is_file(entry: object) -> TypeGuard[Mapping[str, object]]:
+    """Return whether `entry` is a mapping with a path or bytes, as in `datasets`, and not with decoded samples."""
+    return isinstance(entry, Mapping) and bool(entry.keys() & {"bytes", "path"}) and entry.get("array") is None
 
 
 def from_base64(text: str) -> bytes:

@@ -332,37 +332,19 @@ def labelled_words(predictions: Tags, targets: Tags) -> tuple[list[tuple[int, ..
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
     """Return one row of scores per class, named by `labels`, then the averages that `class_table` describes.
 
-    `counts` has for each class its numbers of rows predicted correctly, predicted, and true.
+    `counts` has for each class its numbers of rows predicted correctly, predicted, and true. 0 / 0 counts as 0.
     """
-    rows = [_class_row(label, *class_counts) for label, class_counts in zip(labels, counts, strict=True)]
-    total = _class_row("micro avg", *(sum(column) for column in zip(*counts, strict=True)))
-    occurs = [float(row["count"] + row["guessed"] > 0) for row in rows]
+    total = [sum(class_counts[at] for class_counts in counts) for at in range(3)]
+    right, guessed, true = torch.tensor([*counts, total], dtype=torch.float64).T
+    scores = torch.stack([right / guessed, right / true, 2 * right / (guessed + true)], dim=1).nan_to_num(0.0)
+    weights = torch.stack([(guessed + true > 0).double(), true])[:, :-1]  # of the classes in the two means
+    means = weights @ scores[:-1] / weights.sum(1, keepdim=True).clamp(min=1)
+    names = [*labels, "micro avg", "macro avg", "weighted avg"]
+    rows = zip(names, [*counts, *[total] * 3], torch.cat([scores, means]).tolist(), strict=True)
     return [
-        *rows,
-        total,
-        _average("macro avg", total, rows, occurs),
-        _average("weighted avg", total, rows, [row["count"] for row in rows]),
+        {"label": name, "precision": precision, "recall": recall, "f1": f1, "count": trues, "guessed": guesses}
+        for name, (_, guesses, trues), (precision, recall, f1) in rows
     ]
-
-
-def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row named `label`: means of precision, recall and F1 over `rows` by `weights`; counts as in `total`.
-
-    If the weights sum to 0, the means are 0.
-    """
-    whole = sum(weights) or 1
-
-    def mean(values: Iterable[float]) -> float:
-        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / whole
-
-    return {
-        "label": label,
-        "precision": mean(row["precision"] for row in rows),
-        "recall": mean(row["recall"] for row in rows),
-        "f1": mean(row["f1"] for row in rows),
-        "count": total["count"],
-        "guessed": total["guessed"],
-    }
 
 
 def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor | float]]) -> dict[str, float]:
@@ -391,31 +373,11 @@ def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
-def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> ClassRow:
-    """Return the scores of one class from its numbers of rows: predicted correctly, predicted, and true.
-
-    0 / 0 counts as 0.
-    """
-    return {
-        "label": label,
-        "precision": both / guesses if guesses else 0.0,
-        "recall": both / trues if trues else 0.0,
-        "f1": 2 * both / (guesses + trues) if guesses + trues else 0.0,
-        "count": trues,
-        "guessed": guesses,
-    }
-
-
-@lru_cache(maxsize=1)
-def _porter() -> Callable[[str], str]:
-    from snowballstemmer import stemmer
-
-    return stemmer("porter").stemWord
-
-
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    return _porter()(word) if len(word) >= _STEMMED else word
+    from snowballstemmer import stemmer
+
+    return stemmer("porter").stemWord(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:

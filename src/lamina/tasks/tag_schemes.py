@@ -17,7 +17,6 @@ from lamina.tasks.label_cells import look
 SPAN_LABEL = "span"  # label of spans without a label
 _SINGLE, _LAST = "SUW", "EL"  # marks of a span of one word, and of the last word of a span
 _MARKS = f"BIM{_LAST}{_SINGLE}"
-_KEPT = re.compile(r"O|[BIESLU]-.+")  # tags that metrics and answers read as they are
 
 
 @final
@@ -110,11 +109,6 @@ def odd_tag(tags: Iterable[str]) -> str | None:
         if odd and is_likely and "label" in scheme.form.groupindex and _marks_spans(scheme, fitting):
             return odd[0]
     return None
-
-
-def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether every class name is "O", or a mark of IOB2, IOBES or BILOU with a label: no need for `to_iob2`."""
-    return all(_KEPT.fullmatch(label) for label in labels)
 
 
 def is_iob2(labels: Iterable[str]) -> bool:

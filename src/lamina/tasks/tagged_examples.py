@@ -14,6 +14,7 @@ from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import class_name, is_number, is_whole, plain
+from lamina.tasks.metrics import marks_spans
 from lamina.tasks.span_forms import (
     SpanError,
     SpanMark,
@@ -32,7 +33,6 @@ from lamina.tasks.tag_schemes import (
     has_outside,
     iob2_labels,
     is_iob2,
-    is_kept,
     odd_tag,
     recognise,
     to_iob2,
@@ -152,7 +152,7 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
     `names` are `spec.labels`, or the tags of the train split; only the latter are sorted. If `names` mark spans in
     `scheme` (None: they mark none), they become IOB2 tags; but `spec.labels` stay if all are IOB2, IOBES or BILOU tags.
     """
-    if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
+    if scheme is None or (spec.labels is not None and marks_spans(spec.labels)):
         return spec.labels or lab.infer_labels(names)
     labels = iob2_labels(names, scheme)
     return labels if spec.labels else lab.infer_labels(labels)
