@@ -321,7 +321,7 @@ def test_a_cut_file_of_a_rarer_format_is_no_clip(kind: str, tmp_path: Path):
 def test_a_flac_file_from_a_pipe_does_not_say_its_number_of_samples():
     data = bytearray(sound_bytes(tone(), kind="FLAC", subtype="PCM_16"))
     data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # the number of samples in the first block
-    with pytest.raises(DataError, match="entry 0 does not say its number of samples; .* Save it as a file"):
+    with pytest.raises(DataError, match=r"entry 0 does not say its number of samples; .* Save it as a file"):
         opened(bytes(data))
 
 
