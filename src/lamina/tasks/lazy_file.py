@@ -96,8 +96,7 @@ class LazyFile(ABC):
     def accepts(cls, entry: object) -> bool:
         """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
         if _is_file(entry):  # not by `of`, which decodes Base64
-            content = entry.get("path") if entry.get("bytes") is None else entry["bytes"]
-            return content is not None and cls.accepts(content)
+            return cls.accepts(entry.get("path") if entry.get("bytes") is None else entry["bytes"])
         try:
             cls.of("", entry)
         except (DataError, TypeError) as error:
