@@ -68,7 +68,7 @@ def test_names(cell: object, name: str):
     [
         ({"name": "ham"}, r"an object with keys; .* Name the field that has the class, as in label='label.name'"),
         (b"ham", "of type bytes; .* Decode it"),
-        (Decimal("1.50"), "1.5, which is of type float; .* problem_type='regression'"),
+        (Decimal("1.50"), "of type float; .* problem_type='regression'"),
         (1.5, "of type float; .* problem_type='regression'"),
         (["ham", "spam"], "a list; .* problem_type='multi_label'"),
         ("['a', 'b']", "a list; .* problem_type='multi_label'"),
