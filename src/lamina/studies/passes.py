@@ -163,6 +163,12 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
         yield numbers, inputs.batch(numbers)
 
 
+def unlabelled_batches(inputs: Inputs, count: int) -> list[Batch]:
+    """Return the first `count` rows of encoded `inputs` in random batches of 32 to 63 rows, without their labels."""
+    groups = [inputs.batch(rows) for rows in row_groups(count, 32, 0)]
+    return [{name: value for name, value in batch.items() if name != "labels"} for batch in groups]
+
+
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
     """Join consecutive batches into groups of at least `size` rows; yield each as a list of (row numbers, batch) pairs.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast, final
 
 import pandas as pd
 
@@ -27,6 +27,7 @@ from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import data_digests
 from lamina.train.groups import tasks_by_name
+from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row
 
 if TYPE_CHECKING:
@@ -61,6 +62,54 @@ class Training(TypedDict):
     max_length: int | None
 
 
+@final
+@dataclass(frozen=True)
+class CellInputs:
+    """What all cells of a study that edits models share.
+
+    Attributes:
+        model: A model, which each cell copies; or the name or folder that each cell loads it from.
+        processor: Its processor. None: the one that was saved with the model.
+        stack: Name of the stack that is edited. None: the only one, or the encoder.
+        training: The training options of each cell.
+    """
+
+    model: PreTrainedModel | str | Path
+    processor: Processor | None
+    stack: str | None
+    training: Training
+
+    def check(
+        self, op: str, tasks: Mapping[str, Task], seeds: Sequence[int], **study_options: JSON
+    ) -> tuple[LayerStack, dict[str, JSON]]:
+        """Check the inputs before any cell runs; return the stack of a copy of the model, and the study's settings.
+
+        The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, the
+        name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Training
+        options are not checked if there are no tasks, except `max_length`. Raises LaminaError, whose message begins
+        with `op`, if an option or a seed is not allowed, the model cannot be loaded, or there is no such stack, or it
+        cannot be edited because it has no module per block.
+        """
+        options = self.training if tasks else {"max_length": self.training["max_length"]}
+        for seed in seeds if tasks else (0,):
+            FitOptions.checked(op, seed=seed, **options)
+        model = self.model if isinstance(self.model, str | Path) else checked_model(self.model, op)
+        model, processor, stack = replace(self, model=model).fresh(op)
+        for task in tasks.values():
+            _length_limit(task, model, processor, self.training["max_length"])
+        facts: dict[str, JSON] = {"models": {"model": model_facts(model)}, "tasks": task_facts(tasks)}
+        settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
+        return stack, {**settings, "stack": stack.name}
+
+    def fresh(self, op: str) -> tuple[PreTrainedModel, Processor | None, LayerStack]:
+        """Return a model that the caller may change, its processor (None: it has none), and the stack that is edited.
+
+        Raises LaminaError if the model cannot be loaded, or there is no such stack, or it has no module per block.
+        """
+        model, processor = fresh_model(self.model, self.processor)
+        return model, processor, select_blocks(model, "all", self.stack, op)[0]
+
+
 def fresh_model(
     model: PreTrainedModel | str | Path,
     processor: Processor | None = None,
@@ -93,14 +142,6 @@ def own_processor(model: PreTrainedModel, processor: Processor | None) -> Proces
     None if there is neither. Raises StoreError if there are files of a processor that cannot be read.
     """
     return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
-
-
-def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
-    """Return the `model_facts` of a model, which is loaded first if `model` is a name or folder.
-
-    Raises the errors of `lamina.load` and of `model_facts`.
-    """
-    return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
 
 
 def check_given(op: str, **options: Sized) -> None:
@@ -151,9 +192,13 @@ def encode_rows(
     `max_length` is the maximum tokens per text; None: what the model allows. Raises ConfigError if there is no
     processor, the processor does not fit the task, or the model does not allow `max_length`.
     """
-    # without a processor there is no limit to find, and `encode` says that one is missing
-    limit = task.kind.length_limit(model, cast("Processor", processor), max_length)
+    limit = _length_limit(task, model, processor, max_length)
     return task.kind.encode(split, processor, EncodeOptions(part="predict", max_length=limit))
+
+
+def _length_limit(task: Task, model: PreTrainedModel, processor: Processor | None, max_length: int | None) -> int:
+    # without a processor there is no limit to find, and `encode` says that one is missing
+    return task.kind.length_limit(model, cast("Processor", processor), max_length)
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
@@ -166,34 +211,6 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
         }
         for name, task in tasks.items()
     }
-
-
-def cell_settings(
-    model: PreTrainedModel | str | Path,
-    tasks: Mapping[str, Task],
-    stack: LayerStack,
-    training: Training,
-    **study_options: JSON,
-) -> dict[str, JSON]:
-    """Return the settings on which the results of all cells (training runs) of a study depend, JSON-ready.
-
-    They are facts of the model that cells start from, facts of the tasks, the stack's name, the training options, and
-    `study_options` (options of this study alone).
-    """
-    facts: dict[str, JSON] = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
-    return {**facts, **study_options, **cast("dict[str, JSON]", training), "stack": stack.name}
-
-
-def edited_stack(
-    model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
-) -> LayerStack:
-    """Return the stack called `stack` of a copy of the model. None: the only stack, or the encoder.
-
-    The model may be given by name or folder. Raises LaminaError, whose message begins with `op`, if there is no such
-    stack, or if it cannot be edited because it has no module per block.
-    """
-    model = model if isinstance(model, str | Path) else checked_model(model, op)
-    return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:

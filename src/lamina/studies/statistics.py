@@ -196,6 +196,24 @@ class RankCorrelation(NamedTuple):
     p: float
     score: float
 
+    def sentence(self, claim: str, positive: str, negative: str, counted: str) -> str:
+        """Return a sentence that says whether a claim about the correlation holds, or that this cannot be said.
+
+        It cannot be said without a correlation (NaN), or if the p value is above 0.05.
+
+        Args:
+            claim: The claim, as the end of "whether" or "that".
+            positive: What a positive correlation shows.
+            negative: What a negative correlation shows.
+            counted: What is correlated, with its number, such as "7 layers".
+        """
+        if math.isnan(self.score):
+            return f"whether {claim} cannot be said (n = {counted})."
+        facts = f"rank correlation {self.score:.2f}, p = {self.p:.2g}, n = {counted}"
+        if self.p > 0.05:
+            return f"that {claim} cannot be concluded ({facts})."
+        return f"{positive if self.score > 0 else negative} ({facts})."
+
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rank correlation of two sequences of equal length, with its p value.

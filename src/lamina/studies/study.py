@@ -249,6 +249,12 @@ def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
     return table
 
 
+def scores_by_seed(table: DataFrame, where: Mapping[str, JSON]) -> dict[int, float]:
+    """Return seed -> score, for the table rows that have a seed and the values in `where` (column -> value)."""
+    rows = rows_where(table, where).dropna(subset=["seed"])
+    return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
+
+
 def _load(folder: Path) -> Study:
     """Return the study saved in a folder.
 

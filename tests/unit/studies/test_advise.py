@@ -156,7 +156,7 @@ def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
     assert set(study.table["phase"]) == {"layers", "whole"}
 
 
-def test_invalid_options_are_refused(tmp_path):
+def test_invalid_options_are_refused():
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="advise: tolerance is -1; it must be at least 0"):
         advise(model, {"who": task()}, processor=tokenizer, tolerance=-1)
@@ -164,7 +164,12 @@ def test_invalid_options_are_refused(tmp_path):
         advise(model, {}, processor=tokenizer)
     with pytest.raises(ConfigError, match="advise: seeds is empty"):
         advise(model, {"who": task()}, processor=tokenizer, seeds=[])
+    assert torch.is_grad_enabled()
+
+
+def test_cells_that_all_fail_are_an_error_with_the_first_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["lamina.studies.cutting.advise"], "fit", None)
     save_base(tmp_path)
     with pytest.raises(ConfigError, match="advise: all 1 cells failed; the first"):
-        advise(str(tmp_path), {"who": task()}, seeds=[0], epochs=0)
+        advise(str(tmp_path), {"who": task()}, seeds=[0])
     assert torch.is_grad_enabled()

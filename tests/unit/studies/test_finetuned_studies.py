@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from transformers import BertForSequenceClassification
 import lamina
 from lamina import Task
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.studies import insertion, reinit
+from lamina.studies import advise, insertion, reinit, removal
 from lamina.studies.cutting.finetuned import comparison_sentence, finetuned_rows
 
 ROWS = [
@@ -104,6 +106,26 @@ def test_options_out_of_range_are_refused(run, options, kind, told):
             tiny_model(3, BertForSequenceClassification),
             **{"tasks": {"mood": task()}, "processor": tiny_tokenizer(), **options},
         )
+
+
+@pytest.mark.parametrize("run", [advise, insertion, reinit, removal])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"epochs": "x"}, "epochs is 'x'; it must be a whole number"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"learning_rate": -1e-3}, "learning_rate is -0.001; it must be above 0"),
+        ({"max_length": 0}, "max_length is 0; it must be at least 1"),
+        ({"max_length": 9999}, "max_length is 9999; model and tokenizer take 1 to"),
+        ({"seeds": [0, -1]}, "seed is -1; it must be at least 0"),
+    ],
+)
+def test_training_options_are_checked_before_any_cell_runs(run, options, told, monkeypatch):
+    for module in ("advise", "finetuned", "removal"):
+        monkeypatch.setattr(sys.modules[f"lamina.studies.cutting.{module}"], "run_cells", None)
+    with pytest.raises(ConfigError, match=f"^{run.__name__}: {re.escape(told)}"):
+        run(tiny_model(3, BertForSequenceClassification), {"mood": task()}, processor=tiny_tokenizer(), **options)
 
 
 def test_a_fraction_without_rows_fails_its_cells_only(base):

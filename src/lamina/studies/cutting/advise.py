@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, final
 
 import pandas as pd
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.editable import select_blocks
 from lamina.editing.keep import truncate_
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.devices import main_device
@@ -26,19 +25,17 @@ from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
 from lamina.studies.runner import (
     Cell,
+    CellInputs,
     Training,
-    cell_settings,
     check_given,
-    edited_stack,
     encode_rows,
-    fresh_model,
     linear_reader,
     named_tasks,
     run_cells,
     study_of_cells,
 )
 from lamina.studies.states.lens import perplexity
-from lamina.studies.study import Figure, rows_where
+from lamina.studies.study import Figure, rows_where, scores_by_seed
 from lamina.tasks.metrics import LOWER
 from lamina.train.base import to_device
 from lamina.train.fit import fit
@@ -53,8 +50,6 @@ if TYPE_CHECKING:
     from lamina.studies.passes import Text
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
-
-    Source: TypeAlias = PreTrainedModel | str | Path  # a model, or the name or folder to load it from
 
 _OP = "advise"
 _TIMED_ROWS, _REPEATS = 32, 5  # rows of one timed pass, and number of passes
@@ -75,23 +70,6 @@ class Proposal:
     keep: int
     read: tuple[int, ...]
     stack: str
-
-
-@dataclass(frozen=True)
-class _AdviceInputs:
-    """The inputs that all cells of the study share: the model, its processor, the stack's name and training options."""
-
-    model: Source
-    processor: Processor | None
-    stack: str | None
-    training: Training
-
-
-class _Folders(NamedTuple):
-    """The folders of one task's result: `model` for the cut model, `readers` for a bank with its reader."""
-
-    model: Path
-    readers: Path
 
 
 @check_types("advise")
@@ -165,26 +143,21 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     named, listed = named_tasks(_OP, tasks), [] if texts is None else list(texts)
     check_range(_OP, "tolerance", tolerance, 0)
     check_given(_OP, tasks=named, seeds=seeds)
-    edited = edited_stack(model, processor, stack, _OP)
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
-    options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}
-    options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
-    settings = cell_settings(model, named, edited, training, **options)
-    start = _AdviceInputs(model, processor, stack, training)
+    inputs = CellInputs(model, processor, stack, training)
+    options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "chosen_on": "a tenth of train"}
+    edited, settings = inputs.check(_OP, named, seeds, **options, phases=["layers", "whole", "cut"])
     folder = None if output is None else Path(output)
     run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
     layer_cells = [
-        Cell(
-            {"task": name, "phase": "layers", "seed": seed},
-            partial(_score_layers, start, task, seed),
-        )
+        Cell({"task": name, "phase": "layers", "seed": seed}, partial(_score_layers, inputs, task, seed))
         for name, task in named.items()
         for seed in seeds
     ]
     layer_table, failures = run(layer_cells, output=folder and folder / "layers")
-    scored = layer_table if layer_table.empty else rows_where(layer_table, {"phase": "layers"})
     metrics = {name: task.metric for name, task in named.items()}
-    proposed = {} if scored.empty else proposals(scored, metrics, tolerance)
+    scored = [] if layer_table.empty else [rows_where(layer_table, {"phase": "layers"})]
+    proposed = {name: proposal for rows in scored for name, proposal in proposals(rows, metrics, tolerance).items()}
     settings["proposals"] = {
         name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in proposed.items()
     }
@@ -194,10 +167,10 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         if proposal.keep == edited.depth:
             continue
         for seed in seeds:
-            folders = _folders(folder, name) if seed == seeds[0] else None
-            work = partial(_score_cut_model, start, named[name], proposal, seed, folders)
+            saved = (folder, slug(name)) if folder is not None and seed == seeds[0] else None
+            work = partial(_score_cut_model, inputs, named[name], proposal, seed, saved)
             score_cells.append(Cell({"task": name, "phase": "cut", "seed": seed}, work))
-        work = partial(_measure_costs, start, named[name], proposal, listed)
+        work = partial(_measure_costs, inputs, named[name], proposal, listed)
         cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work))
     cut_table, cut_failures = run([*score_cells, *cost_cells], output=folder and folder / "cut")
     table = pd.concat([part for part in (layer_table, cut_table) if len(part)] or [layer_table])
@@ -207,10 +180,6 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         sentence(name, proposal, edited.depth, table, metrics[name], tolerance) for name, proposal in proposed.items()
     ]
     return study_of_cells(_OP, table, [*failures, *cut_failures], settings, _figures(metrics), sentences)
-
-
-def _folders(output: Path | None, task: str) -> _Folders | None:
-    return None if output is None else _Folders(output / "models" / slug(task), output / "readers" / slug(task))
 
 
 def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
@@ -228,20 +197,20 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
     }
 
 
-def _score_layers(start: _AdviceInputs, task: Task, seed: int) -> list[Row]:
+def _score_layers(inputs: CellInputs, task: Task, seed: int) -> list[Row]:
     """Run a cell of the phase "layers": in one pass, train a linear reader of each layer, and one of all layers from 1.
 
     Returns one table row per layer, scored on the tenth of the training rows that `seed` holds out, and one row of the
     phase "whole": the score of the reader of all layers on the validation rows.
     """
-    model, processor = fresh_model(start.model, start.processor)
+    model, processor, stack = inputs.fresh(_OP)
     held_out = task.held_out(seed).without_test()
-    bank, stack = ReaderBank(model, processor), select_blocks(model, "all", start.stack, _OP)[0]
+    bank = ReaderBank(model, processor)
     layers = {f"layer{layer}": layer for layer in range(stack.layers)}
     for name, layer in layers.items():
         bank.add(name, _mix_reader(task, [layer], stack.name, seed))
     bank.add("whole", _mix_reader(task, range(1, stack.layers), stack.name, seed))
-    fit(bank, dict.fromkeys(bank, held_out), seed=seed, progress=False, **start.training)
+    fit(bank, dict.fromkeys(bank, held_out), seed=seed, progress=False, **inputs.training)
     scores = evaluate(bank, {**dict.fromkeys(layers, held_out), "whole": task})
     facts = {"measure": task.metric, "stack": stack.name}
     rows: list[Row] = [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in layers.items()]
@@ -254,39 +223,39 @@ def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Rea
 
 
 def _score_cut_model(
-    start: _AdviceInputs, task: Task, proposal: Proposal, seed: int, folders: _Folders | None
+    inputs: CellInputs, task: Task, proposal: Proposal, seed: int, saved: tuple[Path, str] | None
 ) -> list[Row]:
     """Run a cell of the phase "cut": cut the model as proposed, train a reader of the proposed layers, and score it.
 
-    Returns one table row, with the score on the validation rows. The cut model and its bank are saved in `folders`,
-    unless that is None. `seed` decides the reader's initial weights, the held-out rows and the order of the rows.
+    Returns one table row, with the score on the validation rows. `saved` is the study's output folder, and the name of
+    the folders in it where the cut model and its bank are saved; None: they are not saved. `seed` decides the reader's
+    initial weights, the held-out rows and the order of the rows.
     """
-    model, processor = fresh_model(start.model, start.processor)
+    model, processor, _ = inputs.fresh(_OP)
     truncate_(model, proposal.keep, proposal.stack)
     bank = ReaderBank(model, processor)
     bank.add("task", _mix_reader(task, proposal.read, proposal.stack, seed))
-    fit(bank, {"task": task.held_out(seed).without_test()}, seed=seed, progress=False, **start.training)
+    fit(bank, {"task": task.held_out(seed).without_test()}, seed=seed, progress=False, **inputs.training)
     score = evaluate(bank, {"task": task})["task"][task.metric]
-    if folders is not None:
-        save(bank.model, folders.model, processor)
-        save_bank(bank, folders.readers)  # it names the model's folder as its base
+    if saved is not None:
+        output, name = saved
+        save(bank.model, output / "models" / name, processor)
+        save_bank(bank, output / "readers" / name)  # it names the model's folder as its base
     return [{"blocks": proposal.keep, "measure": task.metric, "score": score}]
 
 
-def _measure_costs(start: _AdviceInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
+def _measure_costs(inputs: CellInputs, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
     """Measure parameters and perplexity of the whole model and of the proposed cut model, and the speedup by the cut.
 
     Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. There is no
     perplexity if there are no texts or the model has no output over a vocabulary. The speedup is measured on up to 32
     validation rows.
     """
-    whole, processor = fresh_model(start.model, start.processor)
-    cut, _ = fresh_model(start.model, start.processor)
-    depth = select_blocks(whole, "all", proposal.stack, _OP)[0].depth
+    (whole, processor, stack), (cut, *_) = inputs.fresh(_OP), inputs.fresh(_OP)
     truncate_(cut, proposal.keep, proposal.stack)
-    max_length = start.training["max_length"]
+    max_length = inputs.training["max_length"]
     rows: list[Row] = []
-    for phase, model, blocks in (("whole", whole, depth), ("cut", cut, proposal.keep)):
+    for phase, model, blocks in (("whole", whole, stack.depth), ("cut", cut, proposal.keep)):
         place = {"phase": phase, "blocks": blocks}
         rows.append({**place, "measure": "parameters", "score": model.num_parameters()})
         if texts and model.get_output_embeddings() is not None:
@@ -371,22 +340,18 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
     """
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."
-    rows = rows_where(table, {"task": task})
     what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {pluralize(depth, 'block')}"
-    whole, cut = (_scores_by_seed(rows_where(rows, {"measure": metric, "phase": phase})) for phase in ("whole", "cut"))
+    whole, cut = (
+        scores_by_seed(table, {"task": task, "measure": metric, "phase": phase}) for phase in ("whole", "cut")
+    )
     changes = [cut[seed] - whole[seed] for seed in cut if seed in whole]
     if not changes:
         return f"{what}. It could not be measured: its cells failed."
     summary = summarise(changes)
     interval = "" if summary.interval is None else f" ± {summary.interval:.3f}"
-    change = f"{metric} {summary.mean:+.3f}{interval}{_costs_text(rows)}"
+    change = f"{metric} {summary.mean:+.3f}{interval}{_costs_text(rows_where(table, {'task': task}))}"
     sign = -1 if metric in LOWER else 1
     return f"{what}: {change}. {_verdict(sign * summary.mean, summary.interval, tolerance, len(changes))}"
-
-
-def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
-    rows = rows.dropna(subset=["seed"])
-    return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
 
 def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:

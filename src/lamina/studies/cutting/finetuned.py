@@ -14,16 +14,15 @@ from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
 from lamina.studies.runner import (
     Cell,
+    CellInputs,
     Training,
-    cell_settings,
     check_given,
-    edited_stack,
     fresh_model,
     named_tasks,
     run_cells,
     study_of_cells,
 )
-from lamina.studies.study import Figure, rows_where
+from lamina.studies.study import Figure, rows_where, scores_by_seed
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
 from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, seed_torch
@@ -113,15 +112,6 @@ def block_counts(op: str, counts: Literal["all"] | Collection[int], depth: int) 
     return chosen
 
 
-def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
-    """Return seed -> score after the last epoch, for one task and metric, from a study's table.
-
-    `columns` are further conditions: column = value that a table row must have.
-    """
-    rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
-    return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
-
-
 def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
     """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
@@ -139,6 +129,20 @@ def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mappi
     interval = f"95 % {difference.mean - difference.interval:+.3f} to {difference.mean + difference.interval:+.3f}"
     verdict = "a difference" if abs(difference.mean) > difference.interval else "no difference can be concluded"
     return f"{what}: {facts} ({interval}, {difference.count} seeds): {verdict}."
+
+
+def _trained_sentence(
+    table: DataFrame, what: str, where: Mapping[str, JSON], edited: Mapping[str, JSON], unedited: Mapping[str, JSON]
+) -> str:
+    """Return a sentence that begins with `what` and compares the scores of two settings after the last epoch.
+
+    `where`, `edited` and `unedited` are column -> value: of both settings, of the edited models alone, and of the
+    unedited models alone. `table` is the study's table.
+    """
+    scores, reference = (
+        scores_by_seed(table, {**where, "stage": "trained", **setting}) for setting in (edited, unedited)
+    )
+    return comparison_sentence(what, scores, reference)
 
 
 _OP = "insertion"
@@ -231,11 +235,12 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     check_known(_OP, [position], ("attention", "ffn", "both"), "position")
     named = named_tasks(_OP, tasks)
     check_given(_OP, tasks=named, counts=counts, seeds=seeds)
-    edited = edited_stack(model, processor, stack, _OP)
-    chosen = block_counts(_OP, counts, edited.depth)
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    inputs = CellInputs(model, processor, stack, training)
+    edited, settings = inputs.check(_OP, named, seeds, ends=list(ends), starts=list(starts), position=position)
+    settings["counts"] = chosen = block_counts(_OP, counts, edited.depth)
     if any(chosen):
         check_given(_OP, ends=ends, starts=starts)
-    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
     insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
     insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]
     score = partial(finetuned_rows, model, processor, training=training, score_start=True)
@@ -248,19 +253,12 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         for inserted in insertions
         for seed in seeds
     ]
-    options: dict[str, JSON] = {
-        "counts": chosen,
-        "ends": list(ends),
-        "starts": list(starts),
-        "position": position,
-        "seeds": list(seeds),
-    }
-    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
+    most = [inserted for inserted in insertions if inserted.inserted == max(chosen) > 0]
     sentences = [
         _sentence(table, name, task.metric, inserted)
         for name, task in named.items()
-        for inserted in (_with_most_layers(insertions) if len(table) else ())
+        for inserted in (most if len(table) else ())
     ]
     return study_of_cells(_OP, table, failures, settings, _figures(named), sentences)
 
@@ -274,20 +272,12 @@ def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
     return [("insert", {"position": position, "layers": layers, "stack": stack.name, **_STARTS[inserted.start]})]
 
 
-def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
-    """Return the settings with layers in the most blocks, one for each combination of `end` and `start`."""
-    by_count = sorted(
-        (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
-    )
-    return list({(inserted.end, inserted.start): inserted for inserted in by_count}.values())
-
-
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
     """Return a sentence that compares a task's scores with the inserted layers of one setting and without layers."""
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
-    scores = trained_scores(table, task, metric, **inserted._asdict())
-    return comparison_sentence(what, scores, trained_scores(table, task, metric, inserted=0))
+    where = {"task": task, "measure": metric}
+    return _trained_sentence(table, what, where, inserted._asdict(), {"inserted": 0})
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
@@ -380,25 +370,22 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     named = named_tasks(_REINIT, tasks)
     check_known(_REINIT, [scope], ("linear", "block"), "scope")
     check_given(_REINIT, tasks=named, counts=counts, fractions=fractions, seeds=seeds)
-    edited = edited_stack(model, processor, stack, _REINIT)
-    chosen = block_counts(_REINIT, counts, edited.depth)
     if wrong := [fraction for fraction in fractions if not 0 < fraction <= 1]:
         raise ConfigError(f"{_REINIT}: fractions has {wrong[0]}; each must be above 0 and at most 1.")
     training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    inputs = CellInputs(model, processor, stack, training)
+    edited, settings = inputs.check(_REINIT, named, seeds, fractions=list(fractions), scope=scope)
+    settings["counts"] = chosen = block_counts(_REINIT, counts, edited.depth)
     cells = [
         Cell(
             {"task": name, "fraction": fraction, "reinitialised": count, "seed": seed},
-            partial(
-                _reinit_cell, model, processor, task, fraction, _reinit_edits(edited, count, scope), seed, training
-            ),
+            partial(_reinit_cell, inputs, task, fraction, _reinit_edits(edited, count, scope), seed),
         )
         for name, task in named.items()
         for fraction in fractions
         for count in chosen
         for seed in seeds
     ]
-    options: dict[str, JSON] = {"counts": chosen, "fractions": list(fractions), "seeds": list(seeds), "scope": scope}
-    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     sentences = [
         _reinit_sentence(table, name, task.metric, fraction)
@@ -431,22 +418,14 @@ def _reinit_edits(stack: LayerStack, count: int, scope: str) -> Edits:
     return [("reinit", {"layers": layers, "scope": scope, "stack": stack.name})] if count else []
 
 
-def _reinit_cell(
-    model: PreTrainedModel | str | Path,
-    processor: Processor | None,
-    task: Task,
-    fraction: float,
-    edits: Edits,
-    seed: int,
-    training: Training,
-) -> list[FinetunedRow]:
+def _reinit_cell(inputs: CellInputs, task: Task, fraction: float, edits: Edits, seed: int) -> list[FinetunedRow]:
     """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, and return its scores.
 
     `fraction` is the share, and `seed` decides the new weights, the rows and their order. Raises ConfigError if the
     share has no row, and the errors of `finetuned_rows`.
     """
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
-    return finetuned_rows(model, processor, sample, edits, seed, training)
+    return finetuned_rows(inputs.model, inputs.processor, sample, edits, seed, inputs.training)
 
 
 def _reinit_sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
@@ -454,12 +433,9 @@ def _reinit_sentence(table: DataFrame, task: str, metric: str, fraction: float) 
 
     `fraction` is the share of the training rows that both models were trained on.
     """
-    counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
-    most = max(map(int, counts), default=0)
-    scores, reference = (
-        trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0)
-    )
+    where = {"task": task, "fraction": fraction}
+    most = max(map(int, rows_where(table, where)["reinitialised"]), default=0)
     top = f"the top {pluralize(most, 'block')} re-initialised"
-    return comparison_sentence(
-        f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none", scores, reference
-    )
+    what = f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none"
+    where["measure"] = metric
+    return _trained_sentence(table, what, where, {"reinitialised": most}, {"reinitialised": 0})

@@ -27,7 +27,7 @@ from lamina.recipes.schema import TaskRecipe, slug
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
 from lamina.studies.cutting.advise import measure_speedup
 from lamina.studies.cutting.removal import skipping, without_warnings
-from lamina.studies.passes import row_groups
+from lamina.studies.passes import unlabelled_batches
 from lamina.studies.runner import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
 from lamina.tasks.metrics import LOWER
@@ -312,11 +312,7 @@ def _by_influence(subject: _Subject, count: int) -> _Choice:
     model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))
     inputs = encode_rows(subject.task, train.select_rows(rows), model, subject.processor, None)
-    batches = [
-        {key: value for key, value in inputs.batch(group).items() if key != "labels"}
-        for group in row_groups(len(rows), 32, 0)
-    ]
-    bar = progress_bar(batches, show=subject.progress, desc="influence of the blocks")
+    bar = progress_bar(unlabelled_batches(inputs, len(rows)), show=subject.progress, desc="influence of the blocks")
     table = similarity(model, batches=bar, stack=subject.stack.name, measures=["block_influence"]).table
     costs = {int(layer): float(score) for layer, score in zip(table["layer"], table["score"], strict=True)}
     return costs, _least(costs, count)

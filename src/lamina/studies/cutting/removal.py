@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -19,19 +18,16 @@ from torch import Tensor, nn
 from lamina.bank import ReaderBank
 from lamina.bank.listening import can_generate
 from lamina.data.batches import tokenizer_of
-from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of
 from lamina.prediction.evaluate import evaluate
-from lamina.studies.passes import continuations, prompt_ids, row_groups, same_share, text_inputs
+from lamina.studies.passes import continuations, prompt_ids, same_share, text_inputs, unlabelled_batches
 from lamina.studies.runner import (
     Cell,
+    CellInputs,
     Training,
-    cell_settings,
     check_given,
-    edited_stack,
     encode_rows,
-    fresh_model,
     linear_reader,
     named_tasks,
     run_cells,
@@ -44,7 +40,6 @@ from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, rows_where
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
-from lamina.train.options import FitOptions
 from lamina.train.results import summarise
 from lamina.utils import JSON, Row, check_range, check_types, pluralize
 
@@ -163,31 +158,26 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     check_given(_OP, runs=runs)
     if named:
         check_given(_OP, seeds=seeds)
-    edited = edited_stack(model, processor, stack, _OP)
+    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
+    inputs = CellInputs(model, processor, stack, training)
+    options: dict[str, JSON] = {"prompts": None if prompts is None else list(prompts), "new_tokens": new_tokens}
+    edited, settings = inputs.check(_OP, named, seeds, **options, texts=len(listed), runs=list(runs))
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
-    training = Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, max_length=max_length)
-    FitOptions.checked(_OP, **(training if named else {"max_length": max_length}))
-    start = _RemovalInputs(model, processor, stack, block_ranges, max_length)
+    new_model = partial(_CellModel, inputs, block_ranges)
     cells = [
-        Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
+        Cell({"task": name, "seed": "all"}, partial(_score_readers, new_model, task, list(seeds)))
         for name, task in named.items()
     ]
-    cells += [Cell({"task": name, "seed": None}, partial(_task_proxies, start, task)) for name, task in named.items()]
+    cells += [
+        Cell({"task": name, "seed": None}, partial(_task_proxies, new_model, task)) for name, task in named.items()
+    ]
     if listed:
-        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_measure_perplexity, start, listed)))
+        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_measure_perplexity, new_model, listed)))
     if new_tokens and (listed or prompts):
-        work = partial(_measure_generation, start, listed, prompts, new_tokens)
+        work = partial(_measure_generation, new_model, listed, prompts, new_tokens)
         cells.append(Cell({"task": GENERATION, "seed": None}, work))
-    options: dict[str, JSON] = {
-        "prompts": None if prompts is None else list(prompts),
-        "new_tokens": new_tokens,
-        "texts": len(listed),
-        "runs": list(runs),
-        "seeds": list(seeds),
-    }
-    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     conclusions: list[str] = []
     if len(table):
@@ -195,35 +185,23 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     return study_of_cells(_OP, table, failures, settings, _figures(), conclusions)
 
 
-@dataclass(frozen=True)
-class _RemovalInputs:
-    """What all cells of the study share: arguments of `removal`, and the ranges of blocks to remove.
-
-    Attributes:
-        source: A model, which the cell copies, or the name or folder to load it from.
-        block_ranges: The ranges of blocks to remove, one at a time.
-    """
-
-    source: PreTrainedModel | str | Path
-    processor: Processor | None
-    stack: str | None
-    block_ranges: Sequence[BlockRange]
-    max_length: int | None
-
-
 class _CellModel:
     """The model of one cell of the study, and measurements on it. It is copied or loaded when an instance is made.
+
+    Args:
+        inputs: What all cells of the study share.
+        block_ranges: The ranges of blocks to remove, one at a time.
 
     Attributes:
         model: The cell's own copy of the model.
         processor: Its processor.
         stack: The stack whose blocks are removed.
+        training: The training options.
     """
 
-    def __init__(self, start: _RemovalInputs) -> None:
-        self.model, self.processor = fresh_model(start.source, start.processor)
-        self.stack = select_blocks(self.model, "all", start.stack, _OP)[0]
-        self._block_ranges = start.block_ranges
+    def __init__(self, inputs: CellInputs, block_ranges: Sequence[BlockRange]) -> None:
+        self.model, self.processor, self.stack = inputs.fresh(_OP)
+        self.training, self._block_ranges = inputs.training, block_ranges
 
     def measure(self, score: Callable[[], list[Row]]) -> list[Row]:
         """Call `score` with the whole model, and once with each range of blocks removed; return the rows of all calls.
@@ -241,8 +219,7 @@ class _CellModel:
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
         """Return table rows: block influence and CKA distance of each range of blocks, on `count` rows of `inputs`."""
-        groups = row_groups(count, 32, 0)
-        batches = [{key: value for key, value in inputs.batch(rows).items() if key != "labels"} for rows in groups]
+        batches = unlabelled_batches(inputs, count)
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
         pairs = read(measures=["cka"], minibatch=64).table
         columns = (pairs[column] for column in ("layer", "other_layer", "score"))
@@ -261,15 +238,14 @@ class _CellModel:
                         rows.append({**place, "measure": "cka_distance", "score": 1 - cka[above, below]})
         return rows
 
-    def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
+    def nu_falls(self, task: Task) -> list[Row]:
         """Return table rows: how far nu, the variability within a task's classes, falls over each range of blocks.
 
         nu is measured on the training rows. Raises the errors of `variability`, such as DataError if all rows have one
-        class. `max_length` is the maximum tokens per text; None: what the model allows.
+        class.
         """
-        table = variability(
-            self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
-        ).table
+        options = {"processor": self.processor, "stack": self.stack.name, "max_length": self.training["max_length"]}
+        table = variability(self.model, task, **options).table
         nu = dict(zip(table["layer"], table["score"], strict=True))
         return [
             {"layer": first, "blocks": length, "measure": "nu", "score": nu[first - 1] - nu[first + length - 1]}
@@ -277,18 +253,18 @@ class _CellModel:
         ]
 
 
-def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training: Training) -> list[Row]:
+def _score_readers(new_model: Callable[[], _CellModel], task: Task, seeds: list[int]) -> list[Row]:
     """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
     same passes. Returns one table row per seed and range, and one per seed for the whole model.
     """
-    cell = _CellModel(start)
+    cell = new_model()
     bank = ReaderBank(cell.model, cell.processor)
     names = {f"seed{seed}": seed for seed in seeds}
     for name, seed in names.items():
         bank.add(name, linear_reader(task, seed=seed, stack=cell.stack.name))
-        fit(bank, {name: task.without_test()}, seed=seed, progress=False, **training)
+        fit(bank, {name: task.without_test()}, seed=seed, progress=False, **cell.training)
 
     def score() -> list[Row]:
         scores = evaluate(bank, dict.fromkeys(names, task))
@@ -299,37 +275,38 @@ def _score_readers(start: _RemovalInputs, task: Task, seeds: list[int], training
     return cell.measure(score)
 
 
-def _task_proxies(start: _RemovalInputs, task: Task) -> list[Row]:
+def _task_proxies(new_model: Callable[[], _CellModel], task: Task) -> list[Row]:
     """Return table rows of all proxies: cheap predictions of what removing each range of blocks costs a task.
 
     They are measured on up to 512 validation rows; "nu", if each row has one class, on all training rows.
     """
-    cell, validation = _CellModel(start), task.split("validation")
+    cell, validation = new_model(), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
-    inputs = encode_rows(task, sample, cell.model, cell.processor, start.max_length)
+    inputs = encode_rows(task, sample, cell.model, cell.processor, cell.training["max_length"])
     rows = cell.proxies(inputs, len(sample))
-    return [*rows, *cell.nu_falls(task, start.max_length)] if task.kind.single_label(task.problem_type) else rows
+    return [*rows, *cell.nu_falls(task)] if task.kind.single_label(task.problem_type) else rows
 
 
-def _measure_perplexity(start: _RemovalInputs, texts: list[Text]) -> list[Row]:
+def _measure_perplexity(new_model: Callable[[], _CellModel], texts: list[Text]) -> list[Row]:
     """Measure the perplexity of the whole model on texts, and without each range of blocks; and the proxies on them.
 
     Returns table rows; [] if the model has no output over a vocabulary. Raises the errors of `lens` and `similarity`.
     """
-    cell = _CellModel(start)
+    cell = new_model()
+    max_length = cell.training["max_length"]
     if cell.model.get_output_embeddings() is None:
         return []
 
     def score() -> list[Row]:
-        value = perplexity(cell.model, texts, cell.processor, cell.stack.depth, start.max_length)
+        value = perplexity(cell.model, texts, cell.processor, cell.stack.depth, max_length)
         return [{"measure": "perplexity", "score": value}]
 
-    inputs = text_inputs(cell.model, texts, cell.processor, start.max_length, op=_OP)
+    inputs = text_inputs(cell.model, texts, cell.processor, max_length, op=_OP)
     return [*cell.measure(score), *cell.proxies(inputs, len(texts))]
 
 
 def _measure_generation(
-    start: _RemovalInputs, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int
+    new_model: Callable[[], _CellModel], texts: list[Text], prompts: Sequence[str] | None, new_tokens: int
 ) -> list[Row]:
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
@@ -339,7 +316,7 @@ def _measure_generation(
     model does not generate text, is not causal, or there is no prompt. Raises DataError if no prompt has a token, and
     ConfigError if a prompt with `new_tokens` more tokens is longer than what the model allows.
     """
-    cell = _CellModel(start)
+    cell = new_model()
     model = cell.model
     if cell.stack.name != "main" or not can_generate(model) or not OutputHead(model, op=_OP).causal:
         return []
@@ -347,7 +324,7 @@ def _measure_generation(
     if not prompt_texts:
         return []
     read_texts: Sequence[Text] = texts or prompt_texts
-    inputs = text_inputs(model, read_texts, cell.processor, start.max_length, op=_OP)
+    inputs = text_inputs(model, read_texts, cell.processor, cell.training["max_length"], op=_OP)
     processor: Processor = inputs.processor
     token_ids = prompt_ids(model, prompt_texts, processor, tokens=None if prompts else _PROMPT_TOKENS, op=_OP)
     of_whole_model: list[list[int]] = []
@@ -473,17 +450,10 @@ def _means(drops: Sequence[_Drop]) -> dict[BlockRange, float]:
 
 
 def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
-    """Return the sentence that says whether a proxy predicts the measured drops of a task, or that this cannot be said.
-
-    It cannot be said without a correlation (NaN), or if its p value is above 0.05.
-    """
-    name, n = proxy.replace("_", " "), f"n = {pluralize(correlation.n, 'run')} of blocks"
-    if math.isnan(correlation.score):
-        return f"{task}: whether {name} predicts the measured drop cannot be said ({n})."
-    facts = f"rank correlation {correlation.score:.2f}, p = {correlation.p:.2g}, {n}"
-    if correlation.p > 0.05:
-        return f"{task}: that {name} predicts the measured drop cannot be concluded ({facts})."
-    return f"{task}: {name} {'predicts' if correlation.score > 0 else 'contradicts'} the measured drop ({facts})."
+    """Return the sentence that says whether a proxy predicts a task's measured drops, or that this cannot be said."""
+    name, end = proxy.replace("_", " "), "the measured drop"
+    claim, counted = f"{name} predicts {end}", f"{pluralize(correlation.n, 'run')} of blocks"
+    return f"{task}: {correlation.sentence(claim, claim, f'{name} contradicts {end}', counted)}"
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:

@@ -216,15 +216,12 @@ def _compare(
 
 def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
     """Return the sentence that says whether a low nu goes with a high score of a probe, or that this cannot be said."""
-    n = f"n = {pluralize(correlation.n, 'layer')}"
-    if math.isnan(correlation.score):
-        return f"{task}: whether nu tells which layer a probe reads best cannot be said ({n})."
-    facts = f"rank correlation {correlation.score:.2f}, p = {correlation.p:.2g}, {n}"
-    if correlation.p > 0.05:
-        return f"{task}: that nu tells which layer a probe reads best cannot be concluded ({facts})."
-    if correlation.score < 0:
-        return f"{task}: a low nu goes with a high score of a probe ({facts})."
-    return f"{task}: nu contradicts the probe's score ({facts})."
+    return f"{task}: " + correlation.sentence(
+        "nu tells which layer a probe reads best",
+        "nu contradicts the probe's score",
+        "a low nu goes with a high score of a probe",
+        pluralize(correlation.n, "layer"),
+    )
 
 
 def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
