@@ -203,9 +203,9 @@ class RankCorrelation(NamedTuple):
 
         Args:
             claim: The claim, as the end of "whether" or "that".
-            positive: What a positive correlation shows.
-            negative: What a negative correlation shows.
-            counted: What is correlated, with its number, such as "7 layers".
+            positive: The claim that a positive correlation supports.
+            negative: The claim that a negative correlation supports.
+            counted: The things that are correlated, with their number, such as "7 layers".
         """
         if math.isnan(self.score):
             return f"whether {claim} cannot be said (n = {counted})."

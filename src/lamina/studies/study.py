@@ -285,6 +285,12 @@ def library_versions() -> dict[str, str]:
     return {name: _version(name) for name in _LIBRARIES}
 
 
+def study_settings(models: Mapping[str, PreTrainedModel], **options: JSON) -> dict[str, JSON]:
+    """Return a study's settings, JSON-ready: "models" (name -> `model_facts`), its options and library "versions"."""
+    facts = {name: model_facts(model) for name, model in models.items()}
+    return {"models": facts, **options, "versions": library_versions()}
+
+
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
     """Return what a study records about a model: name, class, family, dtype and stacks' fingerprints. JSON-ready.
 

@@ -17,7 +17,7 @@ from lamina.studies.probing.probe import RATES, check_task
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbes, probe_bank, results_of
 from lamina.studies.runner import check_given, labelled_task, own_processor
 from lamina.studies.statistics import row_counts
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Study, study_settings
 from lamina.tasks.split import Split
 from lamina.tasks.words import join
 from lamina.train.groups import tasks_by_name
@@ -142,18 +142,9 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         rows += [{"task": name, **row} for row in task_rows]
         sentences += [f"{name}: {sentence}" for sentence in analysis.conclusions()]
         del bank, trained, analysis  # they hold the encodings of this task's rows
-    settings: dict[str, JSON] = {
-        **training,
-        "layers": list(selected),
-        "stack": used_stack.name,
-        "probe": probe,
-        "hidden": hidden,
-        "split": split,
-        "seed": seed,
-        "deleted": list(deleted),
-        "versions": library_versions(),
-        "models": {"model": model_facts(source)},
-    }
+    facts: dict[str, JSON] = {"layers": list(selected), "stack": used_stack.name, "probe": probe, "hidden": hidden}
+    facts |= {"split": split, "seed": seed, "deleted": list(deleted)}
+    settings = study_settings({"model": source}, **training, **facts)
     table = pd.DataFrame(rows)
     integers = [column for column in ("other_layer", "row", "length") if column in table]
     return Study("errors", table.astype(dict.fromkeys(integers, "Int64")), settings, _figures(table), tuple(sentences))

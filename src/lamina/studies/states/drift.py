@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 import torch
@@ -17,9 +17,9 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
 from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
-from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Pivot, Study, model_facts, study_settings
 from lamina.train.results import summarise
-from lamina.utils import JSON, check_types
+from lamina.utils import JSON, Row, check_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,21 +49,6 @@ _SHOWN = {  # measure -> its unit, and what to look for in its chart
         "Higher: the change pushes more strongly in a single direction.",
     ),
 }
-
-
-class _DriftRow(TypedDict):
-    """A table row: how far the weights of a `role`, such as "query", in a block lie from the base.
-
-    `run`, `seed`, `stack` and `layer` say which block it is. `score` is the distance by `measure`.
-    """
-
-    run: str
-    seed: int
-    stack: str
-    layer: int
-    role: str
-    measure: str
-    score: float
 
 
 @check_types("drift")
@@ -113,7 +98,7 @@ def drift(
         the other roles and measures are ours.
     """
     start = _BlockWeights(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
-    rows: list[_DriftRow] = []
+    rows: list[Row] = []
     models: dict[str, JSON] = {"base": model_facts(start.model)}
     named = _named(others)
     for name, checkpoints in named.items():
@@ -122,14 +107,9 @@ def drift(
             models[name if len(checkpoints) == 1 else f"{name} {seed}"] = model_facts(other.model)
             _check_comparable(start, other, name)
             rows += _rows(start, other, name, seed)
-    settings: dict[str, JSON] = {
-        "models": models,
-        "layers": start.layers,
-        "roles": list(start.roles),
-        "stack": start.stack.name,
-        "spectral_by": "power iteration" if start.largest > _LARGEST_SVD else "svd",
-        "versions": library_versions(),
-    }
+    options: dict[str, JSON] = {"layers": start.layers, "roles": list(start.roles), "stack": start.stack.name}
+    options["spectral_by"] = "power iteration" if start.largest > _LARGEST_SVD else "svd"
+    settings = {**study_settings({}, **options), "models": models}
     figures = {
         measure: Figure(
             "line",
@@ -147,10 +127,11 @@ def drift(
     return Study(_OP, table, settings, figures, tuple(_conclusions(table)), pivot)
 
 
-def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> list[_DriftRow]:
+def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> list[Row]:
     """Return a row per layer, role and measure: `other`, checkpoint `seed` (from 0) of run `name`, against `base`."""
+    run = {"run": name, "seed": seed, "stack": base.stack.name}
     return [
-        _DriftRow(run=name, seed=seed, stack=base.stack.name, layer=layer, role=role, measure=measure, score=score)
+        {**run, "layer": layer, "role": role, "measure": measure, "score": score}
         for layer in base.layers
         for role, weights in base.maps[layer].items()
         for measure, score in _distances(weights, other.maps[layer][role]).items()

@@ -18,7 +18,7 @@ from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import Text, group_batches, text_inputs
 from lamina.studies.runner import check_given
 from lamina.studies.statistics import mean_and_interval
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Study, study_settings
 from lamina.utils import JSON, Row, check_type, check_types, progress_bar
 
 if TYPE_CHECKING:
@@ -109,12 +109,8 @@ def importance(
     if not readers:
         hint = "Train one with ScalarMix, AdaLayers or another fusion that does."
         raise ConfigError(f"{_OP}: no reader weighs layers. {hint}")
-    settings: dict[str, JSON] = {
-        "models": {run: model_facts(bank.model) for run, bank in named.items()},
-        "texts": None if listed is None else len(listed),
-        "max_length": max_length,
-        "versions": library_versions(),
-    }
+    models = {run: bank.model for run, bank in named.items()}
+    settings = study_settings(models, texts=None if listed is None else len(listed), max_length=max_length)
     figures = {
         run: Figure(
             "heat",
@@ -238,12 +234,7 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | str 
             "fusions that weigh states can: Gated, DWAtt, Routing, ScalarMix, Elementwise, Mean, Concat, PooledLayers"
         )
         raise ConfigError(f"contributions: {', '.join(unsupported)} cannot say what a layer adds at a token; {rule}.")
-    settings: dict[str, JSON] = {
-        "models": {"model": model_facts(bank.model)},
-        "text": text,
-        "left_out": unsupported,
-        "versions": library_versions(),
-    }
+    settings = study_settings({"model": bank.model}, text=text, left_out=unsupported)
     figures = {
         name: Figure(
             "heat",

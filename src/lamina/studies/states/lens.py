@@ -21,7 +21,7 @@ from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import alike, swapped
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, text_inputs
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Study, study_settings
 from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, progress_bar
 
 if TYPE_CHECKING:
@@ -285,16 +285,9 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         for index, layer in enumerate(reader.layers)
         for measure in _MEASURES
     ]
-    settings: dict[str, JSON] = {
-        "models": {"model": model_facts(reader.model)},
-        "layers": reader.layers,
-        "causal": head.causal,
-        "mask_share": None if head.causal else mask_share,
-        "batch_size": batch_size,
-        "max_length": max_length,
-        "seed": seed,
-        "versions": library_versions(),
-    }
+    passes: dict[str, JSON] = {"batch_size": batch_size, "max_length": max_length, "layers": reader.layers}
+    share = None if head.causal else mask_share
+    settings = study_settings({"model": reader.model}, **passes, causal=head.causal, mask_share=share, seed=seed)
     figures = {
         name: Figure(
             "line",
@@ -458,14 +451,8 @@ def lens_tokens(
                 for place, (score, number) in enumerate(zip(scores[index], numbers[index], strict=True), start=1):
                     predicted = tokenizer.convert_ids_to_tokens(number)
                     rows.append({**here, "place": place, "predicted": predicted, "score": score})
-    settings: dict[str, JSON] = {
-        "models": {"model": model_facts(reader.model)},
-        "layers": reader.layers,
-        "text": text,
-        "top": top,
-        "causal": head.causal,
-        "versions": library_versions(),
-    }
+    options: dict[str, JSON] = {"layers": reader.layers, "text": text, "top": top, "causal": head.causal}
+    settings = study_settings({"model": reader.model}, **options)
     title = "The most likely token of each layer"
     note = "Read a column from the bottom up. Once its token stays the same, higher layers do not change it."
     figure = Figure(

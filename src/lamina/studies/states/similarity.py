@@ -22,7 +22,7 @@ from lamina.studies.passes import (
 )
 from lamina.studies.runner import check_given
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Study, study_settings
 from lamina.utils import JSON, check_range, check_types, derive_seed, progress_bar
 
 if TYPE_CHECKING:
@@ -179,22 +179,19 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     cka, sample = _read(list(sides.values()), groups, minibatch, seed)
     places = [(name, layer) for name, reader in readers.items() for layer in reader.layers]
     rows = list(_rows(sides, places, cka if "cka" in chosen else None, sample))
-    settings: dict[str, JSON] = {
-        "models": {name: model_facts(reader.model) for name, reader in readers.items()},
-        "layers": {name: reader.layers for name, reader in readers.items()},
-        "stack": readers["model"].stack.name,
-        "measures": chosen,
-        "per": per,
-        "minibatch": minibatch,
-        "batch_size": batch_size,
-        "seed": seed,
-        "max_length": max_length,
-        "tokens_per_text": MOST_TOKENS if per == "token" else None,
-        "rows": cka.rows,
-        "minibatches": cka.minibatches,
-        "intrinsic_dimension_rows": sample.rows,
-        "versions": library_versions(),
-    }
+    passes: dict[str, JSON] = {"batch_size": batch_size, "seed": seed, "max_length": max_length, "per": per}
+    settings = study_settings(
+        {name: reader.model for name, reader in readers.items()},
+        layers={name: reader.layers for name, reader in readers.items()},
+        stack=readers["model"].stack.name,
+        measures=chosen,
+        minibatch=minibatch,
+        tokens_per_text=MOST_TOKENS if per == "token" else None,
+        rows=cka.rows,
+        minibatches=cka.minibatches,
+        intrinsic_dimension_rows=sample.rows,
+        **passes,
+    )
     chosen_rows = [row for row in rows if row["measure"] in chosen]
     return Study(_OP, _table(chosen_rows), settings, _figures(chosen, sides), tuple(_conclusions(chosen_rows)))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 import pandas as pd
@@ -17,9 +17,9 @@ from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state
 from lamina.studies.runner import check_given, encode_rows, labelled_task, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
-from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
+from lamina.studies.study import Figure, Study, rows_where, study_settings
 from lamina.train.groups import tasks_by_name
-from lamina.utils import JSON, check_types, pluralize, progress_bar
+from lamina.utils import JSON, Row, check_types, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,33 +32,6 @@ if TYPE_CHECKING:
 
 _OP = "variability"
 _GROUP = 256  # rows that are batched together by length
-
-
-class _NuRow(TypedDict):
-    """A table row of measure "nu": `score` is nu, the variability within classes, of one layer."""
-
-    task: str
-    layer: int
-    measure: str
-    classes: int
-    rows: int
-    score: float
-
-
-class _ComparisonRow(TypedDict):
-    """A table row that compares nu, the variability within classes, with the scores of probes.
-
-    With `measure` "probe": nu of one layer, and in `score` the score of the layer's probe. With `measure`
-    "rank_correlation": in `score` the rank correlation of the two over `n` layers, and its p-value in `p`.
-    """
-
-    task: str
-    measure: str
-    layer: NotRequired[int]
-    nu: NotRequired[float]
-    n: NotRequired[int]
-    p: NotRequired[float]
-    score: float
 
 
 @check_types("variability")
@@ -123,35 +96,25 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     named = {name: labelled_task(_OP, task, split) for name, task in named.items()}
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     probe_scores = {} if probed is None else _probe_scores(probed, list(named))
-    rows: list[_NuRow] = []
+    rows: list[Row] = []
+    comparisons: list[Row] = []
+    least: list[str] = []
+    compared: list[str] = []
     for name, task in named.items():
         inputs = encode_rows(task, task.split(split), reader.model, used_processor, max_length)
         scatters = _read(reader, inputs, labels[name], used_processor, batch_size, progress=progress)
-        classes, count = len(set(labels[name])), len(labels[name])
-        for layer, scatter in zip(reader.layers, scatters, strict=True):
-            score = scatter.nu()
-            rows.append(
-                {"task": name, "layer": layer, "measure": "nu", "classes": classes, "rows": count, "score": score}
-            )
-    settings: dict[str, JSON] = {
-        "models": {"model": model_facts(reader.model)},
-        "layers": reader.layers,
-        "stack": reader.stack.name,
-        "split": split,
-        "max_length": max_length,
-        "batch_size": batch_size,
-        "versions": library_versions(),
-    }
-    comparisons: list[_ComparisonRow] = []
-    sentences = list(_conclusions(rows))
-    for name in probe_scores:
-        nus = {row["layer"]: row["score"] for row in rows if row["task"] == name}
-        points, correlation = _compare(name, nus, probe_scores[name])
-        n, p, score = correlation
-        comparisons += [*points, {"task": name, "measure": "rank_correlation", "n": n, "p": p, "score": score}]
-        sentences.append(_comparison_sentence(name, correlation))
+        nus = {layer: scatter.nu() for layer, scatter in zip(reader.layers, scatters, strict=True)}
+        facts = {"classes": len(set(labels[name])), "rows": len(labels[name])}
+        rows += [{"task": name, "layer": layer, "measure": "nu", **facts, "score": nu} for layer, nu in nus.items()]
+        least += _conclusion(name, nus, len(labels[name]))
+        if probed is not None:
+            points, correlation = _compare(nus, probe_scores[name])
+            comparisons += [{"task": name, **row} for row in points]
+            compared.append(_comparison_sentence(name, correlation))
     table = pd.DataFrame([*rows, *comparisons])
-    return Study(_OP, table, settings, _figures(with_probes=bool(probe_scores)), tuple(sentences))
+    passes: dict[str, JSON] = {"max_length": max_length, "batch_size": batch_size, "split": split}
+    settings = study_settings({"model": reader.model}, layers=reader.layers, stack=reader.stack.name, **passes)
+    return Study(_OP, table, settings, _figures(with_probes=probed is not None), (*least, *compared))
 
 
 def _figures(*, with_probes: bool) -> dict[str, Figure]:
@@ -200,18 +163,16 @@ def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str,
     return {task: {layer: float(np.mean(values)) for layer, values in scores[task].items()} for task in tasks}
 
 
-def _compare(
-    task: str, nus: Mapping[int, float], scores: Mapping[int, float]
-) -> tuple[list[_ComparisonRow], RankCorrelation]:
+def _compare(nus: Mapping[int, float], scores: Mapping[int, float]) -> tuple[list[Row], RankCorrelation]:
     """Compare nu, the variability within classes, with the scores of probes, over the layers that have both.
 
-    `nus` and `scores` are layer -> number. Returns a table row of measure "probe" per layer, and the rank correlation.
+    `nus` and `scores` are layer -> number. Returns table rows, and the rank correlation: a row of measure "probe" per
+    layer, with nu in the column "nu" and the probe's score in "score", and one of measure "rank_correlation".
     """
     both = [layer for layer in nus if layer in scores]
-    points: list[_ComparisonRow] = [
-        {"task": task, "layer": layer, "measure": "probe", "nu": nus[layer], "score": scores[layer]} for layer in both
-    ]
-    return points, rank_correlation([nus[layer] for layer in both], [scores[layer] for layer in both])
+    rows: list[Row] = [{"layer": layer, "measure": "probe", "nu": nus[layer], "score": scores[layer]} for layer in both]
+    correlation = rank_correlation([nus[layer] for layer in both], [scores[layer] for layer in both])
+    return [*rows, {"measure": "rank_correlation", **correlation._asdict()}], correlation
 
 
 def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
@@ -224,14 +185,17 @@ def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
     )
 
 
-def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
-    """Yield one sentence per task: which layer has the lowest nu. If nu is infinite at all layers, skip the task."""
-    for task in dict.fromkeys(row["task"] for row in rows):
-        least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
-        if math.isfinite(least["score"]):
-            over = f"{least['score']:.3g} over {pluralize(least['rows'], 'row')}"
-            first = f"{task}: layer {least['layer']} has the lowest nu, {over}; it is the first to try a reader at."
-            yield f"{first} This is one measurement, so no interval is claimed."
+def _conclusion(task: str, nus: Mapping[int, float], rows: int) -> list[str]:
+    """Return a sentence, in a list, on which layer has the lowest nu over `rows` rows; [] if nu is infinite at all.
+
+    `nus` is layer -> nu.
+    """
+    least = min(nus, key=lambda layer: nus[layer])
+    if not math.isfinite(nus[least]):
+        return []
+    over = f"{nus[least]:.3g} over {pluralize(rows, 'row')}"
+    first = f"{task}: layer {least} has the lowest nu, {over}; it is the first to try a reader at."
+    return [f"{first} This is one measurement, so no interval is claimed."]
 
 
 def _classes(task: Task, name: str, split: str) -> list[int]:
