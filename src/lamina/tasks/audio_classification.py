@@ -309,20 +309,14 @@ def sample_limit(processor: object, asked: int | None) -> int:
     there is no feature extractor, or `asked` is below 1 or more than it reads.
     """
     extractor = feature_extractor(processor)
-    allowed = _window(extractor)
+    frames = getattr(extractor, "max_length", None)  # AST counts frames of 10 ms
+    counts = (getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples"))
+    samples = next((count for count in counts if isinstance(count, int)), None)
+    allowed = frames * extractor.sampling_rate // 100 if isinstance(frames, int) else samples
     if asked is not None and (asked < 1 or (allowed is not None and asked > allowed)):
         most = "it must be positive" if allowed is None else f"the feature extractor takes 1 to {allowed}"
         raise ConfigError(f"audio: max_length is {asked} samples; {most}.")
     return asked or min(allowed or LONGEST_S * extractor.sampling_rate, LONGEST_S * extractor.sampling_rate)
-
-
-def _window(extractor: Any) -> int | None:
-    """Return how many samples a feature extractor reads of every clip; None if that depends on the clip."""
-    samples = next((getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples")), None)
-    frames = getattr(extractor, "max_length", None)
-    if isinstance(frames, int):  # AST counts frames of 10 ms
-        samples = frames * extractor.sampling_rate // 100
-    return samples if isinstance(samples, int) else None
 
 
 @final

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
@@ -22,7 +21,7 @@ from lamina.layers.causality import is_causal
 from lamina.layers.types import padding_of, tokenizer_of
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits
-from lamina.tasks.chat_templates import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
+from lamina.tasks.chat_templates import Chat, chat_problem, chat_split, chats_of, is_chat, render
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.language_modeling import (
     Candidate,
@@ -36,6 +35,7 @@ from lamina.tasks.outputs import Outputs, Results
 from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.targets import WordTargets
 from lamina.tasks.text_to_text import TextAnswer, generate, texts_of
+from lamina.tasks.words import Span
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -165,7 +165,8 @@ class CausalLMKind(LanguageModelingKind):
         Texts that leave too little room are cut at their start, with a warning. Raises ConfigError if
         `options.max_target_length` leaves no room for the text itself.
         """
-        prompts = _left_padded(batch)
+        order = batch["attention_mask"].argsort(dim=1, stable=True)  # padding first: generated tokens follow the text
+        prompts = {key: batch[key].gather(1, order) for key in ("input_ids", "attention_mask")}
         limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]
         room = limit - options.max_target_length
         if room < 1:
@@ -208,8 +209,12 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
     """
     reader = cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
-    with _cut_on_the_left(processor):
+    tokenizer = tokenizer_of(processor)
+    side, tokenizer.truncation_side = tokenizer.truncation_side, "left"
+    try:
         return TextInputs(options.encode_texts(texts, reader), processor)
+    finally:
+        tokenizer.truncation_side = side
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
@@ -266,24 +271,6 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
             int(any(first <= start < stop for first, stop in spans[text]) and start < over) for start, over in offsets
         ]
         yield [*row[:-1], 1] if end else row
-
-
-@contextmanager
-def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Make the processor's tokenizer truncate texts at their start inside the `with` block; afterwards, as before."""
-    tokenizer = tokenizer_of(processor)
-    side = tokenizer.truncation_side
-    tokenizer.truncation_side = "left"
-    try:
-        yield
-    finally:
-        tokenizer.truncation_side = side
-
-
-def _left_padded(batch: Batch) -> dict[str, Tensor]:
-    """Return a batch's ids and mask with the padding moved to the left, so that generated tokens follow the text."""
-    order = batch["attention_mask"].argsort(dim=1, stable=True)
-    return {key: batch[key].gather(1, order) for key in ("input_ids", "attention_mask")}
 
 
 class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):

@@ -15,13 +15,13 @@ from lamina.errors import ConfigError, convert_errors
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.split import Split
+from lamina.tasks.words import Span
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from lamina.layers.types import Processor, Tokenizer
 
 Message: TypeAlias = Mapping[str, JSON]  # "role" and "content"
-Span: TypeAlias = tuple[int, int]  # first character, and the one after the last
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REPLIES = "assistant"  # the role whose messages are replies
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -118,7 +118,10 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
         template = tokenizer.get_chat_template()
-        return _marked(tokenizer, messages) if _MARKED.search(template) else _differences(tokenizer, messages, op)
+        if not _MARKED.search(template):
+            return _differences(tokenizer, messages, op)
+        (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
+        return text, [(start, stop) for start, stop in spans]
 
 
 def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
@@ -131,14 +134,7 @@ def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
 
 
-def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
-    return text, [(start, stop) for start, stop in spans]
-
-
-def _rendered(
-    tokenizer: Tokenizer, messages: list[Message], **options: bool
-) -> tuple[list[str], list[list[tuple[int, int]]]]:
+def _rendered(tokenizer: Tokenizer, messages: list[Message], **options: bool) -> tuple[list[str], list[list[Span]]]:
     """Return what transformers renders for one chat: a list with its text, and a list with the spans of its replies.
 
     `options` are those of its `render_jinja_template`.

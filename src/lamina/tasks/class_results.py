@@ -65,26 +65,24 @@ class ClassResults(Results[Tensor, Answer]):
         task: Problem type and labels of the task.
         split: The examples, with their labels if they are to be scored.
         example: For each row of the inputs, the index of the example to which its logits belong; -1: they are not used.
+
+    Attributes:
+        logits: The logits of all examples, float32 `[examples, classes]`; 0 for examples not added yet.
     """
 
     def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
         self._task, self._split, self._example = task, split, example
-        self._logits = torch.zeros(len(split), len(task.labels))
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits of all examples, float32 `[examples, classes]`, not a copy; 0 for examples not added yet."""
-        return self._logits
+        self.logits = torch.zeros(len(split), len(task.labels))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Store the logits `[batch, classes]` in `outputs`, of the rows with the indices `rows`. `labels` is unused."""
         examples = torch.from_numpy(self._example[np.asarray(rows)])
         has_example = examples >= 0
-        self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
+        self.logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
     def first_not_finite(self) -> int | None:
         """Return the index of the first example with invalid logits, see `first_invalid_row`; None if there is none."""
-        return first_invalid_row(self._logits)
+        return first_invalid_row(self.logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Return metric -> score over the examples that have a label; errors as in `class_scores`."""
@@ -93,7 +91,7 @@ class ClassResults(Results[Tensor, Answer]):
     def _both(self) -> tuple[Tensor, Tensor]:
         targets = torch.from_numpy(label_array(self._split))
         present = _has_label(targets)
-        return self._logits[present], targets[present]
+        return self.logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
         """Return the best constant prediction as text (most frequent class, mean or usual labels), and its scores."""
@@ -122,23 +120,23 @@ class ClassResults(Results[Tensor, Answer]):
 
     def errors(self, count: int) -> list[WrongAnswer]:
         """Return at most `count` wrong predictions, the most confident first; see `error_rows`."""
-        wrong = wrong_answers(self._logits, torch.from_numpy(label_array(self._split)), self._task)
+        wrong = wrong_answers(self.logits, torch.from_numpy(label_array(self._split)), self._task)
         return error_rows(wrong, self._split.texts, count)
 
     def guesses(self) -> list[Label]:
         """Return one prediction per example: a class id, a number (regression), or a tuple of 0 and 1 (multi-label)."""
         if self._task.problem_type == "regression":
-            return self._logits[:, 0].tolist()
+            return self.logits[:, 0].tolist()
         if self._task.problem_type == "multi_label":
-            return [tuple(row) for row in (self._logits > 0).long().tolist()]
-        return self._logits.argmax(-1).tolist()
+            return [tuple(row) for row in (self.logits > 0).long().tolist()]
+        return self.logits.argmax(-1).tolist()
 
     def predictions(self) -> list[Answer]:
         """Return the prediction for each example, in the form of the task's problem type."""
         problem, labels = self._task.problem_type, self._task.labels
         if problem == "regression":
-            return [{"value": value} for value in self._logits[:, 0].tolist()]
-        values = self._logits.sigmoid() if problem == "multi_label" else self._logits.softmax(-1)
+            return [{"value": value} for value in self.logits[:, 0].tolist()]
+        values = self.logits.sigmoid() if problem == "multi_label" else self.logits.softmax(-1)
         answers: list[Answer] = []
         for row in values.tolist():
             probabilities: dict[str, float] = dict(zip(labels, row, strict=True))
@@ -154,7 +152,7 @@ class ClassResults(Results[Tensor, Answer]):
         """Return the logit of each label for each example. For a regression, return what `predictions` returns."""
         if self._task.problem_type == "regression":
             return self.predictions()
-        return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+        return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self.logits.tolist()]
 
 
 def first_invalid_row(logits: Tensor) -> int | None:

@@ -244,10 +244,13 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
         """Return the images of a split as `ImageInputs`, resized to `options.image_size` if it is set.
 
-        Training images are augmented if `options.augment` is set. Raises the errors of `ImageInputs` and `resized`.
+        The processor is not changed. Training images are augmented if `options.augment` is set. Raises the errors of
+        `ImageInputs` and `set_image_size`.
         """
-        sized = processor if options.image_size is None else resized(processor, options.image_size)
-        return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
+        if options.image_size is not None:
+            processor = copy.deepcopy(processor)
+            set_image_size(processor, options.image_size)
+        return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
         """Return 1, because images have no length; the arguments are not used."""
@@ -363,13 +366,6 @@ def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
     except Exception as error:  # processors raise errors of many types
         got = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
         raise ConfigError(f"images: {got}; check its settings.") from error
-
-
-def resized(processor: object, size: int) -> Processor:
-    """Return a copy of a processor that makes images of `size` x `size` pixels; errors as in `set_image_size`."""
-    changed = copy.deepcopy(processor)
-    set_image_size(changed, size)
-    return changed  # pyright: ignore[reportReturnType]
 
 
 def set_image_size(processor: object, size: int) -> None:

@@ -27,7 +27,6 @@ from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_
 from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
-_WHOLE = re.compile(r"[-+]?\d+")
 _FLAGS = re.compile(r"[01]{2,}|[01](\s+[01])+")
 _FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SHOWN = 10  # rows that a warning names
@@ -70,7 +69,7 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
         lacking = set[str]()  # the column is missing everywhere
     hidden = {part for part in others.keys() - lacking if all(map(is_hidden, others[part].cells(spec.label)))}
     train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
-    if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not _is_empty(plain(cell)) for cell in train):
+    if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not is_missing(cell, texts=True) for cell in train):
         hidden = set[str]()  # -1 is a class
     if len(lacking | hidden) == len(tables):
         hidden = set[str]()  # no split would be left
@@ -98,12 +97,7 @@ def is_hidden(cell: object) -> bool:
     cell = plain(cell)
     if isinstance(cell, list):
         return bool(cell) and all(map(is_hidden, cell))
-    return _is_empty(cell) or (isinstance(cell, int | float | str) and str(cell).strip() in ("-1", "-1.0"))
-
-
-def _is_empty(cell: object) -> bool:
-    """Return whether a cell has no value: a blank text, None, NaN or pandas' NA, which refuses to be compared."""
-    return not cell.strip() if isinstance(cell, str) else not isinstance(cell, list) and is_missing(cell)
+    return is_missing(cell, texts=True) or (isinstance(cell, int | float | str) and str(cell).strip() in ("-1", "-1.0"))
 
 
 def every_row(table: Table) -> Table:
@@ -274,7 +268,7 @@ def _refuse_ambiguous(table: Table, column: str | int) -> None:
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct class names in order: sorted as numbers if all are whole numbers, otherwise as texts."""
     names = sorted(set(names))
-    return tuple(sorted(names, key=Decimal if all(_WHOLE.fullmatch(name) for name in names) else None))
+    return tuple(sorted(names, key=Decimal if all(map(cell_forms.is_whole, names)) else None))
 
 
 def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
@@ -292,7 +286,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
         with cell_errors(table, row, column):
             for part in cell_forms.parts(cell) if several else [_single(cell)]:
                 seen.setdefault(name := class_name(part), (row, part))
-                if several and name[:1] == "-" and _WHOLE.fullmatch(name):
+                if several and name[:1] == "-" and cell_forms.is_whole(name):
                     raise LabelCellError(cell_forms.shown(cell), "; a list holds names, or 0 and 1 per class, not -1.")
     if not seen:
         raise DataError(f"task: {table.path} has no class in any row of column '{column}'.", path=table.path)
@@ -394,7 +388,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 def _index(labels: Sequence[str]) -> dict[str, int]:
     """Return class name -> id. Ids as texts are keys too, unless a class name is a whole number."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
-    if not any(_WHOLE.fullmatch(name) for name in labels):
+    if not any(map(cell_forms.is_whole, labels)):
         index |= {str(number): number for number in range(len(labels))}
     return index
 

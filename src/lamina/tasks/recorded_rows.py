@@ -90,17 +90,14 @@ class StatesInputs:
         lengths: Number of tokens of each row.
     """
 
+    uncacheable = "the states are recorded"
+
     def __init__(self, split: Split, recorded: RecordedStates, *, with_words: bool) -> None:
         self._rows = np.array(split.rows["row"], dtype=np.int64)
         self._words = list(split.words or ()) if with_words else None
         self.recorded, self.processor = recorded, None
         self.lengths: Sequence[int] = recorded.lengths[self._rows].tolist()
         self.states = RowsOfStates(recorded, self._rows)
-
-    @property
-    def uncacheable(self) -> str:
-        """Why a model's states cannot be cached, as text: they are stored already."""
-        return "the states are recorded"
 
     @property
     def digest(self) -> str:
@@ -233,15 +230,12 @@ def _check_alike(states: Mapping[str, RecordedStates]) -> None:
 def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from tables that `recorded_tables` returned; result as that of `Kind.build`."""
     built, splits = spec.kind.build(replace(spec, text=ROW), tables)
-    states = tables.states
-    return replace(built, text=spec.text), {part: _with_states(split, states[part]) for part, split in splits.items()}
-
-
-def _with_states(split: Split, recorded: RecordedStates) -> Split:
-    """Return `split`, whose texts are cells of `ROW`, with the rows of `recorded` that these name as its examples."""
-    numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
-    rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
-    return split.with_examples(rows.add_column("text", [""] * len(numbers)), RecordedRow(recorded))
+    for part, split in splits.items():
+        numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]  # its texts are cells of `ROW`
+        rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
+        rows = rows.add_column("text", [""] * len(numbers))
+        splits[part] = split.with_examples(rows, RecordedRow(tables.states[part]))
+    return replace(built, text=spec.text), splits
 
 
 def splits_on_states(

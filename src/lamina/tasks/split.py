@@ -33,8 +33,8 @@ class Split:
 
     Args:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
-        open_text: Function that makes the example from two cells, "text" and "row". It may return an object that opens
-            a file when it is accessed. None: the cell in "text" is the example.
+        open_text: Function that makes the example from two cells, "text" and "row"; also an attribute. It may return
+            an object that opens a file when it is accessed. None: the cell in "text" is the example.
         labels: A dataset whose column "label" is used in place of the column "label" of `rows`.
         strata: A dataset for stratified sampling. Its column "strata" has one list per row: the row's class ids in all
             label columns of the source. None: they are unknown.
@@ -47,7 +47,7 @@ class Split:
         labels: datasets.Dataset | None = None,
         strata: datasets.Dataset | None = None,
     ) -> None:
-        self.rows, self._open_text, self._other_labels = rows, open_text, labels
+        self.rows, self.open_text, self._other_labels = rows, open_text, labels
         self._strata = strata
 
     @classmethod
@@ -77,7 +77,7 @@ class Split:
         written to Arrow only if something reads `rows`.
         """
         split = cls.__new__(cls)
-        split._open_text = split._other_labels = split._strata = None
+        split.open_text = split._other_labels = split._strata = None
         split.pairs = pairs = bool(texts) and not isinstance(texts[0], str)
         split.texts = tuple(tuple(map(encodable, pair)) for pair in texts) if pairs else tuple(map(encodable, texts))
         return split
@@ -99,18 +99,13 @@ class Split:
     @cached_property
     def texts(self) -> Sequence[Cell]:
         """The examples: texts, pairs of texts, chats, or files that are opened on access."""
-        second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
-        return Column(self.rows, ["text", *second], self._open_text)
-
-    @property
-    def open_text(self) -> Callable[[Cell, int], object] | None:
-        """The function that makes an example from its cells; None if the cells are examples."""
-        return self._open_text
+        second = ["text_pair"] * self.pairs or ["row"] * (self.open_text is not None)
+        return Column(self.rows, ["text", *second], self.open_text)
 
     @property
     def written(self) -> bool:
         """Whether examples are texts or pairs of texts. False for files and chats."""
-        return self._open_text is None
+        return self.open_text is None
 
     @cached_property
     def labels(self) -> Column:
@@ -160,7 +155,7 @@ class Split:
 
         Files on disk count by their names and paths, not by their contents.
         """
-        digest = hashlib.blake2b(str(getattr(self._open_text, "digest", "")).encode(), digest_size=16)
+        digest = hashlib.blake2b(str(getattr(self.open_text, "digest", "")).encode(), digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too
             digest.update(
@@ -183,7 +178,7 @@ class Split:
         other = self._other_labels
         labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
-        chosen = Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
+        chosen = Split(derived(self.rows.select(rows), self.rows), self.open_text, labels, strata)
         chosen.origin = self.origin[0], self.origin[1][np.asarray(rows, np.int64)]
         return chosen
 
@@ -197,7 +192,7 @@ class Split:
     def with_labels(self, labels: Sequence[object]) -> Split:
         """Return a split with the same examples and one of `labels` for each; -100 marks a missing class."""
         column = dataset_of([pa.table({"label": pa.array(labels)})])
-        changed = Split(self.rows, self._open_text, column, self._strata)
+        changed = Split(self.rows, self.open_text, column, self._strata)
         changed.key, changed.origin = self.key, self.origin
         return changed
 
@@ -206,7 +201,7 @@ class Split:
         if strata is None:
             return self
         column = dataset_of([pa.table({"strata": pa.array(map(list, strata), pa.list_(pa.int32()))})])
-        return Split(self.rows, self._open_text, None if self._labels is self.rows else self._labels, column)
+        return Split(self.rows, self.open_text, None if self._labels is self.rows else self._labels, column)
 
     def without_labels(self, *, rows: bool = False) -> Split:
         """Return a split of the same texts without labels; blank texts and pairs of blank texts are left out.

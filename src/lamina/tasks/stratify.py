@@ -193,7 +193,8 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
     for row in lost:
         if all(left[label] for label in strata[row]):  # rows of its classes were given back before
             continue
-        other = next((at for at in others if _is_spare(at, strata, left) and at not in chosen | returned), None)
+        spare = (at for at in others if all(left[label] > 1 for label in strata[at]))
+        other = next((at for at in spare if at not in chosen | returned), None)
         if other is None and not strict:
             break
         chosen.remove(row)
@@ -203,10 +204,6 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
             chosen.add(other)
             left.subtract(strata[other])
     return chosen
-
-
-def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
-    return all(left[label] > 1 for label in strata[row])
 
 
 def shares(sizes: list[int], total: int) -> list[int]:

@@ -12,31 +12,11 @@ from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
+from lamina.tasks import span_forms, tag_schemes
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import class_name, is_number, is_whole, plain
 from lamina.tasks.metrics import marks_spans
-from lamina.tasks.span_forms import (
-    SpanError,
-    SpanMark,
-    UnplacedSpanError,
-    cuts_word,
-    places,
-    read_spans,
-    tags_of_spans,
-    utf16_units,
-)
 from lamina.tasks.split import Split
-from lamina.tasks.tag_schemes import (
-    SPAN_LABEL,
-    TagScheme,
-    both_ends,
-    has_outside,
-    iob2_labels,
-    is_iob2,
-    odd_tag,
-    recognise,
-    to_iob2,
-)
 from lamina.tasks.words import Span, join, word_spans
 
 logger = logging.getLogger(__name__)
@@ -54,16 +34,17 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
     if spec.labels is None:
         lab.label_source(tables)
     names = spec.labels or tuple(dict.fromkeys(tag for row in tags["train"] for tag in row if tag is not None))
-    scheme = recognise(names)
+    scheme = tag_schemes.recognise(names)
     if spec.labels is None and scheme is None:
-        _refuse_odd_tag(tables["train"], tags["train"], spec, odd_tag(names))
-    if scheme is None and has_outside(names):
+        _refuse_odd_tag(tables["train"], tags["train"], spec, tag_schemes.odd_tag(names))
+    if scheme is None and tag_schemes.has_outside(names):
         what = "task: %s: the tags %s mark no spans, so words are scored one by one; for entities, write B-x, I-x and O"
         logger.warning(what, next(iter(tables.values())).path, lab.listed(names))
     labels = _labels(spec, names, scheme)
-    if is_iob2(labels):
-        written = recognise({tag for part in tags.values() for row in part for tag in row if tag is not None}) or scheme
-        tags = {name: [to_iob2(row, written) if written else row for row in part] for name, part in tags.items()}
+    if tag_schemes.is_iob2(labels):
+        seen = {tag for part in tags.values() for row in part for tag in row if tag is not None}
+        if written := tag_schemes.recognise(seen) or scheme:
+            tags = {name: [tag_schemes.to_iob2(row, written) for row in part] for name, part in tags.items()}
     spec = replace(spec, labels=labels, problem_type="classification")
     return spec, {name: _split(table, spec, tags[name]) for name, table in tables.items()}
 
@@ -146,7 +127,7 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
             raise lab.bad_cell(table, row + number * table.numbered, spec.label, f"{got}; {rule}.")
 
 
-def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
+def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagScheme | None) -> tuple[str, ...]:
     """Return the class names of a task.
 
     `names` are `spec.labels`, or the tags of the train split; only the latter are sorted. If `names` mark spans in
@@ -154,7 +135,7 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
     """
     if scheme is None or (spec.labels is not None and marks_spans(spec.labels)):
         return spec.labels or lab.infer_labels(names)
-    labels = iob2_labels(names, scheme)
+    labels = tag_schemes.iob2_labels(names, scheme)
     return labels if spec.labels else lab.infer_labels(labels)
 
 
@@ -218,13 +199,13 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     if labels and not any(label[:2] in ("B-", "I-") for label in labels):
         labels = ("O", *(f"{mark}-{label}" for label in labels if label != "O" for mark in "BI"))
     types = {label.partition("-")[2] for label in labels or () if label != "O"}
-    default = next(iter(types)) if len(types) == 1 else SPAN_LABEL
+    default = next(iter(types)) if len(types) == 1 else tag_schemes.SPAN_LABEL
     rows = {part: _tagged_texts(table, spec, default) for part, table in tables.items()}
     if labels is None:
         declared = lab.label_source(tables).class_names
         seen = {tag for row in rows["train"] for tag in row.tags or ()}
         seen |= {f"B-{name}" for key, names in declared.items() if key.startswith(f"{spec.label}.") for name in names}
-        labels = lab.infer_labels(both_ends(seen - {"O"} or {f"B-{default}"}))
+        labels = lab.infer_labels(tag_schemes.both_ends(seen - {"O"} or {f"B-{default}"}))
     spec = replace(spec, labels=labels, problem_type="classification")
     return spec, {part: _span_split(table, spec, rows[part]) for part, table in tables.items()}
 
@@ -241,12 +222,12 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
     words in characters only. A wrong span raises DataError, as in `span_splits`; with `missing_labels` "ignore", the
     words of its row get no tags, with a warning. A span that cuts words tags its whole words, with a warning.
     """
-    marks: list[list[SpanMark] | UnplacedSpanError] = []
+    marks: list[list[span_forms.SpanMark] | span_forms.UnplacedSpanError] = []
     for row, cell in zip(table.rows, table.column(spec.label), strict=True):
         with lab.cell_errors(table, row, spec.label):
             try:
-                marks.append(read_spans(cell, default))
-            except UnplacedSpanError as error:
+                marks.append(span_forms.read_spans(cell, default))
+            except span_forms.UnplacedSpanError as error:
                 marks.append(error)
     texts = _labelled_texts(table, spec)
     rows, problems, cut = _placed(texts, marks, utf16=False)
@@ -272,26 +253,26 @@ def _warn(table: Table, rows: Sequence[int], what: str) -> None:
 
 
 def _placed(
-    texts: Sequence[str], marks: Sequence[list[SpanMark] | UnplacedSpanError], *, utf16: bool
-) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
+    texts: Sequence[str], marks: Sequence[list[span_forms.SpanMark] | span_forms.UnplacedSpanError], *, utf16: bool
+) -> tuple[list[_TaggedText], dict[int, span_forms.SpanError], list[int]]:
     """Return words and tags of each text; index -> error of texts whose tags are None; indices of texts with cut words.
 
     `marks` has the spans of each text, or the error that says why they cannot be read. A span cuts a word if it does
     not begin and end with words. With `utf16`, edges of spans count UTF-16 units.
     """
     rows: list[_TaggedText] = []
-    problems: dict[int, SpanError] = {}
+    problems: dict[int, span_forms.SpanError] = {}
     cut: list[int] = []
     for at, (text, spans) in enumerate(zip(texts, marks, strict=True)):
         words, tags = word_spans(text), None
         try:
-            if isinstance(spans, SpanError):
+            if isinstance(spans, span_forms.SpanError):
                 raise spans
-            units = utf16_units(text) if utf16 else None
-            found = [(place, mark.label) for mark in spans for place in places(mark, text, units)]
-            tags = tags_of_spans(text, words, found)
-            cut += [at] * cuts_word(words, found)
-        except UnplacedSpanError as error:
+            units = span_forms.utf16_units(text) if utf16 else None
+            found = [(place, mark.label) for mark in spans for place in span_forms.places(mark, text, units)]
+            tags = span_forms.tags_of_spans(text, words, found)
+            cut += [at] * span_forms.cuts_word(words, found)
+        except span_forms.UnplacedSpanError as error:
             problems[at] = error
         rows.append(_TaggedText(words, tags))
     return rows, problems, cut

@@ -23,20 +23,11 @@ from lamina.data.windows import IGNORED, deciding_tokens, word_labels
 from lamina.errors import DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
+from lamina.tasks import metrics as score
 from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import Comparison, compare_tags, error_rows, first_invalid_row, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
 from lamina.tasks.label_cells import has_several
-from lamina.tasks.metrics import (
-    SUBTOKENS,
-    Tags,
-    class_table,
-    labelled_words,
-    marks_spans,
-    score_classes,
-    score_tags,
-    span_table,
-)
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer
 from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.tag_schemes import continued
@@ -242,18 +233,18 @@ class TokenClassificationKind(TextClassKind):
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Return the metrics of a problem type; "span_f1" is among them only if the tags in `labels` mark spans."""
         known = self.problem_types[problem_type]
-        return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
+        return known if score.marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Return "subtoken_f1", the macro F1 of all sub-tokens of words."""
-        return (SUBTOKENS,)
+        return (score.SUBTOKENS,)
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return the classes of the task, and for each example the ascending numbers of those that it has.
 
         The classes are the types of spans, "PER" for "B-PER"; or all tags, if none of them marks a span.
         """
-        spans = marks_spans(task.labels)
+        spans = score.marks_spans(task.labels)
         types = [label.partition("-")[2] if spans else label for label in task.labels]
         names = tuple(dict.fromkeys(name for name in types if name))
         number = {tag: names.index(name) for tag, name in enumerate(types) if name}
@@ -321,7 +312,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._pieces = Pieces(task.labels, {})
         self._encoded = inputs.encoded
         # window -> the predicted tag of every token, kept only for the metric that needs it
-        self._token_tags: dict[int, Tensor] | None = {} if SUBTOKENS in getattr(task, "metrics", ()) else None
+        self._token_tags: dict[int, Tensor] | None = {} if score.SUBTOKENS in getattr(task, "metrics", ()) else None
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
         """Use the tags of words that share a token, which were counted in training, from a reader's saved `info`."""
@@ -344,9 +335,6 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def guesses(self) -> list[Label]:
-        return [*self._tags()]
-
-    def _tags(self) -> list[tuple[int, ...]]:
         return [tags for _, tags in self._decided()]
 
     def _decided(self) -> Iterator[tuple[list[float], tuple[int, ...]]]:
@@ -372,7 +360,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return always, self._score(metrics, constant, lambda _, size: torch.full((size,), number))
 
     def _score(
-        self, metrics: Sequence[str], guesses: Tags, token_tags: Callable[[int, int], Tensor]
+        self, metrics: Sequence[str], guesses: score.Tags, token_tags: Callable[[int, int], Tensor]
     ) -> dict[str, float]:
         """Return metric -> score of `guesses`, the predicted tags of each text's words that have labels.
 
@@ -380,9 +368,9 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         the metric over sub-tokens. There, further tokens of a word have the tag that continues the word's (I- for B-).
         """
         labels = self._task.labels
-        plain = [name for name in metrics if name != SUBTOKENS]
-        scores = score_tags(plain, guesses, self._both()[1], labels) if plain else {}
-        if SUBTOKENS in metrics:
+        plain = [name for name in metrics if name != score.SUBTOKENS]
+        scores = score.score_tags(plain, guesses, self._both()[1], labels) if plain else {}
+        if score.SUBTOKENS in metrics:
             words = _plain_words(self._task, self._split)
             both: list[tuple[Tensor, Tensor]] = []
             for window, row in enumerate(word_labels(self._encoded, *words, continued(labels))):
@@ -390,7 +378,8 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
                 known = true != IGNORED
                 both.append((token_tags(window, len(row))[known], true[known]))
             guess, true = (torch.cat(side) for side in zip(*both, strict=True))
-            scores[SUBTOKENS] = score_classes(["macro_f1"], guess, true, len(labels), positive=None)["macro_f1"]
+            tokens = score.score_classes(["macro_f1"], guess, true, len(labels), positive=None)
+            scores[score.SUBTOKENS] = tokens["macro_f1"]
         return {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
@@ -402,14 +391,14 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the predicted and the true tags of each text, for the words that have labels."""
-        return labelled_words(self._tags(), self._split.labels)
+        return score.labelled_words([tags for _, tags in self._decided()], self._split.labels)
 
     def per_class(self) -> list[ClassRow]:
         labels, (guesses, truths) = self._task.labels, self._both()
-        if marks_spans(labels):
-            return span_table(guesses, truths, labels)
+        if score.marks_spans(labels):
+            return score.span_table(guesses, truths, labels)
         guesses, truths = (torch.tensor([tag for row in rows for tag in row]) for rows in (guesses, truths))
-        return class_table(guesses, truths, labels)
+        return score.class_table(guesses, truths, labels)
 
     def errors(self, count: int) -> list[WrongAnswer]:
         return error_rows(self._wrong(), self._split.texts, count)
@@ -441,7 +430,7 @@ def _parts(task: TaskLike, split: Split) -> list[Parts]:
     and ")". Otherwise a word is its only part.
     """
     words = list(split.words or ())
-    if not marks_spans(task.labels):
+    if not score.marks_spans(task.labels):
         return [[[word] for word in row] for row in words]
     return [divided(_tagged(text), spans) for text, spans in zip(split.texts, words, strict=True)]
 
@@ -489,28 +478,20 @@ def spans_of_tags(
     `tags` are the ids and `scores` the probabilities of the words' tags; the score of a span is the mean. `labels` are
     the tags' names, and `words` the words' ranges of characters.
     """
-    joins, before = marks_spans(labels), ""
-    spans: list[SpanAnswer] = []
-    scores_of: list[list[float]] = []  # for each span, the scores of its words
-    for (start, end), score, number in zip(words, scores, tags, strict=True):
+    joins, before = score.marks_spans(labels), ""
+    spans: list[tuple[str, list[int], list[float]]] = []  # label of each span, edges and scores of its words
+    for word, probability, number in zip(words, scores, tags, strict=True):
         tag = str(labels[number])
         mark, _, label = tag.partition("-") if joins else ("B", "", tag)
-        if mark in "IEL" and label == before:
-            spans[-1]["end"] = end
-            scores_of[-1].append(score)
-        elif mark != "O":
-            spans.append({"start": start, "end": end, "label": label, "score": score})
-            scores_of.append([score])
+        if mark != "O":
+            if mark not in "IEL" or label != before:
+                spans.append((label, [], []))
+            spans[-1][1].extend(word)
+            spans[-1][2].append(probability)
         before = "" if mark in "SUEL" else label  # single and end tags (IOBES, BILOU) end their span
     return [
-        {
-            "start": span["start"],
-            "end": span["end"],
-            "label": span["label"],
-            "text": text[span["start"] : span["end"]],
-            "score": sum(own_scores) / len(own_scores),
-        }
-        for span, own_scores in zip(spans, scores_of, strict=True)
+        {"start": start, "end": end, "label": label, "text": text[start:end], "score": sum(sure) / len(sure)}
+        for label, (start, *_, end), sure in spans
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from tests.support.pictures import picture_folder
 from lamina.errors import ConfigError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.image_classification import resized, set_image_size, target_of
+from lamina.tasks.image_classification import set_image_size, target_of
 from lamina.tasks.position_interpolation import size_arguments, size_problem
 from lamina.tasks.task import Task
 
@@ -35,7 +36,8 @@ PROCESSORS = {
 def test_a_processor_is_set_to_a_size_and_saved_with_it(name: str, tmp_path: Path):
     processor = PROCESSORS[name]()
     fixed = target_of(processor).fixed
-    copy = resized(processor, 40)
+    copy = deepcopy(processor)
+    set_image_size(copy, 40)
     assert target_of(copy) == (40, 40, fixed)
     assert target_of(processor)[:2] != (40, 40)
     copy.save_pretrained(tmp_path)
@@ -43,7 +45,8 @@ def test_a_processor_is_set_to_a_size_and_saved_with_it(name: str, tmp_path: Pat
 
 
 def test_the_share_that_is_cut_off_stays():
-    processor = resized(PROCESSORS["larger, then crop"](), 384)  # it resizes to 256 and keeps 224
+    processor = PROCESSORS["larger, then crop"]()  # it resizes to 256 and keeps 224
+    set_image_size(processor, 384)
     assert (processor.size["height"], processor.crop_size["height"]) == (439, 384)
 
 
