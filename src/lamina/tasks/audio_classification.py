@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
+from lamina.errors import ConfigError, DataError, MissingExtraError, convert_errors, first_line
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind
 from lamina.tasks.label_cells import plain
@@ -469,11 +469,9 @@ class AudioInputs:
         `padding` holds further options for the call. Raises DataError if the extractor fails.
         """
         options = {"sampling_rate": self.rate, "return_tensors": "pt", **self._options, **padding}
-        try:
+        got = f"{type(self._extractor).__name__} fails on {len(sounds)} clips"
+        with convert_errors(lambda reason: DataError(f"audio: {got} ({reason}); check its settings.")):
             outputs = self._extractor(list(sounds), **options)
-        except Exception as error:  # feature extractors raise errors of many types
-            got = f"{type(self._extractor).__name__} fails on {len(sounds)} clips ({first_line(error)})"
-            raise DataError(f"audio: {got}; check its settings.") from error
         if self._masked and self._reads_samples:
             outputs[_MASK][:, : round(_FRAME_S * self.rate)] = 1  # a shorter clip would be masked as a whole
         names = dict.fromkeys((*self._extractor.model_input_names, _MASK))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow's others start programs (EPS) or are rare
 _MOST_PIXELS = 1 << 26  # size of the largest image that is read
+_TOO_LARGE = f"at most {_MOST_PIXELS:,} are read. Save it smaller."
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of Pillow that PNG files preserve
 _ALPHA = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}  # other modes with transparency -> such a mode
 _ENDINGS = "jpg jpeg png bmp gif webp tif tiff ppm pgm pbm"
@@ -106,12 +107,13 @@ class LazyImage(LazyFile):
         """Yield the Pillow image, of which only the header is read. Errors of Pillow in the block become DataErrors."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
-                _check_size(self.name, *image.size)
+                if image.width * image.height > _MOST_PIXELS:
+                    raise self.bad(self.name, f"has {image.width} x {image.height} pixels; {_TOO_LARGE}")
                 yield image
         except DataError:
             raise
         except Image.DecompressionBombError:  # Pillow's own limit
-            raise _too_large(self.name, "too many pixels") from None
+            raise self.bad(self.name, f"has too many pixels; {_TOO_LARGE}") from None
         except Exception as error:  # decoders raise errors of many types
             unknown = isinstance(error, Image.UnidentifiedImageError)  # its text names an object in memory
             reason = f"no image format known: {', '.join(_FORMATS)}" if unknown else first_line(error)
@@ -121,18 +123,6 @@ class LazyImage(LazyFile):
 
 def _is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
-
-
-def _check_size(name: str, width: int, height: int) -> None:
-    """Raise a DataError that names the image, unless `width` x `height` is from 1 to 2**26 pixels."""
-    if not width * height:
-        raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
-    if width * height > _MOST_PIXELS:
-        raise _too_large(name, f"{width} x {height} pixels")
-
-
-def _too_large(name: str, what: str) -> DataError:
-    return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
@@ -361,11 +351,9 @@ def target_of(processor: Processor) -> Target:
 
 def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
     """Return `pixel_values`' shape for one image of `size` (width, height); ConfigError if the processor fails."""
-    try:
+    got = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]}"
+    with convert_errors(lambda reason: ConfigError(f"images: {got} ({reason}); check its settings.")):
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
-    except Exception as error:  # processors raise errors of many types
-        got = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
-        raise ConfigError(f"images: {got}; check its settings.") from error
 
 
 def set_image_size(processor: object, size: int) -> None:

@@ -12,7 +12,7 @@ import itertools
 import re
 import tokenize
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import TypeAlias
 
@@ -305,8 +305,3 @@ def has_several(cell: object, labels: Collection[str] = ()) -> bool:
 def is_flag(part: Cell) -> bool:
     """Return whether an entry of a list is 0 or 1, as a number, a bool or a text."""
     return part in (0, 1) if isinstance(part, int | float) else isinstance(part, str) and part.strip() in ("0", "1")
-
-
-def flags(entries: Iterable[Cell]) -> tuple[int, ...]:
-    """Return list entries that are flags (see `is_flag`) as integers 0 and 1."""
-    return tuple(int(part.strip()) if isinstance(part, str) else int(part) for part in entries)  # pyright: ignore

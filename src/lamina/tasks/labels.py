@@ -539,7 +539,7 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str], *, is_hot:
         with cell_errors(table, row, column):
             entries = cell_forms.parts(cell)
         if is_hot:
-            yield cell_forms.flags(entries)
+            yield tuple(int(part) for part in entries)  # pyright: ignore[reportArgumentType]  flags
         else:
             ids = {_id(table, row, column, part, index, labels) for part in entries}
             if len(ids) < len(entries) == len(labels) and max(ids) < 2 and str(column) in table.class_names:

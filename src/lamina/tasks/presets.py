@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import yaml
 from pydantic import ConfigDict, TypeAdapter
 
-from lamina.errors import ConfigError, DataError, UnknownNameError, first_line
+from lamina.errors import ConfigError, DataError, UnknownNameError, convert_errors
 from lamina.tasks.base import kind_of
 from lamina.utils import is_dir, is_file
 
@@ -132,11 +132,9 @@ def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
     """
     import datasets
 
-    try:
+    got, rule = f"'{preset.hub}' cannot be fetched", "without `files`, a preset is downloaded from the hub"
+    with convert_errors(lambda reason: DataError(f"task {name}: {got} ({reason}); {rule}.")):
         fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
-    except Exception as error:  # the hub's clients raise errors of many types
-        got = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
-        raise DataError(f"task {name}: {got}; without `files`, a preset is downloaded from the hub.") from error
     return {part: fetched[part] for part in preset.rows}  # pyright: ignore
 
 

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, TypeGuard, cast, final
 
 import regex
 
@@ -106,15 +106,11 @@ def _mentions(span: object) -> list[object]:
     """Return the mentions of an entity in Google's form, each with the entity's label; any other span alone."""
     if not isinstance(span, Mapping) or any(key in span for key in (*_STARTS, "offset", "offsets")):
         return [span]
-    mentions = span.get("mentions")
-    if (
-        not mentions
-        or not isinstance(mentions, list | tuple)
-        or not all(isinstance(part, Mapping) for part in mentions)
-    ):
+    mentions = span.get("mentions") or None
+    if not isinstance(mentions, list | tuple) or not all(isinstance(part, Mapping) for part in mentions):
         return [span]
     own, flat = {key: span[key] for key in _LABELS if key in span}, list[object]()
-    for mention in cast("Sequence[Mapping[str, object]]", mentions):
+    for mention in mentions:
         text = mention.get("text")
         google = {"text": text.get("content"), "offset": text.get("beginOffset")} if isinstance(text, Mapping) else None
         flat.append({key: value for key, value in (google or mention).items() if not own or key not in _LABELS} | own)
@@ -137,8 +133,7 @@ def _with_edges(span: Mapping[str, object]) -> Mapping[str, object]:
     if isinstance(text, str) and _is_offset(offset):
         length = plain(span.get("length", len(text)))
         if _is_offset(length):
-            start = int(cast("int", offset))
-            return {**span, "start": start, "end": start + int(cast("int", length))}
+            return {**span, "start": int(offset), "end": int(offset) + int(length)}
     return span
 
 
@@ -221,13 +216,11 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
             raise SpanError(shown(span), f", a span with numbers under {', '.join(numbers)}; {rule}.")
         return SpanMark(shown(span), label, text=carried)
     edges = [None if key is None else plain(fields[key]) for key in (start, end)]
-    if not all(map(_is_offset, edges)):
-        rule = (
-            "an object has its first character under 'start' and the one after its last under 'end', as whole numbers"
-        )
-        raise SpanError(f"{shown(span)} as a span", f"; {rule}.")
-    first, last = (int(cast("int", edge)) for edge in edges)
-    return SpanMark(shown(span), label, (first, last), carried, text == "word")
+    offsets = [int(edge) for edge in edges if _is_offset(edge)]
+    if len(offsets) < 2:
+        rule = "; an object has its first character under 'start' and the one after its last under 'end', as"
+        raise SpanError(f"{shown(span)} as a span", f"{rule} whole numbers.")
+    return SpanMark(shown(span), label, (offsets[0], offsets[1]), carried, text == "word")
 
 
 def _may_be_place(key: str, text: str) -> bool:
@@ -266,7 +259,7 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
 _ONE_LABEL = ("; a word has one label.", "Make a task per label; ")
 
 
-def _is_offset(value: object) -> bool:
+def _is_offset(value: object) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
