@@ -20,9 +20,12 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError
 from lamina.fusion.base import (
     KEPT_ON_GPU,
+    PROBABILITY,
+    SIZE,
     Fusion,
     FusionConfig,
     LayerView,
+    Range,
     Stream,
     draw,
     drop,
@@ -32,7 +35,6 @@ from lamina.fusion.base import (
     require_fed,
 )
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -41,15 +43,12 @@ if TYPE_CHECKING:
 class ProjectedConfig(FusionConfig):
     """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have; see `AdaLayers`."""
 
+    ranges: ClassVar = {"dim": SIZE, "dropout": PROBABILITY}
+
     dim: int
     dropout: float
     positions: bool
     output_activation: bool
-
-    def check(self, op: str) -> None:
-        """Raise ConfigError if `dim` is not in 1..2**20 or `dropout` not in [0, 1); the message begins with `op`."""
-        check_range(op, "dim", self.dim, 1, 1 << 20)
-        check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
 # Tokens up to which a CPU projects all layers at once; starting an operation then takes longer than its work.
@@ -233,24 +232,17 @@ class ProjectedFusion(Fusion):
         return tuple(self.weights().detach().nonzero().flatten().tolist())
 
 
-def _weighted(
-    weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
-) -> Float[Tensor, "batch tokens members dim"]:
-    """Return one layer's features for each member (a fusion), multiplied by the member's weight for this layer.
-
-    `state` is GELU of the layer's state, and `kernel` holds the members' projection matrices. `p` is the probability of
-    dropout; random integers `bits` from `draw` decide what is dropped. None: no dropout.
-    """
-    return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
-
-
 def _features(
     state: Float[Tensor, "batch tokens width"],
     kernel: Float[Tensor, "members dim width"],
     p: float,
     bits: Tensor | None,
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return `dropout(LayerNorm(kernel[i] state))` for every member i; the arguments are those of `_weighted`."""
+    """Return one layer's features `dropout(LayerNorm(kernel[i] state))` for every member i (a fusion).
+
+    `state` is GELU of the layer's state, and `kernel` holds the members' projection matrices. `p` is the probability of
+    dropout; random integers `bits` from `draw` decide what is dropped. None: no dropout.
+    """
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
@@ -263,7 +255,7 @@ def _scaled(
     p: float,
     bits: Tensor | None,
 ) -> tuple[Float[Tensor, "batch tokens members dim"], Float[Tensor, "*batch members 1"]]:
-    """Return two tensors whose product is what `_weighted` returns for the same arguments.
+    """Return two tensors whose product is `_features` of the same arguments, times each member's weight.
 
     In general they are the features and the weights. On a CPU, LayerNorm over the few features of a member takes long;
     so there, without dropout, autocast and export, the rows of the small matrix `kernel` are centred instead. The
@@ -279,7 +271,7 @@ def _scaled(
 
 
 class _Recomputed(torch.autograd.Function):
-    """Computes `_weighted`. Its backward pass computes the features again, so that they need not be stored.
+    """Computes `_features` times each member's weight. The backward pass computes them again instead of storing them.
 
     Only the inputs (layer states, shared by all members) stay in memory.
     """
@@ -297,7 +289,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.save_for_backward(weights, state, kernel, bits)
         ctx.p = p
-        return _weighted(weights, state, kernel, p, bits)
+        return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
 
     @staticmethod
     @once_differentiable
@@ -306,7 +298,7 @@ class _Recomputed(torch.autograd.Function):
         inputs = [tensor.detach().requires_grad_(ctx.needs_input_grad[at]) for at, tensor in enumerate(saved)]
         weights, state, kernel = inputs
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            result = _weighted(weights, state, kernel, ctx.p, bits)
+            result = _features(state, kernel, ctx.p, bits) * weights.unsqueeze(-1)
         gradients = iter(torch.autograd.grad(result, [one for one in inputs if one.requires_grad], grad_outputs))
         return *(next(gradients) if one.requires_grad else None for one in inputs), None, None
 
@@ -351,6 +343,8 @@ class AdaLayers(ProjectedConfig):
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
     """
 
+    ranges: ClassVar = {**ProjectedConfig.ranges, "cutoff": PROBABILITY, "entropy": Range(0)}
+
     dim: int = 64
     alpha: float = 64.0
     cutoff: float = 0.0
@@ -362,11 +356,8 @@ class AdaLayers(ProjectedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check("ada_layers")
-        check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
         if not 0 < self.alpha < math.inf:
             raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive.")
-        check_range("ada_layers", "entropy", self.entropy, 0)
 
 
 @final

@@ -6,15 +6,16 @@ fusions, its members, over the same layers.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import Field, dataclass
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,25 @@ KEPT_ON_GPU = 1 << 24
 _LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of the time of `bernoulli_`
 
 
+class Range(NamedTuple):
+    """The numbers that a setting may have: from `low` to `high`, without `high` itself if `open_high`. None passes."""
+
+    low: float
+    high: float = math.inf
+    open_high: bool = False
+
+
+SIZE, PROBABILITY = Range(1, 1 << 20), Range(0, 1, open_high=True)
+
+
 class FusionConfig:
     """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
     A module class is tied to its config by `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`
-    of the config. A field with a value of the wrong type raises ConfigError.
+    of the config. A field with a value of the wrong type, or outside its range, raises ConfigError.
 
     Attributes:
+        ranges: Name of a field -> the numbers that it may have.
         module: The class of the module that `build` makes.
         streams: Whether the fusion processes one layer's state at a time. False: its method `fuse` needs the states of
             all layers at once, so that a bank keeps them during the pass.
@@ -55,6 +68,7 @@ class FusionConfig:
         reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
 
+    ranges: ClassVar[Mapping[str, Range]] = {}
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True
     needs_block_inputs: ClassVar[bool] = False
@@ -64,8 +78,15 @@ class FusionConfig:
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
+    @property
+    def op(self) -> str:
+        """The fusion's name in error messages, made of the name of the class: "ada_layers" for `AdaLayers`."""
+        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+
     def __post_init__(self) -> None:
-        check_fields(re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower(), self)  # such as "ada_layers"
+        check_fields(self.op, self)
+        for name, allowed in self.ranges.items():
+            check_range(self.op, name, getattr(self, name), allowed.low, allowed.high, open_high=allowed.open_high)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
 

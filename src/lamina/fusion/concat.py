@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
+from lamina.fusion.base import SIZE, Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -38,13 +37,11 @@ class Concat(FusionConfig):
         say how the map is initialised; here it is as one `nn.Linear` over all states.
     """
 
+    ranges: ClassVar = {"dim": SIZE}
+
     dim: int | None = None
     layers: Selector = "1-"
     bias: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("concat", "dim", self.dim, 1, 1 << 20)
 
 
 class _ConcatStream(Stream):

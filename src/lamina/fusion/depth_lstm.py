@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
+from lamina.fusion.base import SIZE, Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -34,12 +33,10 @@ class DepthLSTM(FusionConfig):
         part of a recurrent model.
     """
 
+    ranges: ClassVar = {"dim": SIZE}
+
     dim: int | None = None
     layers: Selector = "1-"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("depth_lstm", "dim", self.dim, 1, 1 << 20)
 
 
 class _DepthLSTMStream(Stream):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig, InputWeighted
+from lamina.fusion.base import SIZE, FusionConfig, InputWeighted
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -41,14 +40,11 @@ class DWAtt(FusionConfig):
         the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and bias.
     """
 
+    ranges: ClassVar = {"bottleneck": SIZE, "position_dim": SIZE}
+
     bottleneck: int | None = None
     position_dim: int = 24
     layers: Selector = "1-"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("dwatt", "bottleneck", self.bottleneck, 1, 1 << 20)
-        check_range("dwatt", "position_dim", self.position_dim, 1, 1 << 20)
 
 
 def _bottleneck(width: int, size: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, final
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError, first_line
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Range, Stream, require_fed
 from lamina.layers.devices import main_device
 from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
-from lamina.utils import check_range, seed_torch
+from lamina.utils import seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -53,14 +53,11 @@ class ExtraLayers(FusionConfig):
         in BERT: post-norm, heads of size 64 or more, a feed-forward network of 4 x width.
     """
 
-    n: int = 1
-
+    ranges: ClassVar = {"n": Range(1, 1000)}
     layers: ClassVar[int] = -1
     needs_block_inputs: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("extra_layers", "n", self.n, 1, 1000)
+    n: int = 1
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
         """Return the module with copies of the last block of `stack`, newly initialised.
@@ -171,15 +168,15 @@ class _TopStream(Stream):
 
 @dataclass(frozen=True)
 class _Call:
-    """The recorded arguments `args` and `kwargs` of one call of a transformer block, without key-value caches.
+    """The recorded arguments of one call of a transformer block, without key-value caches.
 
     Attributes:
+        arguments: Position or name of an argument -> its value, in the order of the call.
         place: Position or name of the argument that is the hidden state.
         past: Number of earlier tokens that were in a cache.
     """
 
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
+    arguments: dict[int | str, object]
     place: int | str = 0
     past: int = 0
 
@@ -191,35 +188,30 @@ class _Call:
         record is the number of tokens that the caches hold for the layer with index `layer`. The first argument counts
         as the state.
         """
-        past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
-        options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
-        if "use_cache" in options:
-            options["use_cache"] = False
+        given: dict[int | str, object] = {**dict(enumerate(args)), **kwargs}
+        past = [int(value.get_seq_length(layer)) for value in given.values() if _is_cache(value)]
+        arguments = {key: None if _is_cache(value) else value for key, value in given.items()}
+        if "use_cache" in arguments:
+            arguments["use_cache"] = False
         place = 0 if args else next(iter(inspect.signature(block.forward).parameters))
-        return cls(tuple(None if _is_cache(value) else value for value in args), options, place, max(past, default=0))
-
-    @property
-    def state(self) -> Tensor:
-        """The argument of the call that is the hidden state."""
-        return cast("Tensor", self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place])
+        return cls(arguments, place, max(past, default=0))
 
     def to(self, dtype: torch.dtype) -> _Call:
         """Return a copy of the record with every floating-point tensor converted to `dtype`."""
-        args, kwargs = tree_map_only(
-            Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, (self.args, self.kwargs)
-        )
-        return _Call(args, kwargs, self.place, self.past)
+
+        def converted(value: Tensor) -> Tensor:
+            return value.to(dtype) if value.is_floating_point() else value
+
+        return replace(self, arguments=tree_map_only(Tensor, converted, self.arguments))
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
         """Return the state that `block` makes from `state` `[batch, tokens, width]` and the other recorded arguments.
 
         `swap` names two axes that are exchanged before the call and back after it. None: nothing is exchanged.
         """
-        args, kwargs = list(self.args), dict(self.kwargs)
-        if isinstance(self.place, int):
-            args[self.place] = swapped(state, swap)
-        else:
-            kwargs[self.place] = swapped(state, swap)
+        arguments = {**self.arguments, self.place: swapped(state, swap)}
+        args = [value for key, value in arguments.items() if isinstance(key, int)]
+        kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
         output = block(*args, **kwargs)
         return swapped(output if isinstance(output, Tensor) else output[0], swap)
 
@@ -250,7 +242,7 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     padded sequences stay finite.
     """
     scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
-    return _Call((None,), {"attention_mask": scores[:, None, None, :]})
+    return _Call({0: None, "attention_mask": scores[:, None, None, :]})
 
 
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
@@ -327,7 +319,8 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
         except Exception:  # the head may refuse this input
             model.base_model(**inputs)
         call, output = calls[-1]
-        swaps = [swap for swap in _SWAPS if alike(swapped(call.state, swap), states[layer], tolerance)]
+        received = cast("Tensor", call.arguments[call.place])
+        swaps = [swap for swap in _SWAPS if alike(swapped(received, swap), states[layer], tolerance)]
         if not swaps:
             raise _unsupported(model, "its last block does not get the state of the layer below")
         dtype = next(copied.parameters()).dtype

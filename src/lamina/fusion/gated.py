@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig, InputWeighted, LayerView, WeightedSum
+from lamina.fusion.base import SIZE, FusionConfig, InputWeighted, LayerView, WeightedSum
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -36,12 +35,10 @@ class Gated(FusionConfig):
         to 1 / layers, so that the sum is the mean at first.
     """
 
+    ranges: ClassVar = {"hidden": SIZE}
+
     hidden: int = 128
     layers: Selector = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("gated", "hidden", self.hidden, 1, 1 << 20)
 
 
 class _GatedStream(WeightedSum):

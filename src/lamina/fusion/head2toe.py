@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig
+from lamina.fusion.base import Fusion, FusionConfig, Range
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -53,6 +52,8 @@ class Head2Toe(FusionConfig):
         arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one training.
     """
 
+    ranges: ClassVar = {"group_lasso": Range(0, open_high=True), "chunks": Range(1, 1000)}
+
     fraction: float = 0.1
     group_lasso: float = 1e-3
     score_share: float = 0.5
@@ -66,8 +67,6 @@ class Head2Toe(FusionConfig):
             raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be above 0 and at most 1.")
         if not 0 < self.score_share < 1:
             raise ConfigError(f"head2toe: score_share is {self.score_share}; it must be above 0 and below 1.")
-        check_range("head2toe", "group_lasso", self.group_lasso, 0, float("inf"), open_high=True)
-        check_range("head2toe", "chunks", self.chunks, 1, 1000)
         if self.per_token and self.chunks > 1:
             raise ConfigError(f"head2toe: chunks is {self.chunks} with per_token; chunks are parts of a whole text.")
 

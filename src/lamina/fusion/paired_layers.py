@@ -57,7 +57,6 @@ class PairedLayers(PoolingConfig):
         arXiv:1904.09675).
     """
 
-    op: ClassVar[str] = "paired_layers"
     reads_pairs: ClassVar[bool] = True
 
 

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError, check_known
 from lamina.fusion.base import (
     KEPT_ON_GPU,
+    PROBABILITY,
+    SIZE,
     Fusion,
     FusionConfig,
     LayerView,
@@ -29,7 +31,6 @@ from lamina.fusion.base import (
     require_fed,
 )
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -42,25 +43,15 @@ _KEPT = 1 << 18  # number of elements of states (or of scores) up to which sever
 
 @dataclass(frozen=True)
 class PoolingConfig(FusionConfig):
-    """Settings that PooledLayers and PairedLayers share; see there. ConfigError if a number is out of its range.
+    """Settings that PooledLayers and PairedLayers share; see there. ConfigError if a number is out of its range."""
 
-    `op` is the fusion's name in error messages.
-    """
-
-    op: ClassVar[str]
+    ranges: ClassVar = {"dim": SIZE, "heads": SIZE, "queries": SIZE, "dropout": PROBABILITY}
 
     dim: int = 64
     heads: int = 1
     layers: Selector = "all"
     dropout: float = 0.1
     queries: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self.op, "dim", self.dim, 1, 1 << 20)
-        check_range(self.op, "heads", self.heads, 1, 1 << 20)
-        check_range(self.op, "queries", self.queries, 1, 1 << 20)
-        check_range(self.op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
 class PooledTokens(NamedTuple):
@@ -272,7 +263,6 @@ class PooledLayers(PoolingConfig):
         Corro 2026, arXiv:2601.13288. The modules differ: here each layer has its own queries and one weight.
     """
 
-    op: ClassVar[str] = "pooled_layers"
     over: Over = "all"
 
     def __post_init__(self) -> None:

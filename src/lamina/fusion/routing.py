@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig, InputWeighted
+from lamina.fusion.base import FusionConfig, InputWeighted, Range
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
@@ -48,17 +47,14 @@ class Routing(FusionConfig):
         Padding has activation 0 and does not count as an input.
     """
 
+    ranges: ClassVar = dict.fromkeys(("dim", "vectors", "size", "iterations"), Range(2, 1 << 20))
+
     dim: int = 64
     vectors: int = 64
     size: int | None = None
     iterations: int = 2
     layers: Selector = "all"
     per_token: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("dim", "vectors", "size", "iterations"):
-            check_range("routing", name, getattr(self, name), 2, 1 << 20)
 
 
 @final

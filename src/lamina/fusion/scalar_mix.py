@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+from lamina.fusion.base import PROBABILITY, Fusion, FusionConfig, Stream, WeightedSum
 from lamina.layers.selectors import Selector
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,12 +31,10 @@ class ScalarMix(FusionConfig):
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
     """
 
+    ranges: ClassVar = {"layer_dropout": PROBABILITY}
+
     layers: Selector = "all"
     layer_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("scalar_mix", "layer_dropout", self.layer_dropout, 0, 1, open_high=True)
 
 
 @final

@@ -43,10 +43,6 @@ class SingleLayer(ProjectedConfig):
     output_activation: bool = True
     frozen: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("single_layer")
-
     def selector(self) -> int:
         """Return the index of the layer that is read; negative numbers count from the top."""
         return self.layer

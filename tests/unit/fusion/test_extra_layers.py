@@ -380,7 +380,7 @@ def test_a_call_is_recorded_without_its_caches():
     block, cache, state, mask = Block(), DynamicCache(), torch.randn(1, 2, 3), torch.ones(1, 2)
     for args, kwargs in (((state, cache), {"mask": mask}), ((), {"mask": mask, "past": cache, "hidden": state})):
         call = _Call.record(block, args, {**kwargs, "use_cache": True}, 0)
-        assert call.state is state
+        assert call.arguments[call.place] is state
         seen: list[Any] = []
         handle = block.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out[1]))
         assert torch.equal(call.run(block, 2 * state, None), 2 * state + 1)
