@@ -49,7 +49,13 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The settings, beside weights, on which a stack's states depend: `config_facts` and `module_facts`."""
+    """The settings, beside weights, on which a stack's states depend.
+
+    Attributes:
+        config: Settings of the config of the innermost model around the stack, JSON-ready. So they are the same for an
+            encoder alone, inside a model with a head, and inside a PEFT wrapper.
+        modules: See `module_facts`.
+    """
 
     config: JSONObject
     modules: dict[str, str]
@@ -57,16 +63,8 @@ class StackSettings:
     @classmethod
     def of(cls, model: nn.Module, stack: LayerStack) -> StackSettings:
         """Return the present settings of a stack of a model."""
-        return cls(config_facts(model, stack), module_facts(model, stack))
-
-
-def config_facts(model: nn.Module, stack: LayerStack) -> JSONObject:
-    """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
-
-    The config is that of the innermost model around the stack, so the settings are the same for an encoder alone,
-    inside a model with a head, and inside a PEFT wrapper.
-    """
-    return settings_of(cast("PreTrainedModel", around(model, stack)).config)
+        config = cast("PreTrainedModel", around(model, stack)).config
+        return cls(settings_of(config), module_facts(model, stack))
 
 
 def settings_of(config: PretrainedConfig) -> JSONObject:
@@ -139,9 +137,7 @@ def _attributes(module: nn.Module) -> str:
     for name, value in sorted(vars(module).items()):
         if not is_setting(name):
             continue
-        if isinstance(value, FunctionType):
-            if name != "forward" and hasattr(nn.Module, name):
-                continue
+        if isinstance(value, FunctionType) and (name == "forward" or not hasattr(nn.Module, name)):
             kept.append(f"{name}={value.__qualname__}")
         elif is_value(value):
             kept.append(f"{name}={value!r}")

@@ -52,18 +52,14 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]
-    state = (item for module in plain for part in (_state, _adapters) for item in part(module))
-    return fingerprint_of_tensors(state, tied_by_value=any(parameter.is_meta for parameter in _parameters(plain)))
-
-
-def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    return (parameter for module in modules for parameter in module.parameters(recurse=False))
+    is_offloaded = any(parameter.is_meta for module in plain for parameter in module.parameters(recurse=False))
+    return fingerprint_of_tensors((item for module in plain for item in _state(module)), tied_by_value=is_offloaded)
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
     """Yield (name, value) for a module's own part of the state dict, without integer counters.
 
-    An inserted layer's settings (`fingerprint_facts`) are yielded too.
+    An inserted layer's settings (`fingerprint_facts`) come first, and the active adapters of a PEFT layer last.
     """
     if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings besides its weight
         yield "facts", str(facts)
@@ -73,9 +69,6 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
             counter = buffers.get(name)
             if counter is None or counter.is_floating_point() or counter.numel() > 1:
                 yield name, value
-
-
-def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
     if has_adapters(module):
         yield from adapter_state(module)
 

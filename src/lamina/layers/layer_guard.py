@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import torch
 import xxhash
@@ -30,12 +30,6 @@ _Weights = dict[str, nn.Parameter | None]  # a module's own weights by name; Non
 _values = cast("Callable[[dict[str, Any]], Iterable[Any]]", dict.values)  # pyright: ignore[reportUnknownMemberType]
 _get = cast("Callable[[dict[str, object], str], object]", dict.get)  # pyright: ignore[reportUnknownMemberType]
 _version: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor was changed in place
-
-
-class _Edit(Protocol):
-    """The attributes of an `editing.record.Edit` that this module uses."""
-
-    kind: str
 
 
 @final
@@ -144,7 +138,7 @@ class LayerGuard:
         edits that leave the outputs as they were (freezing, merging).
         """
         for owner, known in self._edits.items():
-            edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
+            edits: tuple[Move, ...] = getattr(owner, EDITS, ())
             if edits == known:
                 continue
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
@@ -167,19 +161,11 @@ class LayerGuard:
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of a model's active adapters; () if none. One layer is asked: PEFT switches all together."""
-        for owner in self._edits:
-            if _ADAPTERS in vars(owner):
-                break
-        else:
+        if not any(_ADAPTERS in vars(owner) for owner in self._edits):
             return ()
         if self._adapted is None:
-            inside = (
-                (module, name)
-                for module in model.modules()
-                for name, child in module.named_children()
-                if has_adapters(child)
-            )
-            self._adapted = next(inside, None)
+            named = ((module, *item) for module in model.modules() for item in children_of(module).items())
+            self._adapted = next(((parent, name) for parent, name, child in named if has_adapters(child)), None)
         layer = self._adapted and children_of(self._adapted[0]).get(self._adapted[1])
         return active_adapters(layer) if layer is not None and has_adapters(layer) else ()
 
@@ -228,7 +214,7 @@ class WeightGuard:
         self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
         self._total = sum(self._versions)
         self._samples = [_samples(self._plain.values(), turn) for turn in range(len(_PLACES))]
-        self._sampled = list(map(_read, self._samples))
+        self._sampled = [list(map(_value, samples)) for samples in self._samples]
         self._turn = 0
         _guards.add(self)
 
@@ -256,7 +242,7 @@ class WeightGuard:
             and sum(map(len, self._owners)) == len(self._tensors)
             and all(map(is_, chain.from_iterable(map(_values, self._owners)), self._tensors))
             # last, because it reads from addresses, at which the weights must still be
-            and _read(self._samples[turn]) == self._sampled[turn]
+            and list(map(_value, self._samples[turn])) == self._sampled[turn]
         )
 
     def _find_change(self) -> str | None:
@@ -275,17 +261,16 @@ class WeightGuard:
             if _version(weight) != version or (weight.data_ptr() != pointer and weight.device == device):
                 return f"'{name}' has other values"
         in_place = list(map(Tensor.data_ptr, self._plain.values())) == self._pointers
-        if in_place and list(map(_read, self._samples)) != self._sampled:
+        if in_place and [list(map(_value, samples)) for samples in self._samples] != self._sampled:
             return "some weights have other values"
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
         return None
 
     def note_step(self, stepped: set[int]) -> None:
         """Record that an optimizer has changed the tensors with these ids. Ids that are not the stack's are ignored."""
-        for name, weight in self._plain.items():
-            if id(weight) in stepped:
-                self._reason = self._reason or f"an optimizer has changed '{name}'"
-                return
+        name = next((name for name, weight in self._plain.items() if id(weight) in stepped), None)
+        if name is not None:
+            self._reason = self._reason or f"an optimizer has changed '{name}'"
 
     def seal(self) -> None:
         """Compute the checksum of the weights, to which `is_rewritten` compares them, unless there is one already."""
@@ -345,10 +330,11 @@ _value: Callable[[_Sample], int] = attrgetter("value")
 
 
 def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
-    """Return a reference to one number of each weight that is on the CPU and contiguous; `_read` reads these numbers.
+    """Return a reference to one number of each weight that is on the CPU and contiguous; `_value` reads it, as an int.
 
     `turn` is an index in `_PLACES`, which says where in each weight the number is. A reference is an address, not a
-    view, which would keep the memory of a weight that was moved to another device.
+    view, which would keep the memory of a weight that was moved to another device. So the weights must still be at
+    these addresses when the numbers are read.
     """
     samples: list[_Sample] = []
     for weight in weights:
@@ -356,11 +342,6 @@ def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
         if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel() and size in _KINDS:
             samples.append(_KINDS[size].from_address(weight.data_ptr() + int(weight.numel() * _PLACES[turn]) * size))
     return samples
-
-
-def _read(samples: Iterable[_Sample]) -> list[int]:
-    """Return the numbers that `samples` refer to, as integers. The weights must still be at these addresses."""
-    return list(map(_value, samples))
 
 
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:

@@ -80,9 +80,9 @@ class StackFacts(SavedFacts):
         layers: Number of layers, embeddings included.
         width: Size of a hidden state.
         fingerprint: Hash of the stack's weights. None: readers were trained on recorded states of unknown weights.
-        config: Settings of the model's config that may change the stack's states; see `config_facts`. None in banks of
+        config: Settings of the model's config that may change the stack's states; see `StackSettings`. None in banks of
             earlier versions or on recorded states.
-        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None as for `config`.
+        modules: Classes and settings of the stack's modules, as digests; see `StackSettings`. None as for `config`.
     """
 
     layers: int
