@@ -51,6 +51,17 @@ class Range(NamedTuple):
 SIZE, PROBABILITY = Range(1, 1 << 20), Range(0, 1, open_high=True)
 
 
+def check_settings(op: str, settings: object, ranges: Mapping[str, Range]) -> None:
+    """Raise ConfigError, whose message begins with `op`, if a field of a dataclass has a wrong type or is out of range.
+
+    Fields may be stored again in another form; see `lamina.utils.check_fields`. `ranges` is name of a field -> its
+    range.
+    """
+    check_fields(op, settings)
+    for name, allowed in ranges.items():
+        check_range(op, name, getattr(settings, name), allowed.low, allowed.high, open_high=allowed.open_high)
+
+
 class FusionConfig:
     """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
@@ -84,9 +95,7 @@ class FusionConfig:
         return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def __post_init__(self) -> None:
-        check_fields(self.op, self)
-        for name, allowed in self.ranges.items():
-            check_range(self.op, name, getattr(self, name), allowed.low, allowed.high, open_high=allowed.open_high)
+        check_settings(self.op, self, self.ranges)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
 

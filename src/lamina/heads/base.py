@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, convert_errors
+from lamina.fusion.base import Range, check_settings
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ProblemType = Literal["classification", "regression", "multi_label"]
 _MOST_LABELS = 1 << 20  # a larger number of classes is a mistake
+_OF_LABELS = ("labels", "problem_type", "class_weights")  # settings on which logits do not depend
 IGNORE = -100  # label of a position that has no label and is left out of the loss, as in transformers
 
 
@@ -64,7 +66,11 @@ class ReadTask(TaskLike, Protocol):
 class HeadConfig(ABC):
     """The settings of a head. Subclasses are frozen dataclasses.
 
+    `labels` may be a number when an instance is made, see `label_names`. ConfigError if the labels are not valid, or a
+    field has a wrong type or is out of its range.
+
     Attributes:
+        ranges: Name of a field -> the numbers that it may have.
         labels: Names of the classes; for a regression, the name of the score alone.
         kind: Name of the kind of task that the head is for.
         inputs: Names of the model's arguments that this kind of task provides, such as "input_ids". In models with
@@ -73,6 +79,7 @@ class HeadConfig(ABC):
         problem_type: "classification", "regression" (a number), or "multi_label" (several labels at once).
     """
 
+    ranges: ClassVar[Mapping[str, Range]] = {}
     labels: Sequence[str]
     kind: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]] = ("input_ids",)
@@ -80,6 +87,10 @@ class HeadConfig(ABC):
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
+        check_settings(self.kind, self, self.ranges)
 
     @property
     def weighs_tokens(self) -> bool:
@@ -252,11 +263,9 @@ class LabelHead(Head):
         **parts: Submodules before the linear map, by name.
 
     Attributes:
-        settings: Names of settings that must be equal for heads to be computed in one operation.
         class_weights: Weight of each label in the loss. None: all equal.
     """
 
-    settings: ClassVar[tuple[str, ...]]
     class_weights: Tensor | None
 
     def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:  # noqa: ANN401
@@ -281,9 +290,12 @@ class LabelHead(Head):
         return self.output if self.is_token_wise() else None
 
     def group(self) -> Hashable:
-        """Return a key made of shape, `settings`, mode and dtype; heads with equal keys are computed together."""
-        weight, settings = self.output.weight, [getattr(self.config, name) for name in self.settings]
-        return (*weight.shape, *settings, self.training, weight.dtype)
+        """Return a key; heads with equal keys are computed together.
+
+        It consists of shape, mode, dtype, and all settings but those that only name classes or decide about the loss.
+        """
+        weight, settings = self.output.weight, vars(self.config).items()
+        return (*weight.shape, *(item for item in settings if item[0] not in _OF_LABELS), self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
         """Return the logits: one row per sequence if the head pools, else per token (without meaning at padding)."""

@@ -12,23 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.errors import ConfigError, UnknownNameError
-from lamina.fusion.base import dropout
+from lamina.errors import ConfigError, check_known
+from lamina.fusion.base import PROBABILITY, SIZE, Range, dropout
 from lamina.fusion.concat import Concat
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode
-from lamina.heads.base import (
-    AffineMap,
-    HeadConfig,
-    LabelHead,
-    ProblemType,
-    TokenMap,
-    check_class_weights,
-    label_names,
-    linear,
-)
-from lamina.utils import check_fields, check_range
+from lamina.heads.base import AffineMap, HeadConfig, LabelHead, ProblemType, TokenMap, check_class_weights, linear
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -77,6 +67,12 @@ class PooledClassification(HeadConfig):
     """
 
     problem_types: ClassVar[tuple[str, ...]] = get_args(ProblemType)
+    ranges: ClassVar = {
+        "dropout": PROBABILITY,
+        "attention_dropout": PROBABILITY,
+        "encoder_layers": Range(0, 64),
+        "feedforward": SIZE,
+    }
 
     labels: Sequence[str]
     attention_heads: int = 8
@@ -96,15 +92,9 @@ class PooledClassification(HeadConfig):
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        check_fields(self.kind, self)
-        for name, known in (("pooling", get_args(Pooling)), ("problem_type", self.problem_types)):
-            if getattr(self, name) not in known:
-                raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
-        for name in ("dropout", "attention_dropout"):
-            check_range(self.kind, name, getattr(self, name), 0, 1, open_high=True)
-        check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
-        check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
+        super().__post_init__()
+        check_known(self.kind, [self.pooling], get_args(Pooling), "pooling")
+        check_known(self.kind, [self.problem_type], self.problem_types, "problem_type")
         if not self.linear and (self.pooling == "attention" or self.encoder_layers):
             problem = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
             hint = "Use encoder_layers=0, and 'query', 'first', 'last' or 'mean'."
@@ -177,15 +167,6 @@ class PooledClassificationHead(LabelHead):
     """The module of `PooledClassification` and its subclasses; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
-    settings: ClassVar = (
-        "attention_heads",
-        "dropout",
-        "attention_dropout",
-        "pooling",
-        "linear",
-        "encoder_layers",
-        "feedforward",
-    )
 
     def __init__(self, config: PooledClassification, dim: int) -> None:
         parts = {}

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from torch import nn
 
-from lamina.fusion.base import dropout
+from lamina.fusion.base import PROBABILITY, SIZE, Range, dropout
 from lamina.fusion.concat import Concat
 from lamina.heads.attention import EncoderLayer, encode
-from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, label_names, linear
-from lamina.utils import check_fields, check_range
+from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, linear
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -51,6 +50,7 @@ class TokenClassification(HeadConfig):
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "token_classification"
+    ranges: ClassVar = {"dropout": PROBABILITY, "encoder_layers": Range(0, 64), "feedforward": SIZE}
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
@@ -66,11 +66,7 @@ class TokenClassification(HeadConfig):
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        check_fields(self.kind, self)
-        check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
-        check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
-        check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
+        super().__post_init__()
         object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     def build(self, dim: int) -> TokenClassificationHead:
@@ -81,8 +77,6 @@ class TokenClassification(HeadConfig):
 @final
 class TokenClassificationHead(LabelHead):
     """The module of `TokenClassification`; logits `[batch, tokens, classes]`."""
-
-    settings: ClassVar = ("encoder_layers", "attention_heads", "feedforward", "dropout")
 
     def __init__(self, config: TokenClassification, dim: int) -> None:
         settings = (config.attention_heads, config.feedforward, config.dropout)

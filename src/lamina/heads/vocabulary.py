@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
-from lamina.utils import check_fields
+from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -30,8 +29,7 @@ class VocabularyConfig(HeadConfig, ABC):
     labels: Sequence[str] = LABELS
 
     def __post_init__(self) -> None:
-        check_fields(self.kind, self)
-        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
+        super().__post_init__()
         if self.labels != LABELS:
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 
