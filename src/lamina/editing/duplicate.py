@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,10 +14,9 @@ from lamina.editing.block_order import rearrange
 from lamina.editing.editable import blocks_of, movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
-from lamina.layers.adapters import backbone
 from lamina.layers.devices import main_device
 from lamina.layers.preserve import preserve_model
-from lamina.layers.probe_input import probe_input
+from lamina.layers.probe_input import run_probe
 from lamina.layers.roles import family_of
 from lamina.layers.stack import own_state
 from lamina.utils import check_types
@@ -67,7 +67,10 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
     edited = movable_stack(model, stack, _OP)
     chosen = blocks_of(edited, layers, _OP)
     zeros = _identity_values(model, edited, chosen) if identity else {}
-    order = _with_copies(chosen, edited.depth)
+    order: list[int] = []
+    for is_chosen, run in groupby(range(1, edited.depth + 1), key=lambda layer: layer in chosen):
+        blocks = list(run)
+        order += blocks * 2 if is_chosen else blocks
     moved = rearrange(model, edited, order, _OP)
     for place, layer in enumerate(order):
         if layer in zeros and layer in order[:place]:
@@ -79,18 +82,6 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
     if zeros:  # number of a block -> name of a parameter in it -> its value in the copy
         settings["zeroed"] = {str(layer): values for layer, values in zeros.items()}
     return record(model, Edit("duplicate", edited.name, tuple(chosen), moved.added, settings))
-
-
-def _with_copies(chosen: Sequence[int], depth: int) -> list[int]:
-    """Return the order of blocks after duplication: the numbers 1 to `depth`, with each run of chosen ones twice."""
-    order: list[int] = []
-    run: list[int] = []
-    for layer in range(1, depth + 1):
-        order.append(layer)
-        run = [*run, layer] if layer in chosen else []
-        if run and layer + 1 not in chosen:
-            order += run
-    return order
 
 
 def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence[int]) -> dict[int, dict[str, float]]:
@@ -124,18 +115,13 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
             )
             for layer in layers
         ]
-        _run(model, stack)
+        run_probe(stack.tower or model, _TOKENS, seed=1)
         for handle in handles:  # a copy of a block would have its hook too
             handle.remove()
-        family = family_of(model)
-        zeros = {
-            layer: _zeros(
-                copy.deepcopy(stack.blocks[layer - 1]),
-                *calls[layer],
-                where=f"{_OP}: block {layer} of the family '{family}'",
-            )
-            for layer in layers
-        }
+        zeros: dict[int, dict[str, float]] = {}
+        for layer in layers:
+            where = f"{_OP}: block {layer} of the family '{family_of(model)}'"
+            zeros[layer] = _zeros(copy.deepcopy(stack.blocks[layer - 1]), *calls[layer], where=where)
     uses = Counter(parameter for block in stack.blocks for parameter in block.parameters())
     for layer, values in zeros.items():
         parameters = dict(stack.blocks[layer - 1].named_parameters())
@@ -143,21 +129,6 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
             problem = f"block {layer} could only be an identity without '{shared[0]}', which other blocks share"
             raise ConfigError(f"{_OP}: {problem}. Use identity=False (--repeat).")
     return zeros
-
-
-def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run the tower of `stack`, or without one the model, on a small input; if that fails, the model's backbone.
-
-    An error of the last attempt passes through.
-    """
-    *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
-    for target in targets:
-        try:
-            target(**probe_input(target, _TOKENS, seed=1).inputs)
-        except (RuntimeError, ValueError, TypeError, KeyError, IndexError):
-            continue
-        return
-    last(**probe_input(last, _TOKENS, seed=1).inputs)
 
 
 def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:

@@ -151,9 +151,7 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
     """Raise UnsupportedModelError if a module of `inside` has packed weights, or computes a weight from others."""
     for path, module in model.named_modules():
-        tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-        packed = any(name not in tensors or _is_packed(tensors[name]) for name in own_state(module))
-        if module in inside and (packed or _computed(module)):
+        if module in inside and (has_packed(module) or _computed(module)):
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 

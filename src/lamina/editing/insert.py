@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 POSITIONS = ("attention", "ffn", "both", "ffn_input", "both_input", "convolution")
-_IN_ATTENTION, _AFTER_FFN, _BEFORE_FFN = (
-    ("attention", "both", "both_input"),
-    ("ffn", "both"),
-    ("ffn_input", "both_input"),
-)
+_IN_ATTENTION = ("attention", "both", "both_input")
+_AFTER_FFN, _BEFORE_FFN = ("ffn", "both"), ("ffn_input", "both_input")
 INITS = ("identity", "unit", "xavier", "he", "zero")
 PLACEMENTS = ("weight", "output")
 KERNEL = 3  # default kernel size of a layer after a convolution
@@ -96,9 +93,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         text puts layers after the feed-forward network ("ffn"), its code for T5 on the network's input ("ffn_input").
         "convolution" is our own.
     """
-    plain = (
-        list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
-    )  # JSON has lists only
+    # JSON has lists only
+    plain = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
     options = Options(position, plain, init, activation, placement, stack, kernel)
     return _insert(model, options, generator=generator)
 
@@ -181,10 +177,8 @@ def _insert(
         seed = draw_seed(generator)
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     templates = [next(site.projection.parameters(recurse=False)) for site in sites]
-    weights = [
-        _new_weight(options, site.shape, site.axes, template, rng)
-        for site, template in zip(sites, templates, strict=True)
-    ]
+    pairs = zip(sites, templates, strict=True)
+    weights = [_new_weight(options, site.shape, site.axes, template, rng) for site, template in pairs]
     names: list[str] = []
     for site, weight in zip(sites, weights, strict=True):
         content_only = site.attention is not None
@@ -208,11 +202,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
     """
     if options.position == "convolution":
         name, chosen, convolutions = select_convolutions(model, options.layers, options.stack, _OP)
-        return (
-            name,
-            chosen,
-            [_convolution_site(model, *convolution, options.kernel) for convolution in convolutions.items()],
-        )
+        return name, chosen, [_convolution_site(model, *item, options.kernel) for item in convolutions.items()]
     roles = roles_of(model, op=_OP)
     default = default_stack(model).name if options.stack is None else options.stack
     names = list(stacks(model)) if default == "all" else [default]

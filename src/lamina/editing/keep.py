@@ -114,9 +114,8 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
         raise ConfigError(
             f"drop_: got layer 0; it is the embeddings, not a block, and always stays. Use 1..{edited.depth}."
         )
-    return _keep(
-        model, edited, "drop", [layer for layer in range(1, edited.depth + 1) if layer not in dropped], dropped
-    )
+    order = [layer for layer in range(1, edited.depth + 1) if layer not in dropped]
+    return _keep(model, edited, "drop", order, dropped)
 
 
 def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence[int], layers: Sequence[int]) -> Edit:

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.editing.editable import check_editable, check_weights, select_blocks
 from lamina.editing.inserted_layer import InsertedLayer
 from lamina.editing.record import Edit, draw_seed, record
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import preserve_model
 from lamina.utils import check_types
 
@@ -78,8 +78,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         0.02, truncated at 2 sigma.
     """
     for option, got in (("scope", scope), ("biases", biases), ("norms", norms)):
-        if got not in _CHOICES[option]:
-            raise UnknownNameError(op=_OP, got=str(got), known=_CHOICES[option], what=option)
+        check_known(_OP, [got], _CHOICES[option], option)
     for option, value in (("std", std), ("bound", bound)):
         if not 0 < value < float("inf"):
             raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
@@ -139,21 +138,16 @@ def _draw_weights(
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]
     maps = [module for module in modules if not isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd))]
-    weights = [
-        part
-        for module in maps
-        for name, part in module.named_parameters(recurse=False)
-        if _is_linear_weight(name, part)
-    ]
+    of_maps = [named for module in maps for named in module.named_parameters(recurse=False)]
+    weights = [weight for name, weight in of_maps if _is_linear_weight(name, weight)]
     named = [pair for module in modules for pair in module.named_parameters(recurse=False)]
     biases = [bias for name, bias in named if zero and name.endswith("bias")]
     with torch.no_grad():
         for weight in weights:
             if not weight.is_meta:
                 drawn = torch.empty(weight.shape)
-                nn.init.trunc_normal_(
-                    drawn, std=std, a=-bound * std, b=bound * std, generator=rng
-                )  # `a` and `b` are absolute
+                # `a` and `b` are absolute
+                nn.init.trunc_normal_(drawn, std=std, a=-bound * std, b=bound * std, generator=rng)
                 weight.copy_(drawn)
         for bias in biases:
             bias.zero_()

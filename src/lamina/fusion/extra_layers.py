@@ -19,7 +19,7 @@ from lamina.fusion.base import Fusion, FusionConfig, LayerView, Range, Stream, r
 from lamina.layers.devices import main_device
 from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.preserve import preserve_model
-from lamina.layers.probe_input import probe_input
+from lamina.layers.probe_input import run_probe
 from lamina.layers.stack import LayerStack, alike, swapped
 from lamina.utils import seed_torch
 
@@ -313,11 +313,7 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
     tolerance = 1e-4 if next(block.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     with preserve_model(model), watch(stack, [layer], states.__setitem__):
         block.register_forward_hook(after, with_kwargs=True)  # `preserve_model` removes it
-        inputs = probe_input(model, 7, seed=1).inputs
-        try:
-            model(**inputs)
-        except Exception:  # the head may refuse this input
-            model.base_model(**inputs)
+        run_probe(model, 7, seed=1)
         call, output = calls[-1]
         received = cast("Tensor", call.arguments[call.place])
         swaps = [swap for swap in _SWAPS if alike(swapped(received, swap), states[layer], tolerance)]

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from lamina.layers.adapters import backbone
 from lamina.layers.devices import main_device
 
 PADDED = 3  # padding tokens in the second row, so that a model that removes padding inside is noticed
@@ -74,6 +75,19 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
         if key in accepted or key == name
     }
     return Probe(inputs, rows, bool(others))
+
+
+def run_probe(model: nn.Module, tokens: int, seed: int) -> None:
+    """Run a model on a random input of `tokens` tokens; if it refuses the input, as some heads do, run its backbone.
+
+    Errors of `probe_input`, and of the backbone's run, pass through.
+    """
+    try:
+        model(**probe_input(model, tokens, seed).inputs)
+    except Exception:
+        if (inside := backbone(model)) is model:
+            raise
+        inside(**probe_input(inside, tokens, seed).inputs)
 
 
 def prefer_full(model: nn.Module) -> None:
@@ -244,19 +258,27 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
         samples = tokens * _count(model, "squeeze_factor", 1)
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
             samples = (samples - 1) * stride + kernel
-        mask = torch.ones(2, samples, dtype=torch.long)
-        mask[1, samples * 2 // 3 :] = 0
-        return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
+        return _waveforms(samples, rng)
     bins, length = _count(model, "num_mel_bins"), _count(model, "max_length")
     if bins and length:
         return {"input_values": torch.randn(1, length, bins, generator=rng)}
     frame = prod(part.stride[0] for part in model.modules() if isinstance(part, nn.Conv1d))  # samples in a frame
     if frame > 1:
-        samples = (tokens + 4) * frame  # more samples than `tokens` frames, as kernels are longer than strides
-        mask = torch.ones(2, samples, dtype=torch.long)
-        mask[1, samples * 2 // 3 :] = 0
-        return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
+        # more samples than `tokens` frames, as kernels are longer than strides
+        return _waveforms((tokens + 4) * frame, rng)
     raise NoInputError("it reads audio, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
+
+
+def _waveforms(samples: int, rng: torch.Generator) -> dict[str, Tensor]:
+    mask = _padded(samples)
+    return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
+
+
+def _padded(length: int) -> Tensor:
+    """Return a mask `[2, length]` whose second row ends in padding."""
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[1, length * 2 // 3 :] = 0
+    return mask
 
 
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
@@ -273,9 +295,7 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
         return {"input_features": features, "input_features_mask": torch.ones(1, 2 * positions, dtype=torch.long)}
     # some encoders read windows of frames, or need a number of frames that is a multiple
     length = tokens * max(4, 2 * _count(model, "n_window"), _count(model, "subsampling_factor"))
-    mask = torch.ones(2, length, dtype=torch.long)
-    mask[1, length * 2 // 3 :] = 0
-    features = torch.randn(2, length, bins, generator=rng)
+    features, mask = torch.randn(2, length, bins, generator=rng), _padded(length)
     return {"input_features": features, "attention_mask": mask, "input_features_mask": mask}
 
 
