@@ -108,12 +108,17 @@ class LayerIndexError(LaminaError, IndexError):
         op: The operation that was called.
         got: The layer number that does not exist.
         layers: Number of layers that the model has: its blocks and the embeddings (layer 0).
+
+    The parameter `end`, "top" or "bottom", says from which end layers 0 to `got` were counted, as in "top:9" for 8.
     """
 
-    def __init__(self, *, op: str, got: int, layers: int) -> None:
+    def __init__(self, *, op: str, got: int, layers: int, end: str = "") -> None:
         self.op, self.got, self.layers = op, got, layers
         what = f"layer {got} does not exist; the model has {layers} layers, embeddings included"
-        super().__init__(f"{op}: {what}. Use 0..{layers - 1}, or -1 for the last.")
+        hint = f"Use 0..{layers - 1}, or -1 for the last."
+        if end:
+            what, hint = f"{what}, not {got + 1} as in '{end}:{got + 1}'", f"Use '{end}:{layers}' or fewer."
+        super().__init__(f"{op}: {what}. {hint}")
 
 
 class UnsupportedModelError(LaminaError, TypeError):

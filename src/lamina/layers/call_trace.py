@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.layers.hooks import arguments
-from lamina.layers.stack import Side, Swap, by_path
+from lamina.layers.stack import Side, Swap, TapPoint, by_path
 from lamina.layers.state_forms import Form, count_tokens
 
 Key = tuple[object, ...]
@@ -67,6 +67,14 @@ class Event:
     version: int
     swap: Swap | None = None
     form: Form | None = None
+
+    def point(self, form: Form | None = None) -> TapPoint:
+        """Return where to read the same argument or result in later runs of the model.
+
+        `form` is the form in which the model returns the state there, used if the event itself has none.
+        """
+        call = self.call
+        return TapPoint(call.module, call.path, self.side, self.index, call.number, self.swap, self.form or form)
 
 
 Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was the same tensor or only an equal one

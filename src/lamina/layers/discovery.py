@@ -25,14 +25,15 @@ from lamina.layers.recorded import RecordedModel
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, is_all, select
 from lamina.layers.sites import Site, at_site
-from lamina.layers.stack import LayerStack, TapPoint, alike, by_path, towers_of
-from lamina.layers.state_forms import Form, first_tensors, forms_of, state_of, token_counts
+from lamina.layers.stack import LayerStack, alike, by_path, towers_of
+from lamina.layers.state_forms import Form, first_tensor, forms_of, state_of
 from lamina.layers.wrappers import checked_model, is_bitsandbytes, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size
 _CLOSE = 1e-2  # relative tolerance: some kernels of accelerators sum in another order each time
 _HIDDEN = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
 _ELSEWHERE = "Use a model whose layers all have one shape [batch, tokens, width], or one part of this model."
+_WEIGHTS = "Load its weights first."
 _PART = "Give one part of it, such as its text or vision model."
 
 States = dict[str, tuple[Tensor, ...]]  # name of a stack -> its hidden states
@@ -240,21 +241,18 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     Raises:
         _UnreadableError: If any of these steps fails, or the model is of a kind that is refused (see `stacks`).
     """
-    if not hasattr(getattr(model, "config", None), "to_dict"):
-        raise _UnreadableError("it is not a transformers model: it has no config", "Load it with AutoModel.")
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise _UnreadableError(
-            "its adapter learns a prompt, which is not part of its layers", "Use another adapter, such as LoRA."
-        )
-    if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
-        raise _UnreadableError(
-            "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
-        )
-    if is_bitsandbytes(model):
-        problem = (
-            "its weights are packed by bitsandbytes, whose kernels give a token different values in different batches"
-        )
-        raise _UnreadableError(f"{problem}, and no test of Lamina runs them", "Load it in bfloat16.")
+    has_config = hasattr(getattr(model, "config", None), "to_dict")
+    has_prompt = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    is_unmerged = any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model))
+    packed = "its weights are packed by bitsandbytes, whose kernels give a token different values in different batches"
+    for is_refused, reason, hint in (
+        (not has_config, "it is not a transformers model: it has no config", "Load it with AutoModel."),
+        (has_prompt, "its adapter learns a prompt, which is not part of its layers", "Use another adapter (LoRA)."),
+        (is_unmerged, "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."),
+        (is_bitsandbytes(model), f"{packed}, and no test of Lamina runs them", "Load it in bfloat16."),
+    ):
+        if is_refused:
+            raise _UnreadableError(reason, hint)
     try:
         pairs = _input_pairs(model)
     except NoInputError as error:
@@ -321,7 +319,8 @@ def _first_run(
     targets = dict.fromkeys((model, backbone(model)))
     for target, pair in product(targets, pairs):
         try:
-            with trace_calls(model, axes=(2, 3, 4), tokens=token_counts(pair[0])) as trace:
+            texts = [value for name, value in pair[0].inputs.items() if name.endswith("input_ids")]
+            with trace_calls(model, axes=(2, 3, 4), tokens={ids.shape[1] for ids in texts}) as trace:
                 states = _run_for_states(target, pair[0])
             if pair[0].is_full:
                 prefer_full(model)
@@ -344,15 +343,11 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
     try:
         return target(**probe.inputs, **options)
     except Exception as error:
+        parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
+        hint = f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
+        hint = _WEIGHTS if main_device(target).type == "meta" else hint
         reason = f"it does not run on a small input ({type(error).__name__}: {first_line(error)})"
-        raise _UnreadableError(reason, _hint_for(target)) from error
-
-
-def _hint_for(target: nn.Module) -> str:
-    if main_device(target).type == "meta":
-        return "Load its weights first."
-    parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
-    return f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
+        raise _UnreadableError(reason, hint) from error
 
 
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
@@ -362,7 +357,8 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
     """
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
-    by_stack = {name: cast("tuple[Tensor, ...]", first_tensors(v)) for name, v in states.items() if v is not None}
+    single = {name: tuple(map(first_tensor, value)) for name, value in states.items() if value is not None}
+    by_stack = cast("States", single)
     if "main" in by_stack:
         return {"main": by_stack["main"]}
     if set(by_stack) != {"encoder", "decoder"}:
@@ -385,7 +381,7 @@ def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace:
     seen = [trace.seen_as(state) for state in states]
     for layer, events in enumerate(seen):
         if not events:
-            hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
+            hint = _WEIGHTS if states[layer].is_meta else _ELSEWHERE
             raise _unmatched(name, layer, "no module gets or returns it as the model returns it", hint)
     calls = find_blocks(model, trace, seen)
     state = state_of(states[0], forms[0], tokens)
@@ -455,7 +451,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         seen[event] = state, state.clone()
 
     # converted here, not by the hooks: each stack has its own number of tokens, and `target` may hold several stacks
-    points = tuple(replace(_point(event, None), form=None) for event, _, _ in candidates)
+    points = tuple(replace(event.point(), form=None) for event, _, _ in candidates)
     with watch(LayerStack("candidates", 0, (), points, target, "", ()), range(len(points)), on_state):
         returned = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
@@ -476,18 +472,9 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     return chosen, states
 
 
-def _point(event: Event, form: Form | None) -> TapPoint:
-    """Return the tap point of an event: the module call and the argument or result to read in later runs.
-
-    `form`, the form in which the model returns the state, is used if the event has none.
-    """
-    call = event.call
-    return TapPoint(call.module, call.path, event.side, event.index, call.number, event.swap, event.form or form)
-
-
 def _build(model: nn.Module, name: str, places: _Places, events: list[Event], trace: Trace) -> LayerStack:
     """Return stack `name`, with layer i read at `events[i]`; `places` and `trace` come from the run that found them."""
-    points = tuple(_point(event, form) for event, form in zip(events, places.forms, strict=True))
+    points = tuple(event.point(form) for event, form in zip(events, places.forms, strict=True))
     needs_tokens = any(point.form is not None and point.form.needs_tokens for point in points)
     scope = find_scope(trace, events[0], events[-1], places.state, reads_tokens=needs_tokens)
     base = backbone(model)

@@ -212,7 +212,6 @@ class WeightGuard:
         self._versions = list(map(_version, self._plain.values()))
         self._pointers = list(map(Tensor.data_ptr, self._plain.values()))
         self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
-        self._total = sum(self._versions)
         self._samples = [_samples(self._plain.values(), turn) for turn in range(len(_PLACES))]
         self._sampled = [list(map(_value, samples)) for samples in self._samples]
         self._turn = 0
@@ -237,7 +236,7 @@ class WeightGuard:
         self._turn = turn = (self._turn + 1) % len(_PLACES)
         plain = self._plain.values()
         return (
-            sum(map(_version, plain)) == self._total
+            list(map(_version, plain)) == self._versions
             and list(map(Tensor.data_ptr, plain)) == self._pointers
             and sum(map(len, self._owners)) == len(self._tensors)
             and all(map(is_, chain.from_iterable(map(_values, self._owners)), self._tensors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from itertools import filterfalse
 from operator import attrgetter, call, getitem, itemgetter
 from typing import TYPE_CHECKING, cast, final
@@ -44,10 +44,6 @@ class ModuleGuard:
     that a pass of the model is known to change (`changed_by_passes`). The other is a new tensor for a buffer outside
     the state dict, such as a table of positions that grows.
     """
-
-    # older pickles have neither
-    _kinds: Sequence[type[nn.Module]] = ()
-    _adapters: Mapping[str, object] | None = None
 
     def __init__(self, model: nn.Module, stack: LayerStack) -> None:
         self._owner = cast("PreTrainedModel", around(model, stack))  # the paths below are paths in it
@@ -164,9 +160,7 @@ class ModuleGuard:
         # a new setting of the config counts only if its class knows it
         kind, config = type(self._owner.config), settings_of(self._owner.config)
         config = {name: value for name, value in config.items() if name in self._config or hasattr(kind, name)}
-        adapters = self._adapter_settings()
-        recorded = adapters if self._adapters is None else self._adapters
-        both = ((self._config, config, " of its config"), (recorded, adapters, ""))
+        both = ((self._config, config, " of its config"), (self._adapters, self._adapter_settings(), ""))
         for known, now, where in both:
             for name in (*known, *now):
                 if now.get(name) != known.get(name):

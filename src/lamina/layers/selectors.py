@@ -63,7 +63,8 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
         count = int(end[2])
         if count == 0:
             raise ConfigError(f"{op}: '{text}' names no layer; at least one is needed. Use '{end[1]}:1' or more.")
-        _index(count - 1, layers, op)
+        if count > layers:
+            raise LayerIndexError(op=op, got=count - 1, layers=layers, end=end[1])
         return list(range(layers))[:count] if end[1] == "bottom" else list(range(layers))[-count:]
     if span := re.fullmatch(r"(\d{1,9})-(\d{0,9})", text):
         low, high = span.groups()

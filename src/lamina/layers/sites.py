@@ -80,16 +80,12 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
     if True not in mixes or False not in mixes:
         raise _unsupported(model, "its blocks have no attention, or nothing beside it")
     chosen = {"attention": mixes.index(True), "ffn": len(mixes) - 1 - mixes[::-1].index(False)}
-    return {site: tuple(_point(added[number].event) for added in first) for site, number in chosen.items()}
+    return {site: tuple(added[number].event.point() for added in first) for site, number in chosen.items()}
 
 
 def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
     hint = "Use site='output'."
     return UnsupportedModelError(op="tap", model_type=family_of(model), reason=reason, hint=hint)
-
-
-def _point(event: Event) -> TapPoint:
-    return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number)
 
 
 def _run(model: nn.Module, length: int) -> Trace:

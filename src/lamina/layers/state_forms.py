@@ -81,20 +81,11 @@ def count_tokens(arguments: Mapping[str, object]) -> int | None:
 _TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds", "attention_mask")
 
 
-def token_counts(probe: Probe) -> tuple[int, ...]:
-    """Return the distinct numbers of tokens in a probe input's texts, of encoder and decoder; () without a text."""
-    return tuple({value.shape[1] for name, value in probe.inputs.items() if name.endswith("input_ids")})
+def first_tensor(state: object) -> object:
+    """Return the first tensor of a state that a model returned as a tuple, together with the state of global tokens.
 
-
-def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
-    """Return the hidden states of a stack as single tensors.
-
-    Some models return a state as a tuple, together with the state of global tokens; its first tensor is taken.
+    Anything else, which should be a tensor, is returned as it is.
     """
-    return tuple(map(_first_tensor, states))
-
-
-def _first_tensor(state: object) -> object:
     if not isinstance(state, tuple):
         return state
     parts = cast("tuple[object, ...]", state)

@@ -42,6 +42,13 @@ def test_a_layer_that_is_not_there(selector):
         select(selector, 7, op="tap")
 
 
+@pytest.mark.parametrize(("selector", "most"), [("top:9", "top:7"), ("bottom:8", "bottom:7"), (" top:100 ", "top:7")])
+def test_more_layers_than_there_are(selector: str, most: str):
+    """The message repeats the number that was asked for, not only the layer behind it."""
+    with pytest.raises(LayerIndexError, match=rf"the model has 7 layers.*'{selector.strip()}'\. Use '{most}' or fewer"):
+        select(selector, 7, op="tap")
+
+
 @pytest.mark.parametrize(
     "selector", ["", "top", "top:", "bottom:-1", "-1", "1,2", "every", "1.5", [0, "1"], [np.True_]]
 )
