@@ -52,10 +52,9 @@ def cut_configs(
     holders = [name for name in parts if _depth_names(config, name, stack, depth)]
     holders.sort(key=lambda name: parts[name] is not owner)
     if not holders:
-        raise ConfigError(
-            f"{op}: no entry of the config says that the {stack} stack has {depth} blocks, so a reload would bring "
-            f"the old blocks back; looked for {', '.join(_DEPTHS.get(stack, _ANY_DEPTH))}."
-        )
+        problem = f"no entry of the config says that the {stack} stack has {depth} blocks"
+        names = ", ".join(_DEPTHS.get(stack, _ANY_DEPTH))
+        raise ConfigError(f"{op}: {problem}, so a reload would bring the old blocks back; looked for {names}.")
     for every_list in (False, True):
         for name in holders:
             cut = copy.deepcopy(config)
@@ -149,10 +148,8 @@ def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -
     part = getattr(config, inner) if inner else config
     is_main = stack == "main" or bool(inner and inner == stack)
     names = _DEPTHS["main"] if is_main else _DEPTHS.get(stack, _ANY_DEPTH)
-    if is_main and not getattr(
-        part, "is_encoder_decoder", False
-    ):  # the decoder of a BART by itself keeps the config of the whole
-        names = (*names, CACHE_DEPTH)
+    if is_main and not getattr(part, "is_encoder_decoder", False):
+        names = (*names, CACHE_DEPTH)  # the decoder of a BART by itself keeps the config of the whole
     aliases = getattr(part, "attribute_map", {})
     others = {"encoder": "decoder", "decoder": "encoder"}.get(stack, "")  # `num_hidden_layers` may stand for its depth
     wrong = {name for name in names if name in aliases and aliases[name] in _DEPTHS.get(others, ())}
@@ -177,9 +174,7 @@ def _set_blocks(
         with suppress(NotImplementedError):  # ProphetNet computes this one from another setting
             setattr(part, name, len(order))
     for name in BLOCK_SETTINGS.entries:
-        entries = getattr(part, name, None)
-        if isinstance(entries, list | tuple) and len(entries) == depth and not _is_computed(part, name):
-            setattr(part, name, [entries[layer - 1] for layer in order])
+        _select_entries(part, name, depth, order)
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
@@ -187,20 +182,24 @@ def _set_blocks(
     _set_counts(part, depth, order)
     _set_short_forms(part, depth, order)
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
-    unknown = {
-        name: value
-        for name, value in vars(part).items()
-        if every_list and name not in known and isinstance(value, list | tuple) and len(value) == depth
-    }
-    for name, value in unknown.items():
-        setattr(part, name, [value[layer - 1] for layer in order])
-    return bool(unknown)
+    others = [name for name in vars(part) if name not in known] if every_list else []
+    changed = [name for name in others if _select_entries(part, name, depth, order)]
+    return bool(changed)
 
 
-def _is_computed(part: PretrainedConfig, name: str) -> bool:
-    """Return whether the setting `name` of the config `part` follows from other settings, so that it cannot be set."""
+def _select_entries(part: PretrainedConfig, name: str, depth: int, order: Sequence[int]) -> bool:
+    """Put the entries of the setting `name` in the new order, if it is a list with an entry per block; else do nothing.
+
+    A setting that follows from others cannot be set, and stays. `part` is the config, `depth` the number of blocks
+    before, and `order` the new blocks as numbers (from 1) of old ones. Returns whether the setting was changed.
+    """
+    entries = getattr(part, name, None)
     setting = getattr(type(part), getattr(part, "attribute_map", {}).get(name, name), None)
-    return isinstance(setting, property) and setting.fset is None
+    is_computed = isinstance(setting, property) and setting.fset is None
+    if is_computed or not isinstance(entries, list | tuple) or len(entries) != depth:
+        return False
+    setattr(part, name, [entries[layer - 1] for layer in order])
+    return True
 
 
 def _list_periods(part: PretrainedConfig, depth: int) -> None:

@@ -117,10 +117,10 @@ class _Plan:
 
         Only weights in `tables` change their shape. `depth` is the number of blocks before the move.
         """
-        axis = self.tables.get(name)
-        return torch.Size(
-            [size * len(self.order) // depth if number == axis else size for number, size in enumerate(shape)]
-        )
+        sizes = list(shape)
+        if (axis := self.tables.get(name)) is not None:
+            sizes[axis] = sizes[axis] * len(self.order) // depth
+        return torch.Size(sizes)
 
 
 class _WrongPlaceError(Exception):
@@ -202,10 +202,8 @@ def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, obj
         where = f"block {layer} cannot become block {place + 1}"
         if was.keys() != now.keys():
             part = min(was.keys() ^ now.keys())
-            has = "has" if part in now else "has no"
-            raise _WrongPlaceError(
-                f"{where}: there a block of '{family_of(plan.after)}' {has} '{part}', from its config. {_ORDER}"
-            )
+            has = f"a block of '{family_of(plan.after)}' {'has' if part in now else 'has no'} '{part}'"
+            raise _WrongPlaceError(f"{where}: there {has}, from its config. {_ORDER}")
         found = {name: _differing(was[name], now[name], name, (layer - 1, place), where, plan) for name in now}
         changes.append({name: differing for name, differing in found.items() if differing})
     return changes
@@ -215,11 +213,8 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    return {
-        name: module
-        for name, module in block.named_modules()
-        if not is_first(name, first) and not _is_dropout(name, module)
-    }
+    named = block.named_modules()
+    return {name: part for name, part in named if not is_first(name, first) and not _is_dropout(name, part)}
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
@@ -303,9 +298,9 @@ def _table_fits(key: str, value: dict[object, object], old: object, numbers: tup
     adapter: the entry for the new number must equal the old entry for the old number. Any other dict must not change.
     `numbers` are the block's old and new number, from 0.
     """
-    return (
-        value == old if "layer" not in key else isinstance(old, dict) and value.get(numbers[1]) == old.get(numbers[0])
-    )
+    if "layer" not in key:
+        return value == old
+    return isinstance(old, dict) and value.get(numbers[1]) == old.get(numbers[0])
 
 
 def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
@@ -339,9 +334,8 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
         parent, _, child = name.rpartition(".")
         delattr(old[0].get_submodule(parent), child)
     # a copy shares configs, and modules that are registered outside of the blocks too, with the block it is copied from
-    shared: dict[int, object] = {
-        id(value): value for part in model.modules() for value in vars(part).values() if hasattr(value, "to_dict")
-    }
+    values = (value for part in model.modules() for value in vars(part).values())
+    shared: dict[int, object] = {id(value): value for value in values if hasattr(value, "to_dict")}
     named = model.named_modules(remove_duplicate=False)
     shared |= {id(module): module for name, module in named if not name.startswith(f"{path}.")}
     uses = Counter(part for block in old for part in (*block.modules(), *block.parameters()))

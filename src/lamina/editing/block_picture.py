@@ -74,9 +74,8 @@ def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str
 
 def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
     """Return a stack's blocks after its edits; `before` is the number of blocks that it had before them."""
-    blocks = [
-        BlockFacts(block=number, was=number, copy=False, identity=False, edits=[]) for number in range(1, before + 1)
-    ]
+    numbers = range(1, before + 1)
+    blocks = [BlockFacts(block=number, was=number, copy=False, identity=False, edits=[]) for number in numbers]
     for edit in edits:
         order = order_of(edit)
         if order is not None:
@@ -85,14 +84,8 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
                 source = old[layer - 1]
                 again = layer in order[:place]
                 identity = (again and edit.settings.get("identity") is True) or source["identity"]
-                facts = BlockFacts(
-                    block=place + 1,
-                    was=source["was"],
-                    copy=again or source["copy"],
-                    identity=identity,
-                    edits=list(source["edits"]),
-                )
-                blocks.append(facts)
+                blocks.append({**source, "block": place + 1, "identity": identity, "edits": [*source["edits"]]})
+                blocks[-1]["copy"] = again or source["copy"]
             continue
         for block in blocks:
             if edit.kind == "merge":

@@ -139,9 +139,8 @@ def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tupl
             return value.clone()
         return None if hasattr(value, "get_seq_length") else value
 
-    return tuple(map(plain, args)), {
-        key: False if key == "use_cache" else plain(value) for key, value in kwargs.items()
-    }
+    without = {"use_cache": False} if "use_cache" in kwargs else {}
+    return tuple(map(plain, args)), {**{key: plain(value) for key, value in kwargs.items()}, **without}
 
 
 def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], *, where: str) -> dict[str, float]:

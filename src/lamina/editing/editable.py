@@ -69,10 +69,9 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
     """
     edited = default_stack(model, stack, op=op)
     if not edited.blocks:
-        raise ConfigError(
-            f"{op}: the {edited.name} stack of the family '{model.config.model_type}' has no module per block; its "
-            "parts are in separate lists. Use a family for which `lamina inspect` shows blocks."
-        )
+        problem = f"the {edited.name} stack of the family '{model.config.model_type}' has no module per block"
+        hint = "Use a family for which `lamina inspect` shows blocks."
+        raise ConfigError(f"{op}: {problem}; its parts are in separate lists. {hint}")
     chosen = blocks_of(edited, layers, op)
     check_shared(edited, chosen, op)
     return edited, chosen
@@ -128,9 +127,8 @@ def select_convolutions(
         raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
     chosen = select("1-" if is_all(layers) else layers, len(blocks) + 1, op=op)
     if 0 in chosen:
-        raise ConfigError(
-            f"{op}: got layer 0; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."
-        )
+        problem = f"got layer 0; the convolutions of the {name} stack are counted from 1"
+        raise ConfigError(f"{op}: {problem}. Use 1..{len(blocks)}.")
     paths = {module: path for path, module in by_path(model).items()}
     row, family = convolutions_of(model, op=op), family_of(model)
     groups = (modules_at(blocks[layer - 1], row.convolution, family=family, op=op) for layer in chosen)
@@ -142,10 +140,8 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
     named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
-        raise ConfigError(
-            f"{op}: layer {shared[0]} is not named, but a named layer is the same block; the layers of this model "
-            "share weights. Name all of them, or none."
-        )
+        problem = f"layer {shared[0]} is not named, but a named layer is the same block"
+        raise ConfigError(f"{op}: {problem}; the layers of this model share weights. Name all of them, or none.")
 
 
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
@@ -178,11 +174,10 @@ def _is_packed(tensor: Tensor) -> bool:
 
 def _computed(module: nn.Module) -> str | None:
     """Return "weight" or "bias" if a module computes it from other parameters (weight norm, pruning); else None."""
-    owners = {name: (vars(module).get(name), getattr(type(module), name, None)) for name in ("weight", "bias")}
-    return next(
-        (name for name, (own, of_class) in owners.items() if isinstance(own, Tensor) or isinstance(of_class, property)),
-        None,
-    )
+    for name in ("weight", "bias"):
+        if isinstance(vars(module).get(name), Tensor) or isinstance(getattr(type(module), name, None), property):
+            return name
+    return None
 
 
 _PLAIN = "Merge adapters, undo weight norm, pruning and quantisation, or correct the family's row."

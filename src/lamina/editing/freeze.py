@@ -82,9 +82,8 @@ def freeze_(
     if listed:
         modules = set(model.modules())
     elif edited:
-        modules = set().union(
-            *(_modules_of_layers(model, part, chosen) for part, chosen in zip(edited, numbers, strict=True))
-        )
+        pairs = zip(edited, numbers, strict=True)
+        modules = set().union(*(_modules_of_layers(model, part, chosen) for part, chosen in pairs))
     else:
         modules = set(getattr(model, "base_model", model).modules())
     frozen = {parameter for module in modules for parameter in module.parameters(recurse=False)} - trainable
@@ -159,9 +158,7 @@ def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[i
     if len(chosen) == stack.layers:
         return stack_modules(model, stack)
     if not stack.blocks:
-        raise ConfigError(
-            f"{_OP}: got single layers of the {stack.name} stack; it has no module per block, so only all of it can "
-            "be frozen. Use layers='all'."
-        )
+        problem = f"got single layers of the {stack.name} stack; it has no module per block"
+        raise ConfigError(f"{_OP}: {problem}, so only all of it can be frozen. Use layers='all'.")
     check_shared(stack, chosen, _OP)
     return set().union(*layer_modules(model, stack, chosen).values())

@@ -132,16 +132,14 @@ class Options:
             if got not in names:
                 raise UnknownNameError(op=_OP, got=str(got), known=map(str, names), what=what)
         if self.init == "identity" and self.placement == "output" and self.activation is not None:
-            raise ConfigError(
-                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation "
-                "there. Use placement='weight', activation=None, or init='unit'."
-            )
+            problem = f"init is 'identity' with {self.activation} on the output; no weight undoes an activation there"
+            raise ConfigError(f"{_OP}: {problem}. Use placement='weight', activation=None, or init='unit'.")
         if type(self.kernel) is not int or self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"{_OP}: kernel is {self.kernel}; it must be odd, to have a middle. Use 1, 3 or 5.")
         if self.position != "convolution" and self.kernel != KERNEL:
+            problem = f"kernel is {self.kernel} and position is '{self.position}'"
             raise ConfigError(
-                f"{_OP}: kernel is {self.kernel} and position is '{self.position}'; only layers after convolutions "
-                "have a kernel. Use position='convolution'."
+                f"{_OP}: {problem}; only layers after convolutions have a kernel. Use position='convolution'."
             )
 
 

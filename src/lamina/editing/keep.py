@@ -45,10 +45,8 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     """
     edited = movable_stack(model, stack, "truncate_")
     if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
-        raise ConfigError(
-            f"truncate_: keep is {keep!r}; the {edited.name} stack has {edited.depth} blocks, and one at least must "
-            f"stay. Use 1..{edited.depth}."
-        )
+        rule = f"the {edited.name} stack has {edited.depth} blocks, and one at least must stay"
+        raise ConfigError(f"truncate_: keep is {keep!r}; {rule}. Use 1..{edited.depth}.")
     removed = tuple(range(keep + 1, edited.depth + 1))
     gone = rearrange(model, edited, range(1, keep + 1), "truncate_").gone if removed else ()
     edit = Edit("truncate", edited.name, removed, gone, {"keep": keep, "stack": edited.name})
@@ -111,9 +109,8 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     edited = movable_stack(model, stack, "drop_")
     dropped = select("1-" if is_all(layers) else layers, edited.layers, op="drop_")
     if 0 in dropped:
-        raise ConfigError(
-            f"drop_: got layer 0; it is the embeddings, not a block, and always stays. Use 1..{edited.depth}."
-        )
+        rule = "it is the embeddings, not a block, and always stays"
+        raise ConfigError(f"drop_: got layer 0; {rule}. Use 1..{edited.depth}.")
     order = [layer for layer in range(1, edited.depth + 1) if layer not in dropped]
     return _keep(model, edited, "drop", order, dropped)
 
@@ -126,10 +123,8 @@ def _keep(model: PreTrainedModel, edited: LayerStack, kind: str, order: Sequence
     """
     everything = range(1, edited.depth + 1)
     if not order:
-        blocks = f"the {edited.name} stack has {edited.depth} blocks"
-        raise ConfigError(
-            f"{kind}_: no block would stay; {blocks}, and one at least must. Keep one of 1..{edited.depth}."
-        )
+        rule = f"the {edited.name} stack has {edited.depth} blocks, and one at least must"
+        raise ConfigError(f"{kind}_: no block would stay; {rule}. Keep one of 1..{edited.depth}.")
     if list(order) == list(everything):
         return Edit(kind, edited.name, (), (), {"layers": list(layers), "stack": edited.name})
     moved = rearrange(model, edited, order, f"{kind}_")

@@ -175,19 +175,15 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
     """Raise ConfigError or UnsupportedModelError unless `layer` can be folded into the projection at `path`."""
+    after = f"{_OP}: the layer inserted after '{path}'"
     if layer.activation is not None and layer.placement == "output":
-        raise ConfigError(
-            f"{_OP}: the layer inserted after '{path}' has {layer.activation} on its output; only a linear layer "
-            "folds into the projection before it. Insert with placement='weight'."
-        )
-    if layer.axes and layer.weight.shape[-1] > 1:
-        raise ConfigError(
-            f"{_OP}: the layer inserted after '{path}' is a convolution of kernel {layer.weight.shape[-1]}; folded, "
-            "the kernel before it would grow, and the edges would differ. Insert with kernel=1."
-        )
-    groups = getattr(projection, "groups", 1)
+        rule = "only a linear layer folds into the projection before it"
+        raise ConfigError(f"{after} has {layer.activation} on its output; {rule}. Insert with placement='weight'.")
+    if layer.axes and (kernel := layer.weight.shape[-1]) > 1:
+        rule = "folded, the kernel before it would grow, and the edges would differ"
+        raise ConfigError(f"{after} is a convolution of kernel {kernel}; {rule}. Insert with kernel=1.")
     reason, hint = None, "Keep the inserted layers."
-    if layer.axes and groups > 1:
+    if layer.axes and (groups := getattr(projection, "groups", 1)) > 1:
         reason = f"'{path}' keeps {groups} groups of channels apart, and the layer inserted after it mixes them"
     if layer.content_only and not ROLES[family_of(model)].attention.positions_own:
         reason = f"'{path}' also projects position embeddings, which inserted layers do not change"
@@ -206,11 +202,8 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
         weight.copy_(_apply_to_columns(layer, weight.flatten(1)).reshape(weight.shape))
         if bias is not None:
             bias.copy_(_apply_to_columns(layer, bias.unsqueeze(-1)).squeeze(-1))
-    names = [
-        "weight",
-        *(["bias"] if bias is not None else []),
-        *(f"{name}.weight" for name in remove_layers_after(projection)),
-    ]
+    names = ["weight", *(["bias"] if bias is not None else [])]
+    names += [f"{name}.weight" for name in remove_layers_after(projection)]
     return [f"{path}.{name}" for name in names]
 
 

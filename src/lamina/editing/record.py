@@ -65,10 +65,9 @@ class Edit:
         """
         known = {field.name for field in fields(cls)}
         if set(saved) != known or saved.get("kind") not in KINDS:
-            raise StoreError(
-                f"edits: {str(dict(saved))[:80]} is not a record of an edit, which has {', '.join(sorted(known))}. "
-                "Use the version of lamina that saved it, or save the model again."
-            )
+            problem = f"{str(dict(saved))[:80]} is not a record of an edit, which has {', '.join(sorted(known))}"
+            hint = "Use the version of lamina that saved it, or save the model again."
+            raise StoreError(f"edits: {problem}. {hint}")
         return cls(**{**saved, "layers": tuple(saved["layers"]), "parameters": tuple(saved["parameters"])})
 
 

@@ -108,10 +108,8 @@ def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
             if parameter in weights and module not in inside:
-                raise ConfigError(
-                    f"{_OP}: the named blocks share weights with '{name}', which is outside them. Name all blocks "
-                    "that share, or untie the weights first."
-                )
+                problem = f"the named blocks share weights with '{name}', which is outside them"
+                raise ConfigError(f"{_OP}: {problem}. Name all blocks that share, or untie the weights first.")
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -174,10 +172,8 @@ def _initialize_by_model(
         with torch.no_grad():
             for parameter, _, value in before:
                 parameter.copy_(value)
-        raise ConfigError(
-            f"{_OP}: the initialiser of the family '{model.config.model_type}' leaves {_names(model, left)[0]} as it "
-            "is; nothing was changed. Use scope='linear', norms='keep'."
-        )
+        leaves = f"the initialiser of the family '{model.config.model_type}' leaves {_names(model, left)[0]} as it is"
+        raise ConfigError(f"{_OP}: {leaves}; nothing was changed. Use scope='linear', norms='keep'.")
 
 
 @contextmanager

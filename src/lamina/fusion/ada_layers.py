@@ -367,10 +367,8 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)
         if config.cutoff >= 1 / layers:
-            problem = f"cutoff is {config.cutoff} for {layers} layers"
-            raise ConfigError(
-                f"ada_layers: {problem}; it would remove every layer. Use a cutoff below {1 / layers:.4g}."
-            )
+            problem = f"cutoff is {config.cutoff} for {layers} layers; it would remove every layer"
+            raise ConfigError(f"ada_layers: {problem}. Use a cutoff below {1 / layers:.4g}.")
         self.scores = nn.Parameter(torch.ones(layers))
 
     @classmethod

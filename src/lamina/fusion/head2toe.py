@@ -123,10 +123,9 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         output = getattr(head, "output", None)
         linear = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not linear or linear != set(head.parameters()):
+            problem = "the head is not a single linear map, whose weights score the features"
             hint = 'Set pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification).'
-            raise ConfigError(
-                f"head2toe: the head is not a single linear map, whose weights score the features. {hint}"
-            )
+            raise ConfigError(f"head2toe: {problem}. {hint}")
         if not self.config.per_token and not getattr(head, "pools", False):
             raise ConfigError("head2toe: the head labels tokens; the features are of whole texts. Set per_token=True.")
 

@@ -268,11 +268,7 @@ class PooledLayers(PoolingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_known(self.op, [self.over], get_args(Over), "over")
-
-    @property
-    def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Whether the fusion has to know which tokens belong to the second text: only if `over` is "second"."""
-        return self.over == "second"
+        object.__setattr__(self, "reads_pairs", self.over == "second")
 
 
 class _PooledStream(PoolingStream):

@@ -59,7 +59,11 @@ class Routing(FusionConfig):
 
 @final
 class RoutingFusion(InputWeighted, config=Routing):
-    """The module of `Routing`. Parameters: `scale` and `shift` `[layers, width]`; `stages` are three of `Route`."""
+    """The module of `Routing`. Parameters: `scale` and `shift` `[layers, width]`; `stages` are three of `Route`.
+
+    For `importance`, each sequence (with `per_token`: each token) counts the same: a layer's amount there is its share
+    of the absolute `credit`.
+    """
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
@@ -84,14 +88,6 @@ class RoutingFusion(InputWeighted, config=Routing):
     def is_token_wise(self) -> bool:
         """Return `config.per_token`: whether each token is routed separately."""
         return self.config.per_token
-
-    def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit`, over all texts since train or eval mode was switched on.
-
-        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. They are equal before any
-        text.
-        """
-        return super().importance()
 
     @torch.no_grad()
     def credit(

@@ -69,12 +69,12 @@ class CausalLMHead(VocabularyHead):
         elif main_device(model).type != "meta" and not is_causal(model, stack):
             problem = "the states of a token change with later tokens, so that it would see what it is to predict"
         if problem is not None:
-            raise ConfigError(
-                f"causal_lm: in {type(model).__name__} {problem}. Use a causal language model, or MaskedLM."
-            )
+            hint = "Use a causal language model, or MaskedLM."
+            raise ConfigError(f"causal_lm: in {type(model).__name__} {problem}. {hint}")
         if not fusion.is_token_wise():
-            name, rule = type(fusion.config).__name__, "it would see the tokens that it is to predict"
-            raise ConfigError(
-                f"causal_lm: the fusion {name}, as it is set, looks at more than a token's own states; {rule}. Use a "
-                "token-wise one, such as ScalarMix, Concat, or AdaLayers without positions."
+            problem = (
+                f"the fusion {type(fusion.config).__name__}, as it is set, looks at more than a token's own states"
             )
+            rule = "it would see the tokens that it is to predict"
+            hint = "Use a token-wise one, such as ScalarMix, Concat, or AdaLayers without positions."
+            raise ConfigError(f"causal_lm: {problem}; {rule}. {hint}")

@@ -98,9 +98,8 @@ class PooledClassification(HeadConfig):
         if not self.linear and (self.pooling == "attention" or self.encoder_layers):
             problem = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
             hint = "Use encoder_layers=0, and 'query', 'first', 'last' or 'mean'."
-            raise ConfigError(
-                f"{self.kind}: linear is False with {problem}, which mixes features, so they are not logits. {hint}"
-            )
+            reason = "which mixes features, so they are not logits"
+            raise ConfigError(f"{self.kind}: linear is False with {problem}, {reason}. {hint}")
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         if self.problem_type == "regression" and self.class_weights is not None:
@@ -173,9 +172,8 @@ class PooledClassificationHead(LabelHead):
         if config.pooling == "attention":
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
         settings = (config.attention_heads, config.feedforward, config.dropout)
-        parts["encoder"] = nn.ModuleList(
-            EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers)
-        )
+        encoder = (EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers))
+        parts["encoder"] = nn.ModuleList(encoder)
         super().__init__(config, dim, **parts)
         self.query = nn.Parameter(torch.zeros(dim)) if config.pooling == "query" else None
 

@@ -35,10 +35,8 @@ class VocabularyConfig(HeadConfig, ABC):
 
     def build(self, dim: int) -> Head:
         """Raise ConfigError: only `build_on` can make this head, because it needs the base model."""
-        problem = f"only the size {dim} of the features was given"
-        raise ConfigError(
-            f"{self.kind}: {problem}; it projects onto a model's vocabulary. Attach the reader to a bank."
-        )
+        problem = f"only the size {dim} of the features was given; it projects onto a model's vocabulary"
+        raise ConfigError(f"{self.kind}: {problem}. Attach the reader to a bank.")
 
 
 class Transform(NamedTuple):

@@ -122,7 +122,5 @@ def settings_in_place(layer: PeftLayer) -> dict[str, object]:
 def check_no_adapters(model: nn.Module, op: str) -> None:
     """Raise ConfigError, about the operation `op`, if a model has PEFT adapters."""
     if hasattr(model, "peft_config") or adapted_layers(model):
-        raise ConfigError(
-            f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. Call merge_and_unload() "
-            "of the PEFT model first, and use the model that it returns."
-        )
+        hint = "Call merge_and_unload() of the PEFT model first, and use the model that it returns."
+        raise ConfigError(f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. {hint}")

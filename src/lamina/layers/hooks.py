@@ -230,10 +230,9 @@ def _check_inputs(model: nn.Module, batch: Mapping[str, object]) -> None:
     given = {name: value for name in _INPUTS if (value := batch.get(name)) is not None}
     for name, value in given.items():
         if isinstance(value, Tensor) and 0 in value.shape:
-            raise ConfigError(
-                f"bank: '{name}' has the shape {list(value.shape)}; a batch has at least one row, and each row one "
-                "token. Leave out empty batches, and add a special token to empty texts."
-            )
+            rule = "a batch has at least one row, and each row one token"
+            hint = "Leave out empty batches, and add a special token to empty texts."
+            raise ConfigError(f"bank: '{name}' has the shape {list(value.shape)}; {rule}. {hint}")
     main = str(getattr(model, "main_input_name", "input_ids"))
     if not given and batch.get(main) is None and main in inspect.signature(model.forward).parameters:
         what = f"the batch has {', '.join(batch) or 'no input'}; the model reads '{main}'"
@@ -330,10 +329,8 @@ def token_mask(
     form = type(mask).__name__
     if isinstance(mask, Tensor):
         form = f"{mask.dtype} {list(mask.shape)}" + (" with other values than 0 and 1" if mask.ndim == 2 else "")
-    raise ConfigError(
-        f"mask: the attention mask is {form}; it must be [batch, tokens], 1 (or True) at real tokens and 0 at padding, "
-        "so that readers can tell which tokens are real."
-    )
+    rule = "it must be [batch, tokens], 1 (or True) at real tokens and 0 at padding"
+    raise ConfigError(f"mask: the attention mask is {form}; {rule}, so that readers can tell which tokens are real.")
 
 
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:

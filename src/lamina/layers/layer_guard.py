@@ -99,12 +99,10 @@ class LayerGuard:
         same_owners = _marks(self._owners) == self._marks
         if same_modules and same_owners and not (self._has_adapters and self._active_adapters(model) != self._active):
             return
-        change = self._change(model)
-        if change is not None:
-            raise ConfigError(
-                f"{op}: the model's layers are no longer those that were found: {change}. The bank's readers were made "
-                "for the old layers; make a new bank for it. If layers only moved, call bank.remap_()."
-            )
+        if (change := self._change(model)) is not None:
+            rule = "The bank's readers were made for the old layers; make a new bank for it"
+            hint = "If layers only moved, call bank.remap_()."
+            raise ConfigError(f"{op}: the model's layers are no longer those that were found: {change}. {rule}. {hint}")
         if any(getattr(owner, EDITS, ()) != known for owner, known in self._edits.items()):
             self._remember(model, stacks(model))
             return
@@ -304,9 +302,8 @@ class WeightGuard:
             except AttributeError:
                 reason = reason or f"there is no '{path}'"
             else:
-                owners[path] = _own_weights(
-                    model.get_submodule(f"{path}.base_layer") if has_adapters(module) else module
-                )
+                inside = model.get_submodule(f"{path}.base_layer") if has_adapters(module) else module
+                owners[path] = _own_weights(inside)
         self._remember(owners)
         if known is not None and self._ids != known:
             reason = reason or "some of them are other tensors"

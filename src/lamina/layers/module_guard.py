@@ -186,11 +186,8 @@ class ModuleGuard:
 
     def _adapter_settings(self) -> dict[str, object]:
         """Return the settings of active adapters, as in "scaling of the adapter 'a' of 'layer.0.query'" -> 2.0."""
-        return {
-            f"{name} of '{path}'": value
-            for path, layer in self._adapted_layers()
-            for name, value in adapter_settings(layer).items()
-        }
+        settings = ((path, adapter_settings(layer)) for path, layer in self._adapted_layers())
+        return {f"{name} of '{path}'": value for path, own in settings for name, value in own.items()}
 
     def _may_change(self, path: str) -> bool:
         """Return whether passes of the model may replace the module at a path, or a module around it."""
@@ -237,9 +234,8 @@ class ModuleGuard:
                 continue
             if isinstance(value, list):
                 value = cast("list[object]", value).copy()
-            unset = value is None and type(module).__module__.startswith(
-                "torch.nn."
-            )  # such as max_norm of nn.Embedding
+            # such as max_norm of nn.Embedding
+            unset = value is None and type(module).__module__.startswith("torch.nn.")
             if unset or is_value(value) or callable(value):
                 settings[name] = value
         if (forward := _own_forward(module)) is not None:

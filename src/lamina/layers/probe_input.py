@@ -31,9 +31,8 @@ class Probe:
 
     def without_mask(self) -> Probe:
         """Return the input without attention masks, not marked as full. Some models without weights need this."""
-        return Probe(
-            {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
-        )
+        inputs = {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}
+        return Probe(inputs, self.rows)
 
 
 class NoInputError(Exception):

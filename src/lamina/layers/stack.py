@@ -76,9 +76,8 @@ class LayerStack:
         object.__setattr__(self, "needs_tokens", needs_tokens)
 
     def __repr__(self) -> str:
-        return (
-            f"LayerStack('{self.name}', depth={self.depth}, width={self.width})"  # the default would print all modules
-        )
+        # the default would print all modules
+        return f"LayerStack('{self.name}', depth={self.depth}, width={self.width})"
 
     @property
     def depth(self) -> int:
