@@ -112,11 +112,6 @@ def layers_after(projection: nn.Module) -> list[InsertedLayer]:
     return [child for child in projection.children() if isinstance(child, InsertedLayer)]
 
 
-def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> module, for all projections, convolutions and norms of a model that inserted layers follow."""
-    return {path: module for path, module in model.named_modules() if layers_after(module)}
-
-
 def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
     """Insert a layer after a projection and its earlier inserted layers; return the layer's name in the projection.
 

@@ -9,13 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from lamina.editing.editable import check_editable, plain_weight
-from lamina.editing.inserted_layer import (
-    InsertedLayer,
-    layers_after,
-    projections_with_layers,
-    remove_layers_after,
-    unmark_states_of,
-)
+from lamina.editing.inserted_layer import InsertedLayer, layers_after, remove_layers_after, unmark_states_of
 from lamina.editing.record import Edit, edits, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.discovery import stacks
@@ -58,7 +52,7 @@ def merge_(model: PreTrainedModel) -> Edit:
     """
     check_editable(model, _OP)
     edits(model)  # refuses a model that has lost inserted layers
-    projections = projections_with_layers(model)
+    projections = {path: module for path, module in model.named_modules() if layers_after(module)}
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
     users: dict[nn.Parameter, list[str]] = {}  # parameter -> all names under which the model uses it

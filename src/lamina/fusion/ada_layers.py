@@ -98,8 +98,6 @@ class _ProjectedStream(Stream):
         A member for which the layer has weight 0 is skipped.
         """
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
-        if not rows:
-            return
         if self._collects(view.state):
             self._waiting.append((index, view.state))
             return

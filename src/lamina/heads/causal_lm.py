@@ -72,9 +72,8 @@ class CausalLMHead(VocabularyHead):
             hint = "Use a causal language model, or MaskedLM."
             raise ConfigError(f"causal_lm: in {type(model).__name__} {problem}. {hint}")
         if not fusion.is_token_wise():
-            problem = (
-                f"the fusion {type(fusion.config).__name__}, as it is set, looks at more than a token's own states"
-            )
+            name = type(fusion.config).__name__
+            problem = f"the fusion {name}, as it is set, looks at more than a token's own states"
             rule = "it would see the tokens that it is to predict"
             hint = "Use a token-wise one, such as ScalarMix, Concat, or AdaLayers without positions."
             raise ConfigError(f"causal_lm: {problem}; {rule}. {hint}")

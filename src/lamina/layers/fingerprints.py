@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, cast
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -14,7 +13,7 @@ from lamina.errors import ConfigError
 from lamina.layers.adapters import adapter_modules, adapter_state, has_adapters
 from lamina.layers.devices import weights_in_place
 from lamina.layers.discovery import default_stack
-from lamina.layers.stack import LayerStack, own_state
+from lamina.layers.stack import LayerStack, bytes_of, own_state
 
 if TYPE_CHECKING:
 
@@ -96,8 +95,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
             raise ConfigError("fingerprint: the model has no weights, only an architecture. Load it with its weights.")
         elif value not in seen:
             seen[value] = True
-            dense = value.detach().dequantize() if value.is_quantized else value.detach()
-            content: memoryview = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            content = bytes_of(value.dequantize() if value.is_quantized else value)
             if tied_by_value and value.ndim == 2:
                 if (key := hashlib.sha256(content).digest()) in contents:
                     continue

@@ -9,19 +9,18 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, cast, final
 
-import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lamina.errors import ConfigError
-from lamina.layers.adapters import active_adapters, has_adapters
+from lamina.layers.adapters import active_adapters, has_adapters, without_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
 from lamina.layers.module_guard import ModuleGuard
 from lamina.layers.preserve import is_compiled
-from lamina.layers.stack import LayerStack, by_path, children_of
+from lamina.layers.stack import LayerStack, by_path, bytes_of, children_of
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
 _ADAPTERS = "peft_config"  # attribute in which PEFT keeps the adapters of a model
@@ -302,8 +301,7 @@ class WeightGuard:
             except AttributeError:
                 reason = reason or f"there is no '{path}'"
             else:
-                inside = model.get_submodule(f"{path}.base_layer") if has_adapters(module) else module
-                owners[path] = _own_weights(inside)
+                owners[path] = _own_weights(without_adapters(module))
         self._remember(owners)
         if known is not None and self._ids != known:
             reason = reason or "some of them are other tensors"
@@ -343,8 +341,7 @@ def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[_Sample]:
 def _checksum(weights: Mapping[str, nn.Parameter]) -> str:
     digest = xxhash.xxh3_128()
     for weight in weights.values():
-        content: memoryview = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        digest.update(content)
+        digest.update(bytes_of(weight))
     return digest.hexdigest()
 
 

@@ -7,14 +7,13 @@ from itertools import filterfalse
 from operator import attrgetter, call, getitem, itemgetter
 from typing import TYPE_CHECKING, cast, final
 
-import torch
 import xxhash
 from torch import Tensor, nn
 
 from lamina.layers.adapters import adapter_settings, has_adapters, settings_in_place, without_adapters
 from lamina.layers.base_facts import around, is_setting, is_value, modules_around, settings_of
 from lamina.layers.preserve import buffers_of, changed_by_passes
-from lamina.layers.stack import LayerStack
+from lamina.layers.stack import LayerStack, bytes_of
 from lamina.layers.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -140,13 +139,13 @@ class ModuleGuard:
             if type(module) is not kind:
                 return f"'{path}' is a {type(module).__name__} now, not a {kind.__name__}"
         for path, module in list(self._modules.items()):
-            now = self._lookup(path)
+            outer = self._outer(path)
+            now = None if outer is None else without_adapters(outer)
             if (now is None or type(now) is not type(module)) and not self._may_change(path):
                 kind = "nothing" if now is None else f"a {type(now).__name__}"
                 return f"'{path}' is {kind} now, not a {type(module).__name__}"
             if now is None:
-                self._modules.pop(path, None)
-                self._settings.pop(path, None)
+                del self._modules[path], self._settings[path]
             else:
                 self._modules[path] = now
         for cls, known in zip(self._classes, self._forwards, strict=True):
@@ -166,10 +165,6 @@ class ModuleGuard:
                 if now.get(name) != known.get(name):
                     return f"{name}{where} is {now.get(name)!r}, not {known.get(name)!r}"
         return None
-
-    def _lookup(self, path: str) -> nn.Module | None:
-        """Return the module that is at a path now, inside adapters and compilation; None if there is none."""
-        return None if (module := self._outer(path)) is None else without_adapters(module)
 
     def _outer(self, path: str) -> nn.Module | None:
         """Return what is at a path now, inside compilation, with its adapters; None if there is nothing."""
@@ -269,5 +264,4 @@ def _name_of(function: object) -> _Name:
 
 
 def _digest(tensor: Tensor) -> str:
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(content)}"
+    return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(bytes_of(tensor))}"

@@ -133,10 +133,13 @@ def _configs(model: nn.Module) -> list[object]:
     return [config, *(value for key, value in vars(config).items() if hasattr(value, "to_dict") and key[0] != "_")]
 
 
-def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return config setting `name`, or that of the first nested config with it, as a list of ints; [] if missing."""
-    values = (getattr(config, name, None) for config in _configs(model))
-    return next((_ints(value) for value in values if value is not None), list[int]())
+def _counts(model: nn.Module, *names: str) -> list[int]:
+    """Return the first of the config settings `names` that is not 0 or missing, as a list of ints; [] without any.
+
+    If the config lacks a setting, the nested configs are asked for it.
+    """
+    found = (_ints(getattr(config, name, None)) for name in names for config in _configs(model))
+    return next(filter(any, found), list[int]())
 
 
 def _ints(value: object) -> list[int]:
@@ -144,12 +147,9 @@ def _ints(value: object) -> list[int]:
     return [item for item in items if isinstance(item, int)]
 
 
-def _count(model: nn.Module, name: str, default: int = 0) -> int:
-    """Return a whole number from the config's setting `name`, which may be in a nested config.
-
-    If the setting is a list, its first entry counts. If there is no such setting, return `default`.
-    """
-    return next(iter(_counts(model, name)), default)
+def _count(model: nn.Module, *names: str, default: int = 0) -> int:
+    """Return the first number that `_counts` returns for the settings `names`; `default` if there is none."""
+    return next(iter(_counts(model, *names)), default)
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
@@ -200,15 +200,15 @@ def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     if "pixel_position_ids" in accepted or "spatial_shapes" in accepted:
         return _patches(model, rng)
     size = _counts(model, "image_size") or [224]
-    shape = (1, *_counts(model, "num_frames"), _count(model, "num_channels", 3), size[0], size[-1])
+    shape = (1, *_counts(model, "num_frames"), _count(model, "num_channels", default=3), size[0], size[-1])
     return {"pixel_values": torch.randn(shape, generator=rng)}
 
 
 def _video(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return one random clip of the size that the config states."""
-    size = _counts(model, "crop_size") or _counts(model, "image_size") or [224]
-    frames = _count(model, "frames_per_clip") or _count(model, "num_frames", 4)
-    shape = (1, frames, _channels(model), size[0], size[-1])
+    size = _counts(model, "crop_size", "image_size") or [224]
+    frames = _count(model, "frames_per_clip", "num_frames", default=4)
+    shape = (1, frames, _count(model, *_CHANNELS, default=3), size[0], size[-1])
     return {"pixel_values_videos": torch.randn(shape, generator=rng)}
 
 
@@ -218,9 +218,10 @@ def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Te
     The image has more columns if `tokens` is larger, so that two probes differ in length.
     """
     accepted = inspect.signature(model.forward).parameters
-    merged = max(_count(model, "spatial_merge_size", 1), *_counts(model, "merge_kernel_size"), 2)
+    merged = max(_count(model, "spatial_merge_size"), *_counts(model, "merge_kernel_size"), 2)
     rows, columns = 2 * merged, merged * (2 if tokens < _LONGER else 3)
-    values = _count(model, "patch_size", 14) ** 2 * _count(model, "temporal_patch_size", 1) * _channels(model)
+    frames, channels = _count(model, "temporal_patch_size", default=1), _count(model, *_CHANNELS, default=3)
+    values = _count(model, "patch_size", default=14) ** 2 * frames * channels
     name = next(name for name in ("hidden_states", "pixel_values") if name in accepted)
     inputs = {name: torch.randn(rows * columns, values, generator=rng)}
     inputs |= {grid: torch.tensor([[1, rows, columns]]) for grid in _GRIDS if grid in accepted}
@@ -228,16 +229,13 @@ def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Te
 
 
 _GRIDS, _LONGER = ("grid_thw", "image_grid_thw"), 9
-
-
-def _channels(model: nn.Module) -> int:
-    return _count(model, "in_channels") or _count(model, "num_channels", 3)
+_CHANNELS = ("in_channels", "num_channels")
 
 
 def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
     """Return the patches of two images of four by four patches, with their positions and their mask."""
     side = 4
-    values = _count(model, "patch_size", 14) ** 2 * _channels(model)
+    values = _count(model, "patch_size", default=14) ** 2 * _count(model, *_CHANNELS, default=3)
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).expand(2, -1, -1)
     return {
         "pixel_values": torch.rand(2, side * side, values, generator=rng),
@@ -254,7 +252,7 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     """
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:
-        samples = tokens * _count(model, "squeeze_factor", 1)
+        samples = tokens * _count(model, "squeeze_factor", default=1)
         for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
             samples = (samples - 1) * stride + kernel
         return _waveforms(samples, rng)
@@ -285,8 +283,7 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
 
     The second of the two is padded. Raises NoInputError if the config has no mel bins.
     """
-    bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
-    if not bins:
+    if not (bins := _count(model, *_BINS)):
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
     positions = _count(model, "max_source_positions")
     if _count(model, "num_mel_bins") and positions:

@@ -81,6 +81,5 @@ class RecordedModel(PreTrainedModel):
     def forward(self, *_args: object, **_batch: object) -> NoReturn:
         """Raise ConfigError: the model has no weights to compute with."""
         hint = "Attach the model: bank.attach(model, tokenizer), or ReaderBank.from_pretrained(folder, model)."
-        raise ConfigError(
-            f"bank: it was made from recorded states and has no model, so it cannot read an input. {hint}"
-        )
+        problem = "it was made from recorded states and has no model, so it cannot read an input"
+        raise ConfigError(f"bank: {problem}. {hint}")

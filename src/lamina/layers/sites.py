@@ -73,10 +73,11 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
         raise _unsupported(model, "its blocks pass on states that are not [batch, tokens, width]")
     if main_device(model).type == "meta":
         raise _unsupported(model, "it has no weights, and what is added is found by its values")
-    first, second = (_additions_by_block(model, stack, length) for length in _LENGTHS)
+    traces = [_run(model, length) for length in _LENGTHS]
+    first, second = ([[*_additions(trace, call)] for call in _block_calls(trace, stack)] for trace in traces)
     if [*map(len, first)] != [*map(len, second)] or len({*map(len, first)}) != 1 or len(first[0]) < 2:
         raise _unsupported(model, "what its blocks add to the states is not the output of modules in them")
-    mixes = [_mixes_tokens(model, stack, number) for number in range(len(first[0]))]
+    mixes = [_mixes_tokens(model, traces[0], _block_calls(traces[0], stack)[0], added) for added in first[0]]
     if True not in mixes or False not in mixes:
         raise _unsupported(model, "its blocks have no attention, or nothing beside it")
     chosen = {"attention": mixes.index(True), "ffn": len(mixes) - 1 - mixes[::-1].index(False)}
@@ -103,11 +104,6 @@ def _run(model: nn.Module, length: int) -> Trace:
             continue
         return trace
     raise _unsupported(model, "it does not run on a small input")
-
-
-def _additions_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
-    trace = _run(model, length)
-    return [list(_additions(trace, call)) for call in _block_calls(trace, stack)]
 
 
 def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
@@ -171,15 +167,13 @@ def _value(event: Event) -> Tensor:
     return cast("Tensor", event.tensor())
 
 
-def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
-    """Return whether addition `number` (from 0) in the first block lets tokens depend on other tokens' states.
+def _mixes_tokens(model: nn.Module, trace: Trace, block: Call, added: _Added) -> bool:
+    """Return whether an addition in a block lets tokens depend on other tokens' states.
 
-    The model is run twice. In the second run, the first token's state is changed before a module in the block reads it.
-    The values that are added to the other tokens in both runs are compared.
+    `trace` is the run on the shorter input, `block` the call of the block in it, and `added` the addition. The model is
+    run again, and the first token's state is changed before a module in the block reads it. The values that are added
+    to the other tokens in both runs are compared.
     """
-    trace = _run(model, _LENGTHS[0])
-    block = _block_calls(trace, stack)[0]
-    added = list(_additions(trace, block))[number]
     key = key_of(added.to)
     reader = next(
         event

@@ -120,6 +120,11 @@ def swapped(state: Tensor, swap: Swap | None) -> Tensor:
     return state if swap is None else state.transpose(*swap)
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the content of a tensor, in the order of its elements, as bytes on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def alike(value: Tensor, state: Tensor, tolerance: float) -> bool:
     """Return whether two tensors have equal shapes and differ by at most `tolerance` times the maximum of `|state|`."""
     if value.shape != state.shape or torch.equal(value, state):
