@@ -62,14 +62,18 @@ class Difference:
     confidence: float = 0.95
 
     @property
+    def corrected_p(self) -> float:
+        """The p value after Holm's correction; `p` itself if this was the only comparison."""
+        return self.p if self.holm is None else self.holm
+
+    @property
     def conclusive(self) -> bool:
         """Whether one method may be called better.
 
         That takes more than one seed, an interval without 0, and a p value (after Holm's correction, if there is one)
         of at most 1 - `confidence`.
         """
-        p = self.p if self.holm is None else self.holm
-        return self.seeds > 1 and self.low * self.high > 0 and p <= 1 - self.confidence
+        return self.seeds > 1 and self.low * self.high > 0 and self.corrected_p <= 1 - self.confidence
 
     def __str__(self) -> str:
         """Return a sentence: which method is better, or that they cannot be told apart, or that one seed is too few."""
@@ -80,9 +84,9 @@ class Difference:
         better, worse, ends = self.first, self.second, (self.low, self.high)
         if self.value < 0 and self.conclusive:
             better, worse, ends = worse, better, (-self.high, -self.low)
-        name, p = ("p", self.p) if self.holm is None else ("Holm p", self.holm)
+        name = "p" if self.holm is None else "Holm p"
         interval = f"{100 * self.confidence:g} % {_number(ends[0])} to {_number(ends[1])}"
-        facts = f"({interval}, {n}, {self.seeds} seeds, {name} {_p_value(p)})"
+        facts = f"({interval}, {n}, {self.seeds} seeds, {name} {_p_value(self.corrected_p)})"
         if self.conclusive:
             return f"{better} is ahead of {worse} by {_number(abs(self.value))} {facts}."
         among = " among so many comparisons" if self.low * self.high > 0 and self.holm is not None else ""

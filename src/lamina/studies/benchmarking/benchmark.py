@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ from lamina.studies.benchmarking.probing_sets import (
 )
 from lamina.studies.runner import Cell, own_processor, run_cells
 from lamina.studies.statistics import corrected, paired_bootstrap
-from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Pivot, Study, study_settings
 from lamina.utils import JSON, Row, check_range, check_types, pluralize, write_text
 
 if TYPE_CHECKING:
@@ -59,18 +60,18 @@ COLUMNS = (
 LEAST_SETS = 6
 LEVEL = 0.005  # two scores that differ by at most this count as level
 _ALPHA = 0.05
-_TITLES = {
-    "point": "point",
-    "method": "method",
-    "score": "mean AUC",
-    "spread": "spread over seeds",
-    "rank": "mean rank",
-    "behind_by": "the leader is ahead by",
-    "interval": "95 % interval",
-    "p": "Holm p",
-    "counts": "wins / level / losses",
-    "seconds": "s to train",
-    "bytes": "bytes",
+_SHOWN = {  # column of the summary -> its cell in a row of `over_sets`, empty if a value is missing
+    "point": "{point:g}",
+    "method": "{method}",
+    "mean AUC": "{score:.3f}",
+    "spread over seeds": "{spread:.3f}",
+    "mean rank": "{rank:.3f}",
+    "the leader is ahead by": "{behind_by:.3f}",
+    "95 % interval": "{low:.3f} to {high:.3f}",
+    "Holm p": "{p}",
+    "wins / level / losses": "{wins} / {level} / {losses}",
+    "s to train": "{seconds:.1f}",
+    "bytes": "{bytes:,.0f}",
 }
 
 
@@ -157,23 +158,16 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     length = min(max_length, length_limit(source, tokenizer, None))
     settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
     _check_disk(default_stack(source, None, op=_OP), settings, len(used_points))
-    facts: dict[str, JSON] = {
-        key: value for key, value in asdict(settings).items() if key not in ("readers", "training")
-    }
-    facts |= {"versions": library_versions(), "models": {"model": model_facts(source)}}
+    options = {key: value for key, value in asdict(settings).items() if key not in ("readers", "training")}
+    facts = study_settings({"model": source}, **options)
     place = None if output is None else Path(output)
     with SetStates(partial(set_texts, folder, used_points, settings)) as states:
-        arguments = (source, tokenizer, folder)
         kept = states if len(used_points) > 1 else None
         # a result depends on the files of its set, which matters for results that are kept
         files = {name: {} if place is None else {"data": set_digest(folder, name, setting)} for name in chosen}
+        work = partial(cell_rows, source, tokenizer, folder)
         cells = [
-            Cell(
-                {"set": name, "point": point},
-                partial(cell_rows, *arguments, name, point, settings, kept),
-                "",
-                files[name],
-            )
+            Cell({"set": name, "point": point}, partial(work, name, point, settings, kept), "", files[name])
             for name in chosen
             for point in used_points
         ]
@@ -267,7 +261,7 @@ def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
     return Study("benchmark", table, settings, _figures(distance, several=bool(several)), tuple(told), pivot)
 
 
-class _Summary:
+class _Summary(NamedTuple):
     """The comparison of methods over all data sets at one point (see `_points`).
 
     Attributes:
@@ -276,8 +270,9 @@ class _Summary:
         distance: The smallest difference of mean ranks that is significant. None: fewer than six sets, or one method.
     """
 
-    def __init__(self, rows: list[Row], conclusions: list[str], distance: float | None = None) -> None:
-        self.rows, self.sentences, self.distance = rows, conclusions, distance
+    rows: list[Row]
+    sentences: list[str]
+    distance: float | None = None
 
 
 def _over_sets(part: Frame) -> _Summary:
@@ -300,7 +295,7 @@ def _over_sets(part: Frame) -> _Summary:
         return _Summary(rows, [])
     compared = compare_methods(scores, best)
     rows += [{"measure": "ahead", **row} for row in compared]
-    told = sentences(compared, sets, len(scores[best]))
+    told = [_sentence(row, sets, len(scores[best])) for row in compared]
     if sets < LEAST_SETS:
         few = f"{pluralize(sets, 'set')} {'allows' if sets == 1 else 'allow'}"
         return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_SETS} or more are needed."])
@@ -369,7 +364,7 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
                 "score": difference.value,
                 "low": difference.low if several else None,
                 "high": difference.high if several else None,
-                "p": (difference.p if difference.holm is None else difference.holm) if several else None,
+                "p": difference.corrected_p if several else None,
                 "wins": int((apart > LEVEL).sum()),
                 "level": int((np.abs(apart) <= LEVEL).sum()),
                 "losses": int((apart < -LEVEL).sum()),
@@ -406,13 +401,8 @@ def critical_difference(methods: int, sets: int) -> float:
     return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))
 
 
-def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
-    """Return one sentence for each row of `compare_methods`; `sets` and `seeds` are numbers of data sets and seeds."""
-    return [_sentence(row, sets, seeds) for row in compared]
-
-
 def _sentence(row: Row, sets: int, seeds: int) -> str:
-    """Return the sentence for one row of `compare_methods`; see `sentences`."""
+    """Return the sentence for a row of `compare_methods`; `sets` and `seeds` are numbers of data sets and seeds."""
     value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
     mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"
@@ -449,59 +439,39 @@ def markdown_summary(study: Study) -> str:
 
     Columns without any value are left out, and failed cells if there are none.
     """
-    table = over_sets(study)
-    rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
-    used = [name for name in _TITLES if any(row[name] for row in rows)]
-    titles = {**_TITLES, "behind_by": _TITLES["behind_by"].replace("the leader", _leader(study))}
-    parts = [
-        "## Over all sets",
-        _table([titles[name] for name in used], [[row[name] for name in used] for row in rows]),
-    ]
-    parts.append("\n".join(f"- {sentence}" for sentence in study.conclusions))
-    failures = study.settings.get("failures") or []
-    if failures:
-        listed = "\n".join(f"- {_place(failure['key'])}: {failure['error']}" for failure in failures)
-        parts.append(f"{pluralize(len(failures), 'cell')} failed:\n\n{listed}")
-    wide = study.summary()
-    if "point" in wide:
-        wide["point"] = [f"{point:g}" for point in wide["point"]]
-    cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in wide.to_numpy().tolist()]
-    parts += ["## Every set", _table([str(name) for name in wide.columns], cells)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _leader(study: Study) -> str:
     table: Frame = study.table
     leaders = table.loc[table["measure"] == "ahead", "method"].unique()
-    return str(leaders[0]) if len(leaders) == 1 else "the leader"
+    leader = str(leaders[0]) if len(leaders) == 1 else "the leader"
+    rows = [_cells(row) for row in over_sets(study).to_dict("records")]
+    used = [title for title in _SHOWN if any(row[title] for row in rows)]
+    titles = [title.replace("the leader", leader) for title in used]
+    parts = ["## Over all sets", _table(titles, [[row[title] for title in used] for row in rows])]
+    parts.append("\n".join(f"- {sentence}" for sentence in study.conclusions))
+    if failures := study.settings.get("failures"):
+        listed = "\n".join(f"- {_place(failure['key'])}: {failure['error']}" for failure in failures)
+        parts.append(f"{pluralize(len(failures), 'cell')} failed:\n\n{listed}")
+    wide: Frame = study.summary()
+    if "point" in wide:
+        wide["point"] = [f"{point:g}" for point in wide["point"]]
+    texts = wide.map(lambda cell: cell if isinstance(cell, str) else f"{cell:.3f}", na_action="ignore").fillna("")
+    parts += ["## Every set", _table([str(name) for name in wide.columns], texts.to_numpy().tolist())]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _place(key: Mapping[str, Any]) -> str:
     return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 
-def _cells(row: Mapping[str, object]) -> dict[str, str]:
-    """Return the cells of a row of `over_sets` in Markdown: key of `_TITLES` -> text, "" if the method has no value."""
-    value = {name: cell for name, cell in row.items() if not _is_missing(cell)}
-    cells = {"point": f"{value['point']:g}" if "point" in value else "", "method": str(value["method"])}
-    cells |= {name: _number(value.get(name)) for name in ("score", "spread", "rank", "behind_by")}
-    p = cast("float | None", value.get("p"))
-    cells["p"] = "< 0.001" if p is not None and p < 0.001 else _number(p)
-    cells["seconds"] = _number(value.get("seconds"), 1)
-    cells["bytes"] = f"{cast('float', value['bytes']):,.0f}" if "bytes" in value else ""
-    cells["interval"] = f"{_number(value['low'])} to {_number(value['high'])}" if "low" in value else ""
-    cells["counts"] = f"{value['wins']} / {value['level']} / {value['losses']}" if "wins" in value else ""
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of a row of `over_sets` in Markdown: key of `_SHOWN` -> text, "" if the method has no value."""
+    values = {name: cell for name, cell in row.items() if not pd.isna(cell)}
+    if "p" in values:
+        values["p"] = "< 0.001" if values["p"] < 0.001 else f"{values['p']:.3f}"
+    cells = dict.fromkeys(_SHOWN, "")
+    for title, cell in _SHOWN.items():
+        with suppress(KeyError):  # a value is missing
+            cells[title] = cell.format(**values)
     return cells
-
-
-def _is_missing(cell: object) -> bool:
-    import pandas as pd
-
-    return cell is None or cell is pd.NA or (isinstance(cell, float) and math.isnan(cell))
-
-
-def _number(value: object, decimals: int = 3) -> str:
-    return "" if value is None or _is_missing(value) else f"{cast('float', value):.{decimals}f}"
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

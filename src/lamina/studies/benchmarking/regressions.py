@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Classes: TypeAlias = NDArray[np.integer]  # [rows], 0 or 1
     Folds: TypeAlias = Sequence[tuple[Sequence[int] | Classes, Sequence[int] | Classes]]
 
-STRENGTHS = np.logspace(5, -5, 10)  # values of C, the inverse of the L2 penalty
+T = TypeVar("T")
+STRENGTHS = np.logspace(5, -5, 10).tolist()  # values of C, the inverse of the L2 penalty
 _PCA_MOST = 100  # largest number of components
 _NEIGHBOURS_MOST = 100
 _TRIALS = 10  # random settings of XGBoost that are tried
@@ -46,9 +47,9 @@ class Fitted(NamedTuple):
 def folds_of(classes: Classes, seed: int) -> Folds:
     """Return (training rows, held-out rows) of each fold, for choosing a method's setting. There may be no fold.
 
-    `classes` are those of the training rows. With up to 12 rows, all pairs of rows are held out in turn. With fewer
-    than 128, there are six stratified folds, drawn with `seed`; in both cases, folds whose held-out rows lack a class
-    are left out. Otherwise the last fifth of the rows, at most 100, is held out.
+    `classes` are those of the training rows. With up to three rows there is no fold. With up to 12, all pairs of rows
+    are held out in turn. With fewer than 128, there are six stratified folds, drawn with `seed`; in both cases, folds
+    whose held-out rows lack a class are left out. Otherwise the last fifth of the rows, at most 100, is held out.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -56,8 +57,7 @@ def folds_of(classes: Classes, seed: int) -> Folds:
     if count >= 128:
         start = count - min(int(0.2 * count), 100)
         return [(range(start), range(start, count))]
-    few = np.bincount(classes, minlength=2).min()
-    if few < 1:
+    if count <= 3 or np.bincount(classes, minlength=2).min() < 1:
         return []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The least populated class")
@@ -89,6 +89,17 @@ def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds
     return float(np.mean(scores)) if scores else 0.5
 
 
+def _choose(values: Sequence[T], usual: T, folds: Folds, score: Callable[[T], float]) -> tuple[T, float]:
+    """Return the value of a setting with the best `score` (the mean AUC on held-out rows), and that score.
+
+    Without folds no rows are held out: `usual` is returned, with a score of 0.5.
+    """
+    if not folds:
+        return usual, 0.5
+    scores = [score(value) for value in values]
+    return values[int(np.argmax(scores))], max(scores)
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Hide warnings that a regression has not converged, inside the `with` block."""
@@ -103,17 +114,18 @@ def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fit
     """Fit a logistic regression with an L2 penalty, whose strength is chosen on held-out rows, and score the test rows.
 
     `train` and `test` are features `[rows, features]`; `classes` are 0 or 1 for each training row; `seed` decides the
-    folds. With three training rows or fewer, or without folds, no rows are held out, and C is 1.
+    folds. Without folds no rows are held out, and C is 1.
     """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
-    folds = folds_of(classes, seed) if len(classes) > 3 else []
+    folds = folds_of(classes, seed)
     with _quietly():
-        tried = [_held_out(partial(_regression, c, seed), train, classes, folds) for c in STRENGTHS] if folds else [0.5]
-        strength = STRENGTHS[int(np.argmax(tried))] if folds else 1.0
+        strength, held_out = _choose(
+            STRENGTHS, 1.0, folds, lambda c: _held_out(partial(_regression, c, seed), train, classes, folds)
+        )
         order = np.random.RandomState(seed).permutation(len(classes))
         model = _regression(strength, seed).fit(train[order], classes[order])
-    return Fitted(model.predict_proba(test)[:, 1], max(tried), size)
+    return Fitted(model.predict_proba(test)[:, 1], held_out, size)
 
 
 def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn's class, which is imported late
@@ -148,16 +160,14 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
     most = min(*train.shape, _PCA_MOST)
     pca = PCA(most, random_state=seed)
     parts, test_parts = pca.fit_transform(train), pca.transform(test)
-    folds = folds_of(classes, seed) if len(classes) > 3 else []
-    make = partial(_regression, 1.0, seed)
-
-    numbers = _spaced(most)
+    folds, make = folds_of(classes, seed), partial(_regression, 1.0, seed)
     with _quietly():
-        tried = [_held_out(make, parts[:, :number], classes, folds) for number in numbers] if folds else [0.5]
-        number = numbers[int(np.argmax(tried))] if folds else most
+        number, held_out = _choose(
+            _spaced(most), most, folds, lambda number: _held_out(make, parts[:, :number], classes, folds)
+        )
         model = make().fit(parts[:, :number], classes)
     scores = model.predict_proba(test_parts[:, :number])[:, 1]
-    return Fitted(scores, max(tried), number * (train.shape[1] + 1) + 1)
+    return Fitted(scores, held_out, number * (train.shape[1] + 1) + 1)
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
@@ -169,14 +179,13 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
     from sklearn.neighbors import KNeighborsClassifier
 
     train, test = _standardised(train, test)
-    folds = folds_of(classes, seed) if len(classes) > 3 else []
-    numbers, tried = [1], [0.5]
-    if folds:
-        most = min(len(classes) - 1, _NEIGHBOURS_MOST, *(len(fold[0]) for fold in folds))
-        numbers = _spaced(most)
-        tried = [_held_out(lambda n=n: KNeighborsClassifier(n), train, classes, folds) for n in numbers]
-    model = KNeighborsClassifier(numbers[int(np.argmax(tried))]).fit(train, classes)
-    return Fitted(model.predict_proba(test)[:, 1], max(tried), train.size)
+    folds = folds_of(classes, seed)
+    numbers = _spaced(min(len(classes) - 1, _NEIGHBOURS_MOST, *(len(fold[0]) for fold in folds)))
+    number, held_out = _choose(
+        numbers, 1, folds, lambda number: _held_out(partial(KNeighborsClassifier, number), train, classes, folds)
+    )
+    model = KNeighborsClassifier(number).fit(train, classes)
+    return Fitted(model.predict_proba(test)[:, 1], held_out, train.size)
 
 
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
@@ -192,15 +201,13 @@ def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -
     except ImportError as error:
         raise MissingExtraError.of(error, op="bench", extra="probes") from error
     train, test = _standardised(train, test)
-    folds, rng = (folds_of(classes, seed) if len(classes) > 3 else []), random.Random(seed)
-    trials: list[dict[str, Any]] = [
-        {name: rng.choice(list(values)) for name, values in _TREES.items()} for _ in range(_TRIALS if folds else 0)
-    ] or [{}]
-    common = {"eval_metric": "logloss", "random_state": seed}
-    tried = [_held_out(lambda s=s: xgboost.XGBClassifier(**s, **common), train, classes, folds) for s in trials]
-    model = xgboost.XGBClassifier(**trials[int(np.argmax(tried))], **common).fit(train, classes)
+    folds, rng = folds_of(classes, seed), random.Random(seed)
+    trials = [{name: rng.choice(list(values)) for name, values in _TREES.items()} for _ in range(_TRIALS)]
+    new = partial(xgboost.XGBClassifier, eval_metric="logloss", random_state=seed)
+    trial, held_out = _choose(trials, {}, folds, lambda trial: _held_out(partial(new, **trial), train, classes, folds))
+    model = new(**trial).fit(train, classes)
     nodes = len(model.get_booster().trees_to_dataframe())
-    return Fitted(model.predict_proba(test)[:, 1], max(tried), nodes)
+    return Fitted(model.predict_proba(test)[:, 1], held_out, nodes)
 
 
 _TREES: Mapping[str, Any] = {

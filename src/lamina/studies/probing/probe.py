@@ -420,8 +420,7 @@ class ProbeComparison:
     def rows(self) -> Iterator[Row]:
         """Yield one table row of measure "ahead" per probe, with interval and p value; these are NaN with one seed."""
         for place, difference in self.ahead.items():
-            low, high = difference.low, difference.high
-            p = difference.p if difference.holm is None else difference.holm
+            low, high, p = difference.low, difference.high, difference.corrected_p
             if difference.seeds < 2:  # one seed has no interval over seeds
                 low = high = p = math.nan
             yield {
