@@ -232,23 +232,17 @@ def _positions(model: PreTrainedModel) -> int:
     """
     text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
     module = next(iter(text_towers), model)
-    tables = [part for name, part in module.named_modules() if _POSITIONS.search(name)]
-    weights = [(part, getattr(part, "weight", None)) for part in tables]
-    sizes = [weight.shape[0] - _padding_rows(part) for part, weight in weights if isinstance(weight, nn.Parameter)]
+    sizes = list[int]()
+    for name, part in module.named_modules():
+        if _POSITIONS.search(name) and isinstance(weight := getattr(part, "weight", None), nn.Parameter):
+            # rows up to the padding row (RoBERTa), or the first `offset` rows (BART), stand for no position
+            padding = getattr(part, "padding_idx", None)
+            sizes.append(len(weight) - (0 if padding is None else padding + 1) - getattr(part, "offset", 0))
     config = module.config
     limit = getattr(config, "max_position_embeddings", None)
     if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
         return limit
     return min(sizes, default=_UNLIMITED)
-
-
-def _padding_rows(module: nn.Module) -> int:
-    """Return the number of rows of a position table that do not stand for a position.
-
-    These are all rows up to the padding row (RoBERTa), or the first `offset` rows of the table (BART).
-    """
-    padding = getattr(module, "padding_idx", None)
-    return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
 
 
 def encode(
@@ -449,12 +443,10 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
         yield
     finally:
         tokenizer.truncation_side = side
-        if truncation and backend is not None:
-            backend.enable_truncation(**truncation)
-        elif backend is not None and tokenizer.is_fast:
-            backend.no_truncation()
-        if backend is not None and padding:
-            backend.enable_padding(**padding)
+        if backend is not None:
+            backend.enable_truncation(**truncation) if truncation else backend.no_truncation()
+            if padding:
+                backend.enable_padding(**padding)
 
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, object]) -> TokenizerOutput:
@@ -479,20 +471,6 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
-class _Window(NamedTuple):
-    """The place of a window, from which the text's next window is derived.
-
-    Attributes:
-        text: Index of the text.
-        number: Index of the window within its text.
-        tokens: Its range of tokens.
-    """
-
-    text: int
-    number: int
-    tokens: TokenRange
-
-
 def _windows(
     tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool
 ) -> WindowColumns:
@@ -503,34 +481,30 @@ def _windows(
     ranges belong to the second texts of pairs, and start tokens before these texts are left out.
     """
     columns: WindowColumns = defaultdict(list)
-    before: _Window | None = None
-    for i, text in enumerate(output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))):
-        ids = output["input_ids"][i]
+    keys = [key for key in TOKEN_KEYS if key in output]
+    texts = output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))
+    for i, text in enumerate(texts):
+        tokens, own = {key: output[key][i] for key in keys}, _text_tokens(output, i, is_second=is_second)
         spans = output["offset_mapping"][i] if "offset_mapping" in output else []
-        window = _Window(start + text, 0, _text_tokens(output, i, is_second=is_second))
-        if before is not None and before.text == window.text:
-            first = before.tokens.number + before.tokens.stop - before.tokens.start - shared
-            window = _Window(window.text, before.number + 1, window.tokens._replace(number=first))
-        if len(ids) == 0:
+        if not tokens["input_ids"]:
             candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-            ids = [next(token for token in candidates if token is not None)]
+            token = next(token for token in candidates if token is not None)
+            tokens = {key: [int(key == "attention_mask")] for key in keys} | {"input_ids": [token]}
             spans = [(0, 0)] * ("offset_mapping" in output)
-        for key in filter(output.__contains__, TOKEN_KEYS):
-            columns[key].append(output[key][i] or [int(key == "attention_mask")])
-        columns["input_ids"][-1] = ids
         if is_second and (between := _starts_between(tokenizer, output, i)):
-            for key in filter(output.__contains__, TOKEN_KEYS):
-                columns[key][-1] = columns[key][-1][: between.start] + columns[key][-1][between.stop :]
+            tokens = {key: row[: between.start] + row[between.stop :] for key, row in tokens.items()}
             spans = spans[: between.start] + spans[between.stop :]
-            own, count = window.tokens, len(between)
-            window = window._replace(tokens=own._replace(start=own.start - count, stop=own.stop - count))
-        tokens, edges = window.tokens, list[int]()
+            own = range(own.start - len(between), own.stop - len(between))
+        window = number = 0
+        if i and texts[i - 1] == text:  # the next window of the same text
+            window = columns["window"][-1] + 1
+            number = columns["number"][-1] + columns["stop"][-1] - columns["start"][-1] - shared
+        edges = list[int]()
         for at, span in enumerate(spans):
-            edges += span if tokens.start <= at < tokens.stop else (0, 0)
-        cells = {"offsets": edges, "text": window.text, "window": window.number, **tokens._asdict()}
-        for name, cell in cells.items():
+            edges += span if at in own else (0, 0)
+        place = {"text": start + text, "window": window, "start": own.start, "stop": own.stop, "number": number}
+        for name, cell in {**tokens, "offsets": edges, **place}.items():
             columns[name].append(cell)
-        before = window
     return columns
 
 
@@ -557,15 +531,12 @@ def has_second_start(processor: Processor) -> bool:
     return is_fast and bool(_starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))
 
 
-def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:
-    """Return the range of a window's tokens that belong to the text or, with `is_second`, to the second text of a pair.
-
-    The `number` of the range is 0, as for the first window of a text.
-    """
+def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> range:
+    """Return the positions of a window's tokens of the text or, with `is_second`, of the second text of a pair."""
     if is_second:
         is_other = [int(side != 1) for side in output.sequence_ids(window)]
     else:
         is_other = output["special_tokens_mask"][window]
     is_other = [*is_other, 1]  # the text ends before the first special token after it, or at the end of the window
     first = is_other.index(0) if 0 in is_other else 0
-    return TokenRange(first, is_other.index(1, first), 0)
+    return range(first, is_other.index(1, first))

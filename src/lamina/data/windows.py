@@ -47,35 +47,30 @@ def read_flags(encoded: Encoded) -> list[list[bool]]:
 
 
 class WordToken(NamedTuple):
-    """A token that belongs to a word.
+    """A token that shares characters with words.
 
     Attributes:
         window: Index of the window.
         position: Position of the token in the window.
-        word: Index of the word among the words of all texts.
-        first: Whether it is the first token of its word.
+        word: Index, among the words of all texts, of the first of these words: the one that the token belongs to.
+        last: Index of the last of these words.
     """
 
     window: int
     position: int
     word: int
-    first: bool
-
-
-class _Overlap(NamedTuple):
-    """A token, at `position` of `window`, and the words that it shares characters with: `first` to `last` inclusive."""
-
-    window: int
-    position: int
-    first: int
     last: int
 
 
-def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[_Overlap]:
-    """Yield the tokens that share characters with words, window by window; see `word_tokens` for arguments and errors.
+def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
+    """Yield the tokens of all words, window by window. A token in several windows comes once (see `read_flags`).
 
-    A token that is in several windows comes once (see `read_flags`). Words are counted through all texts.
+    `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
+    token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
+    the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a different number of
+    texts, or there are no offsets.
     """
+    words = list(words)
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
     first_words = [0, *accumulate(map(len, words))]  # text -> index of its first word among the words of all texts
@@ -95,23 +90,8 @@ def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> I
                 last = word
                 while last + 1 < len(spans) and spans[last + 1][0] < stop:
                     last += 1
-                yield _Overlap(window, at, first_words[text] + word, first_words[text] + last)
+                yield WordToken(window, at, first_words[text] + word, first_words[text] + last)
         next_words[text] = word
-
-
-def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window. A token in several windows comes once (see `read_flags`).
-
-    `encoded` has offsets, and `words` the characters (start, end) of each word of each text, from left to right. A
-    token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
-    the tokenizer drops it or joins it to the word before. Raises ConfigError if `words` has a different number of
-    texts, or there are no offsets.
-    """
-    words = list(words)
-    begun = bytearray(sum(map(len, words)))  # word -> whether its first token was yielded
-    for token in _overlaps(encoded, words):
-        yield WordToken(token.window, token.position, token.first, not begun[token.first])
-        begun[token.first] = True
 
 
 def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int] | None]:
@@ -122,14 +102,13 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
     tokenizer drops the word. Arguments and errors are those of `word_tokens`.
     """
     words = list(words)
-    owned: list[tuple[int, int] | None] = [None] * sum(map(len, words))
+    owned: dict[int, tuple[int, int]] = {}
     shared: dict[int, tuple[int, int]] = {}
-    for token in _overlaps(encoded, words):
-        place = token.window, token.position
-        owned[token.first] = owned[token.first] or place
-        for word in range(token.first + 1, token.last + 1):
-            shared.setdefault(word, place)
-    return [place or shared.get(word) for word, place in enumerate(owned)]
+    for token in word_tokens(encoded, words):
+        owned.setdefault(token.word, (token.window, token.position))
+        for word in range(token.word + 1, token.last + 1):
+            shared.setdefault(word, (token.window, token.position))
+    return [owned.get(word, shared.get(word)) for word in range(sum(map(len, words)))]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
@@ -137,10 +116,12 @@ def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 
     Arguments and errors are those of `word_tokens`. Windows without a first token have no entry.
     """
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    firsts: dict[int, WordToken] = {}
     for token in word_tokens(encoded, words):
-        if token.first:
-            places[token.window].append((token.position, token.word))
+        firsts.setdefault(token.word, token)
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for word, token in firsts.items():
+        places[token.window].append((token.position, word))
     return places
 
 

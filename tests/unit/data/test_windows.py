@@ -96,14 +96,14 @@ def test_every_token_counts_once(tokenizer, stride: int):
 def test_a_word_without_token_is_none(minilm):
     split = Sentences(["cat", "\u200b", "", "mat"])
     encoded = encode(split.texts, minilm, max_length=16, windows=True)
-    assert list(word_tokens(encoded, split.words)) == [(0, 1, 0, True), (0, 2, 3, True)]
+    assert list(word_tokens(encoded, split.words)) == [(0, 1, 0, 0), (0, 2, 3, 3)]
     assert list(word_labels(encoded, split.words, split.labels)) == [[IGNORED, 0, 3, IGNORED]]
 
 
 def test_a_token_over_two_words_stands_for_the_first():
     offsets = [0, 5, 5, 6, 6, 9]
     encoded = encoded_of([{"input_ids": [5, 6, 7], "offsets": offsets, "window": 0, **TokenRange(0, 3, 0)._asdict()}])
-    assert list(word_tokens(encoded, [((0, 2), (3, 5), (6, 9))])) == [(0, 0, 0, True), (0, 2, 2, True)]
+    assert list(word_tokens(encoded, [((0, 2), (3, 5), (6, 9))])) == [(0, 0, 0, 1), (0, 2, 2, 2)]
 
 
 def test_offsets_are_needed(minilm):
