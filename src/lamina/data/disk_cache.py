@@ -69,11 +69,6 @@ class Entry:
     problem: str | None
 
     @property
-    def foreign(self) -> bool:
-        """Whether another version of Lamina, with another format of entries, wrote the entry."""
-        return self.facts.get("format", FORMAT) != FORMAT
-
-    @property
     def age_s(self) -> float | None:
         """Seconds since the entry was written; None if its index does not say."""
         date = self.facts.get("made")
@@ -182,12 +177,13 @@ def clear(folder: Path, which: str) -> list[Entry]:
     `which` is the key of an entry, the beginning of a single key, or "all". Raises UnknownNameError if no key begins
     with `which`, or it is ""; ConfigError if several keys do; CacheError if the folder cannot be read or written.
     """
-    known = entries(folder)
-    chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
-    if which != "all" and not chosen:
-        raise UnknownNameError(op="cache", got=which, known=[entry.key for entry in known], what="entry")
-    if which != "all" and len(chosen) > 1:
-        raise ConfigError(f"cache: '{which}' is the start of {len(chosen)} keys. Give more of the key, or 'all'.")
+    chosen = known = entries(folder)
+    if which != "all":
+        chosen = [entry for entry in known if which and entry.key.startswith(which)]
+        if not chosen:
+            raise UnknownNameError(op="cache", got=which, known=[entry.key for entry in known], what="entry")
+        if len(chosen) > 1:
+            raise ConfigError(f"cache: '{which}' is the start of {len(chosen)} keys. Give more of the key, or 'all'.")
     with disk_errors(folder):
         for entry in chosen:
             _remove(folder / entry.key)
@@ -256,13 +252,9 @@ def publish(path: Path, facts: Mapping[str, object]) -> None:
     """
     entry = path.with_name(path.name[1:33])  # the name is ".<key>.new"
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
-    about_files = {
-        "format": FORMAT,
-        "made": time.time(),
-        "files": sizes,
-        "checksums": {name: _crc32(path / name) for name in sizes},
-    }
-    index = {"key": entry.name, **facts, **about_files}
+    checksums = {name: _crc32(path / name) for name in sizes}
+    made = {"format": FORMAT, "made": time.time(), "files": sizes, "checksums": checksums}
+    index = {"key": entry.name, **facts, **made}
     (path / INDEX).write_text(json.dumps({**index, _CHECKSUM: _hash(index)}, indent=1), encoding="utf-8")
     for name in (*sizes, INDEX):
         fsync(path / name)

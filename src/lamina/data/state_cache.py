@@ -499,7 +499,7 @@ class _Entry:
         """
         entry = read_entry(self.path, self.facts)
         if entry is None:
-            if other := sum(entry.foreign for entry in entries(self.path.parent)):
+            if other := sum(entry.facts.get("format", FORMAT) != FORMAT for entry in entries(self.path.parent)):
                 what = "cache: %d entries in %s were written by another version; 'lamina cache --clear all' removes all"
                 logger.warning(what, other, self.path.parent)
         elif entry.problem is not None:
