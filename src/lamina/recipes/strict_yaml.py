@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError, first_line
@@ -70,9 +70,9 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: ClassVar = {}  # filled below
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, op: str) -> None:
         super().__init__(text)
-        self.name, self._depth = name, 0
+        self.name, self.op, self._depth = name, op, 0
         self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
@@ -119,7 +119,7 @@ class _Loader(yaml.SafeLoader):
             raise self.error(node.start_mark.line + 1, reason) from error
 
     def error(self, line: int, reason: str) -> DataError:
-        return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
+        return DataError(f"{self.op}: {self.name}, line {line}: {reason}.", path=self.name, row=line)
 
 
 # kind -> (its form in the core schema of YAML 1.2, the characters with which it begins); PyYAML knows those of 1.1
@@ -138,42 +138,43 @@ for _kind, (_form, _first) in _PLAIN.items():
 _Loader.yaml_implicit_resolvers.setdefault("", []).append((f"{_YAML}null", re.compile(r"^$")))
 
 
-def _construct_int(_: _Loader, node: yaml.ScalarNode) -> int:
-    """Return the whole number in a YAML node: decimal (leading zeros allowed), octal (`0o17`) or hexadecimal."""
-    return int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+# decimal (leading zeros allowed), octal (0o17) or hexadecimal
+_Loader.add_constructor(f"{_YAML}int", lambda _, node: int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)))
 
 
-_Loader.add_constructor(f"{_YAML}int", _construct_int)
+def read_yaml(path: Path, keys: str = "'model' and 'tasks'", op: str = "recipe") -> YamlFile:
+    """Read a YAML file, such as a recipe; nothing in the file is executed.
 
-
-def read_yaml(path: Path, keys: str = "'model' and 'tasks'") -> YamlFile:
-    """Read the YAML file of a recipe; nothing in the file is executed. `keys` are those that it needs, for the message.
-
-    Raises DataError if the file cannot be read, is not YAML, is refused by `_Loader`, or does not hold a mapping. The
-    error names the file, and the line if it is known.
+    `keys` are those that it needs, and `op` says what it is, for messages. Raises DataError if the file cannot be read,
+    is not YAML, is refused by `_Loader`, or does not hold a mapping. The error begins with `op` and names the file, and
+    the line if it is known.
     """
     try:
-        node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path))
+        node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path), op)
     except OSError as error:
         hint = similar_file(path)
-        raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.{hint}") from error
+        raise DataError(f"{op}: {path} cannot be read ({error.strerror}); it must be a YAML file.{hint}") from error
     except LaminaError:
         raise
     except Exception as error:  # PyYAML's constructors raise errors of many types
-        raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
+        raise DataError(f"{op}: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
-        raise DataError(f"recipe: {path} holds no keys; it needs {keys}, in YAML.", path=str(path))
+        raise DataError(f"{op}: {path} holds no keys; it needs {keys}, in YAML.", path=str(path))
     return YamlFile(fields, node)
 
 
-def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
-    """Return the node tree and the value of a YAML text; both are None for an empty text. Errors call the text `name`.
+def parse_yaml(text: str, name: str, op: str = "recipe") -> tuple[yaml.Node | None, Any]:
+    """Return the node tree and the value of a YAML text; both are None for an empty text.
 
-    Raises yaml.YAMLError if the text is not YAML, and DataError if `_Loader` refuses the text.
+    Errors begin with `op` and call the text `name`. Raises yaml.YAMLError if the text is not YAML, and DataError if
+    `_Loader` refuses the text.
     """
-    loader = _Loader(text, name)
+    loader = _Loader(text, name, op)
     node = loader.get_single_node()
     return node, node and loader.construct_document(node)
+
+
+NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)  # "x": {"name": "x"}
 
 
 class Strict(BaseModel):

@@ -403,7 +403,9 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: [{drop_least: {count: 1}}]", (), "has no task to measure on"),
         ("edits: [{drop_least: {count: 1, by: luck}}]", (), "'luck'"),
         ("edits: []", (), "edits: "),
-        ("- merge: {}", (), "plan.yaml holds no keys; it needs 'edits', in YAML"),
+        ("- merge: {}", (), "error: plan: plan.yaml holds no keys; it needs 'edits', in YAML"),
+        ("edits: [", (), "error: plan: plan.yaml is not YAML; "),
+        ("edits: []\nedits: []", (), "error: plan: plan.yaml, line 2: the key 'edits' is also in line 1"),
         ("edits: [{merge: {}}]", ("--task", "cola"), "--task was given without drop_least in the plan"),
         ("edits: [{merge: {}}]", ("--seed", "1"), "--seed was given without an edit in the plan that uses it"),
         ("edits: [{merge: {}}]\ntask: {preset: cola, epochs: 3}", (), "'epochs' is for lamina train"),
@@ -415,7 +417,13 @@ def test_plans_that_are_wrong(lamina, base: Path, tmp_path: Path, text, options,
     plan.write_text(text)
     ran = lamina("edit", base, "--plan", plan, *options, "-o", tmp_path / "out")
     assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
-    assert message in ran.err
+    assert message in ran.err.replace(f"{tmp_path}/", "")
+
+
+def test_a_file_of_a_task_that_is_wrong(lamina, base: Path, tmp_path: Path):
+    (task := tmp_path / "task.yaml").write_text("preset: [")
+    ran = lamina("edit", base, "--drop", "auto:1", "--task", task, "--dry-run")
+    assert (ran.code, ran.err.partition(";")[0]) == (2, f"error: task: {task} is not YAML")
 
 
 @pytest.mark.parametrize(

@@ -464,7 +464,7 @@ def read_plan(path: Path) -> EditPlan:
     Raises DataError if the file cannot be read or is not valid YAML; ConfigError if a value is not allowed; and
     UnknownNameError if a key or name does not exist. The last two name the line and the key.
     """
-    file = read_yaml(path, "'edits'")
+    file = read_yaml(path, "'edits'", op="plan")
     return parse_plan(file.fields, op=f"plan {path}", file=file)
 
 
@@ -484,4 +484,4 @@ def task_fields(name: str) -> str | Fields:
 
     Raises DataError if there is a file `name` that cannot be read or is not YAML.
     """
-    return read_yaml(Path(name), "those of a task, such as 'preset'").fields if is_file(name) else name
+    return read_yaml(Path(name), "those of a task, such as 'preset'", "task").fields if is_file(name) else name
