@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from lamina.cli.shared_options import (
-    JsonOption,
-    OverwriteOption,
-    check_output,
-    end_if_failed,
-    names_of,
-    numbers_of,
-    print_json,
-    print_table,
-)
+from lamina.cli import shared_options as options
+from lamina.cli.shared_options import print_json, print_table
 
 if TYPE_CHECKING:
     from lamina.studies.study import Study
@@ -64,9 +56,9 @@ def bench(  # noqa: PLR0913
     max_length: Annotated[int, Option(min=1, help="Maximum tokens per text.")] = 128,
     output: Annotated[Path, Option("--output", "-o", help="Folder to save to.")] = Path("out/bench"),
     resume: Annotated[bool, Option("--resume", help="Skip sets that are already complete in the folder.")] = False,
-    overwrite: OverwriteOption = False,
-    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
-    as_json: JsonOption = False,
+    overwrite: options.OverwriteOption = False,
+    progress: options.ProgressOption = True,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Compare readers with regressions and other methods on 113 public probing data sets.
 
@@ -75,8 +67,8 @@ def bench(  # noqa: PLR0913
     the others continue, and the exit code is 1. Wrong input ends with one sentence and exit code 2.
     """
     del suite  # the only one
-    numbers, shares = numbers_of("--seeds", seeds, int), numbers_of("--points", points, float)
-    check_output("bench", output, overwrite=overwrite, resume=resume)
+    numbers, shares = options.numbers_of("--seeds", seeds, int), options.numbers_of("--points", points, float)
+    options.check_output("bench", output, overwrite=overwrite, resume=resume)
     from lamina.studies import benchmark
     from lamina.studies.benchmarking.benchmark_cell import USUAL
 
@@ -84,8 +76,8 @@ def bench(  # noqa: PLR0913
         model,
         data=data,
         setting=setting.value,
-        sets=names_of("--sets", sets),
-        methods=names_of("--methods", methods) or USUAL,
+        sets=options.names_of("--sets", sets),
+        methods=options.names_of("--methods", methods) or USUAL,
         seeds=numbers or (0, 1, 2, 3, 4),
         points=shares or None,
         scored=scored or None,
@@ -96,7 +88,7 @@ def bench(  # noqa: PLR0913
         progress=progress,
     )
     _show(study, output, as_json=as_json)
-    end_if_failed(study.settings.get("failures") or [])
+    options.end_if_failed(study.settings.get("failures") or [])
 
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output, print_json, print_table
+from lamina.cli import shared_options as options
+from lamina.cli.shared_options import print_json, print_table
 
 if TYPE_CHECKING:
     from lamina.demo.run import Demo, Prediction
 
+_OUTPUT = "Output folder for the bank, the picture and the corpus."
+_ROWS = "Number of sentences in the corpus. Default: 6,500, or 20,000 with --full."
+_SEED = "Seed of the corpus, of the readers and of the order of rows."
 _SENTENCES = (
     "Tab-separated file of handwritten sentence pairs to add to the corpus. Default: only sentences from templates."
 )
@@ -19,21 +23,15 @@ _FULL = "Also train a reader on every single layer, with 20,000 sentences. Takes
 
 
 def demo(  # noqa: PLR0913
-    output: Annotated[
-        Path, Option("--output", "-o", help="Output folder for the bank, the picture and the corpus.")
-    ] = Path("out/demo"),
-    rows: Annotated[
-        int | None, Option(min=48, help="Number of sentences in the corpus. Default: 6,500, or 20,000 with --full.")
-    ] = None,
+    output: Annotated[Path, Option("--output", "-o", help=_OUTPUT)] = Path("out/demo"),
+    rows: Annotated[int | None, Option(min=48, help=_ROWS)] = None,
     epochs: Annotated[int, Option(min=1, help="Number of passes over the training split.")] = 6,
-    seed: Annotated[
-        int, Option(min=0, max=(1 << 63) - 1, help="Seed of the corpus, of the readers and of the order of rows.")
-    ] = 0,
+    seed: Annotated[int, Option(min=0, max=(1 << 63) - 1, help=_SEED)] = 0,
     full: Annotated[bool, Option("--full", help=_FULL)] = False,
     sentences: Annotated[Path | None, Option(help=_SENTENCES)] = None,
-    overwrite: OverwriteOption = False,
-    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
-    as_json: JsonOption = False,
+    overwrite: options.OverwriteOption = False,
+    progress: options.ProgressOption = True,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Train readers for three tasks in one pass of a frozen MiniLM, and compare them with the last layer alone.
 
@@ -41,7 +39,9 @@ def demo(  # noqa: PLR0913
     a pass with and without readers, a picture, and commands to try next. Wrong input ends with one sentence and exit
     code 2.
     """
-    check_output("demo", output, overwrite=overwrite, replaced=("bank", "corpus", "importance.png", "layers.png"))
+    options.check_output(
+        "demo", output, overwrite=overwrite, replaced=("bank", "corpus", "importance.png", "layers.png")
+    )
     from lamina.demo.run import run_demo
 
     result = run_demo(output, rows=rows, epochs=epochs, seed=seed, full=full, sentences=sentences, progress=progress)

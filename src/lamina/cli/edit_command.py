@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 
 from typer import Option
 
-from lamina.cli.shared_options import (
-    DataOption,
-    JsonOption,
-    ModelArgument,
-    check_output,
-    names_of,
-    print_json,
-    print_table,
-    selector_of,
-)
+from lamina.cli import shared_options as options
+from lamina.cli.shared_options import check_used, print_json, print_table, selector_of
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 
@@ -48,12 +40,17 @@ _PLAN = "YAML file of edits in any order, in place of the options that name edit
 _TASK = "Task to measure --drop auto:N on: the name of a preset, or a YAML file with the keys of a task in a recipe."
 _BY = "How auto:N chooses blocks: influence (cosine of input and output), loss (of the model's head) or readers."
 _HEAL = "Epochs of fine-tuning on --task after --drop auto:N. 0: none."
+_REINIT = f"Give these blocks new random weights, {_LAYERS}."
+_SCOPE = 'Which weights --reinit replaces: "linear" (linear maps) or "block" (all).'
 _INSERT = 'Insert layers: "attention", "ffn", "both", "ffn_input", "both_input" or "convolution".'
 _INIT = "Initial weights of inserted layers: identity, unit, xavier, he or zero."
 _PLACEMENT = "What the activation of an inserted layer is applied to: its weight, or its output."
+_KERNEL = "Kernel size of layers that are inserted after convolutions; odd."
 _FREEZE = f"Freeze these layers, {_LAYERS}; 0: the embeddings."
 _TRAIN_INSERTED = "Freeze everything but the inserted layers, poolers and heads."
 _TRAIN = 'Freeze everything but these parts of the model, such as "inserted,classifier" or "layer.*.output".'
+_MERGE = "Multiply inserted layers into the layers they follow, and remove them."
+_OVERWRITE = "Replace the model in OUT, if there is one."
 _SEEDED = "Seed of random weights, and of healing. Default: 0, or that of --plan."
 _PROGRESS = "Show progress bars while --drop auto:N, or drop_least of a plan, chooses and measures blocks."
 _STACK = 'Stack of blocks to change: "encoder", "decoder" or a tower ("vision"). Default: the only one, or the encoder.'
@@ -98,7 +95,7 @@ class EditFacts(TypedDict):
 
 
 def edit(  # noqa: PLR0913
-    model: ModelArgument,
+    model: options.ModelArgument,
     out: Annotated[Path | None, Option("-o", "--output", "--out", metavar="OUT", help="Folder to save to.")] = None,
     truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks and drop the others.")] = None,
     keep: Annotated[str | None, Option(metavar="LAYERS", help=_KEEP)] = None,
@@ -107,39 +104,29 @@ def edit(  # noqa: PLR0913
     repeat: Annotated[bool, Option("--repeat", help=_REPEAT)] = False,
     plan: Annotated[Path | None, Option(metavar="PLAN.yaml", help=_PLAN)] = None,
     task: Annotated[str | None, Option(metavar="TASK", help=_TASK)] = None,
-    data: DataOption = None,
+    data: options.DataOption = None,
     by: Annotated[str, Option(help=_BY)] = "influence",
     heal: Annotated[int, Option(metavar="EPOCHS", min=0, help=_HEAL)] = 0,
-    reinit: Annotated[
-        str | None, Option(metavar="LAYERS", help=f"Give these blocks new random weights, {_LAYERS}.")
-    ] = None,
-    scope: Annotated[
-        str, Option(help='Which weights --reinit replaces: "linear" (linear maps) or "block" (all).')
-    ] = "linear",
+    reinit: Annotated[str | None, Option(metavar="LAYERS", help=_REINIT)] = None,
+    scope: Annotated[str, Option(help=_SCOPE)] = "linear",
     insert: Annotated[str | None, Option(metavar="WHERE", help=_INSERT)] = None,
     layers: Annotated[str, Option(metavar="LAYERS", help=f"Blocks to --insert into, {_LAYERS}.")] = "all",
     init: Annotated[str, Option(help=_INIT)] = "identity",
     activation: Annotated[str, Option(help="Activation of inserted layers: gelu, relu or none.")] = "gelu",
     placement: Annotated[str, Option(help=_PLACEMENT)] = "weight",
-    kernel: Annotated[
-        int, Option(metavar="N", help="Kernel size of layers that are inserted after convolutions; odd.")
-    ] = 3,
+    kernel: Annotated[int, Option(metavar="N", help=_KERNEL)] = 3,
     freeze: Annotated[str | None, Option(metavar="LAYERS", help=_FREEZE)] = None,
     train_inserted: Annotated[bool, Option("--train-inserted", help=_TRAIN_INSERTED)] = False,
     train: Annotated[list[str] | None, Option(metavar="PART,...", help=_TRAIN)] = None,
-    merge: Annotated[
-        bool, Option("--merge", help="Multiply inserted layers into the layers they follow, and remove them.")
-    ] = False,
+    merge: Annotated[bool, Option("--merge", help=_MERGE)] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
     seed: Annotated[int | None, Option(help=_SEEDED, min=0, max=(1 << 63) - 1)] = None,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the effect without loading weights or saving.")] = False,
-    overwrite: Annotated[
-        bool, Option("--overwrite", "--force", help="Replace the model in OUT, if there is one.")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", "--force", help=_OVERWRITE)] = False,
     progress: Annotated[bool, Option(help=_PROGRESS)] = True,
-    as_json: JsonOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Change a model's layers and save the result.
 
@@ -164,43 +151,41 @@ def edit(  # noqa: PLR0913
             raise UnknownNameError(op="edit", got=str(name), known=filter(None, known), what=option)
     insertion = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
     insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
-    _check_used("--insert", insertion, requested=insert is not None)
+    check_used("edit", "--insert", insertion, requested=insert is not None)
     if activation == "none" and placement != "weight":
         problem = f"--placement is {placement} and --activation is none"
         raise ConfigError(f"edit: {problem}; a placement needs an activation. Leave one out.")
-    _check_used("--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
-    _check_used("--duplicate", {"--repeat": repeat}, requested=duplicate is not None)
-    moves = {"--truncate": truncate, "--keep": keep, "--drop": drop, "--duplicate": duplicate}
-    others = {"--reinit": reinit, "--insert": insert, "--freeze": freeze, "--train": train}
-    flags = {"--train-inserted": train_inserted or None, "--merge": merge or None}
-    named = [option for option, value in {**moves, **others, **flags}.items() if value is not None]
-    has_stack = any(option not in ("--train", "--merge") for option in named)
-    names = "one of --truncate, --reinit, --insert, --keep, --drop, --duplicate, --freeze and --train-inserted"
-    _check_used(names, {"--stack": stack is not None}, requested=has_stack)
-    random = {"stack": stack, "generator": torch.Generator().manual_seed(seed or 0)}
+    check_used("edit", "--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
+    check_used("edit", "--duplicate", {"--repeat": repeat}, requested=duplicate is not None)
+    at = {"stack": stack}
+    random = {**at, "generator": torch.Generator().manual_seed(seed or 0)}
     new_layers = {"init": init, "placement": placement, "kernel": kernel, **random}
     new_layers["activation"] = None if activation == "none" else activation
-    requested: list[tuple[bool, str, dict[str, object]]] = [
-        (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
-        (keep is not None, "keep", {"layers": selector_of(keep), "stack": stack}),
-        (drop is not None, "drop", {"layers": selector_of(drop), "stack": stack}),
+    requested: list[tuple[str, bool, str, dict[str, object]]] = [
+        ("--truncate", truncate is not None, "truncate", {"keep": truncate, **at}),
+        ("--keep", keep is not None, "keep", {"layers": selector_of(keep), **at}),
+        ("--drop", drop is not None, "drop", {"layers": selector_of(drop), **at}),
         (
+            "--duplicate",
             duplicate is not None,
             "duplicate",
-            {"layers": selector_of(duplicate), "identity": not repeat, "stack": stack},
+            {"layers": selector_of(duplicate), "identity": not repeat, **at},
         ),
-        (reinit is not None, "reinit", {"layers": selector_of(reinit), "scope": scope, **random}),
-        (insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
-        (freeze is not None, "freeze", {"layers": selector_of(freeze), "stack": stack}),
-        (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
-        (train is not None, "freeze", {"train": names_of("--train", train)}),
-        (merge, "merge", {}),
+        ("--reinit", reinit is not None, "reinit", {"layers": selector_of(reinit), "scope": scope, **random}),
+        ("--insert", insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
+        ("--freeze", freeze is not None, "freeze", {"layers": selector_of(freeze), **at}),
+        ("--train-inserted", train_inserted, "freeze", {"train": "inserted", **at}),
+        ("--train", train is not None, "freeze", {"train": options.names_of("--train", train)}),
+        ("--merge", merge, "merge", {}),
     ]
-    changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]
+    named = [option for option, is_requested, *_ in requested if is_requested]
+    names = "one of --truncate, --reinit, --insert, --keep, --drop, --duplicate, --freeze and --train-inserted"
+    check_used("edit", names, {"--stack": stack is not None}, requested=bool({*named} - {"--train", "--merge"}))
+    changes = [(name, arguments) for _, is_requested, name, arguments in requested if is_requested]
     least = LeastOptions(task=task, data=data, by=by, heal=heal, seed=seed, progress=progress)
-    apply = _planned(plan, named, least) if plan is not None else _changes(changes, least)
+    steps = _changes(changes, least) if plan is None else [_planned(plan, named, least)]
     with nullcontext() if dry_run else _claimed(out, overwrite=overwrite):
-        facts = _run(model, head, apply, None if dry_run else out, new_weights=new_weights)
+        facts = _run(model, head, steps, None if dry_run else out, new_weights=new_weights)
     print_json(facts) if as_json else _show(facts)
 
 
@@ -217,21 +202,20 @@ class LeastOptions(NamedTuple):
     seed: int | None
     progress: bool
 
-    def data_options(self) -> dict[str, bool]:
-        """Return "--task" and "--data", each with whether it was set."""
-        return {"--task": self.task is not None, "--data": self.data is not None}
+    def given(self, *options: str) -> dict[str, bool]:
+        """Return each of these options with whether it was set, or has another value than its default."""
+        choice = {"--by": self.by != "influence", "--heal": self.heal > 0}
+        known = {
+            "--task": self.task is not None,
+            "--data": self.data is not None,
+            **choice,
+            "--seed": self.seed is not None,
+        }
+        return {option: known[option] for option in options}
 
-    def choice_options(self) -> dict[str, bool]:
-        """Return "--by" and "--heal", each with whether it has another value than its default."""
-        return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
-    def seed_option(self) -> dict[str, bool]:
-        """Return "--seed" with whether it was set."""
-        return {"--seed": self.seed is not None}
-
-
-def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
-    """Return a function that applies the requested edits to a model; `changes` has the name and arguments of each.
+def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> list[Apply]:
+    """Return functions that apply the requested edits to a model; `changes` has the name and arguments of each.
 
     `least` are the options of `--drop auto:N`. Raises ConfigError if there is no edit, `--drop auto:N` lacks a task or
     a number, an option of `least` is set without `--drop auto:N`, or no edit uses the seed; and the errors of
@@ -245,25 +229,22 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
             "edit: no edit is asked for. Use --keep, --drop, --duplicate, --insert, --reinit, --truncate, --freeze, "
             "--train, --merge or --plan."
         )
-    automatic = next((str(a["layers"]) for name, a in changes if name == "drop" and _is_auto(a["layers"])), None)
-    _check_used("--drop auto:N", {**least.data_options(), **least.choice_options()}, requested=automatic is not None)
-    is_seeded = automatic is not None or any(is_random(name, arguments) for name, arguments in changes)
-    _check_used("random weights (--reinit, --init) or --drop auto:N", least.seed_option(), requested=is_seeded)
-    if automatic is None:
-        return partial(_apply_all, [partial(EDITS[name], **arguments) for name, arguments in changes])
-    count = automatic.removeprefix("auto:")
-    if not count.isdecimal() or least.task is None:
-        problem = "has no --task to measure on" if count.isdecimal() else "names no number of blocks"
-        raise ConfigError(f"edit: --drop {automatic} {problem}. Use --drop auto:2 --task TASK.")
-    steps: list[Apply] = []
-    for name, arguments in changes:
-        if name != "drop":
-            steps.append(partial(_apply_all, [partial(EDITS[name], **arguments)]))
-            continue
-        options = {"count": int(count), "by": least.by, "heal_epochs": least.heal, "stack": arguments["stack"]}
-        fields = {"edits": [{DROP_LEAST: options}], "seed": least.seed or 0, "task": task_fields(least.task)}
-        steps.append(partial(_by_plan, parse_plan(fields, op="edit"), least))
-    return partial(_in_turn, steps)
+    steps: list[Apply] = [partial(_by_function, EDITS[name], arguments) for name, arguments in changes]
+    drops = {number: str(arguments["layers"]) for number, (name, arguments) in enumerate(changes) if name == "drop"}
+    automatic = {number: blocks for number, blocks in drops.items() if blocks.startswith("auto:")}
+    check_used("edit", "--drop auto:N", least.given("--task", "--data", "--by", "--heal"), requested=bool(automatic))
+    is_seeded = bool(automatic) or any(is_random(name, arguments) for name, arguments in changes)
+    owner = "random weights (--reinit, --init) or --drop auto:N"
+    check_used("edit", owner, least.given("--seed"), requested=is_seeded)
+    for number, blocks in automatic.items():
+        count = blocks.removeprefix("auto:")
+        if not count.isdecimal() or least.task is None:
+            problem = "has no --task to measure on" if count.isdecimal() else "names no number of blocks"
+            raise ConfigError(f"edit: --drop {blocks} {problem}. Use --drop auto:2 --task TASK.")
+        choice = {"count": int(count), "by": least.by, "heal_epochs": least.heal, "stack": changes[number][1]["stack"]}
+        fields = {"edits": [{DROP_LEAST: choice}], "seed": least.seed or 0, "task": task_fields(least.task)}
+        steps[number] = partial(_by_plan, parse_plan(fields, op="edit"), least)
+    return steps
 
 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
@@ -283,10 +264,11 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
 
     if named:
         raise ConfigError(f"edit: {named[0]} was given with --plan; the plan holds all edits. Put it into the plan.")
-    _check_used("--drop auto:N", least.choice_options(), requested=False)
+    check_used("edit", "--drop auto:N", least.given("--by", "--heal"), requested=False)
     edit_plan = read_plan(plan)
-    _check_used("drop_least in the plan", least.data_options(), requested=edit_plan.needs_weights())
-    _check_used("an edit in the plan that uses it", least.seed_option(), requested=edit_plan.uses_seed())
+    measured, seeded = edit_plan.needs_weights(), edit_plan.uses_seed()
+    check_used("edit", "drop_least in the plan", least.given("--task", "--data"), requested=measured)
+    check_used("edit", "an edit in the plan that uses it", least.given("--seed"), requested=seeded)
     if least.task is not None:
         fields = {**edit_plan.model_dump(exclude_unset=True, exclude={"task"}), "task": task_fields(least.task)}
         edit_plan = parse_plan(fields, op=f"plan {plan}")
@@ -295,18 +277,11 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     return partial(_by_plan, edit_plan, least)
 
 
-def _is_auto(layers: object) -> bool:
-    return isinstance(layers, str) and layers.startswith("auto:")
-
-
-def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
-    for change in changes:
-        change(model)
+def _by_function(
+    edit: Callable[..., Edit], arguments: Mapping[str, object], model: PreTrainedModel, _processor: Processor | None
+) -> list[LeastBlocks]:
+    edit(model, **arguments)
     return []
-
-
-def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
-    return [report for step in steps for report in step(model, processor)]
 
 
 def _by_plan(
@@ -320,16 +295,6 @@ def _by_plan(
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")
     return plan(model, processor, least.data, progress=least.progress)
-
-
-def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
-    """Raise ConfigError if an option was set whose edit was not requested; the message names the first such option.
-
-    `edit` is the option that requests the edit, such as "--insert"; `changed` is option -> whether it was set.
-    """
-    if not requested and any(changed.values()):
-        option = next(name for name, is_changed in changed.items() if is_changed)
-        raise ConfigError(f"edit: {option} was given without {edit}, which it belongs to.")
 
 
 @contextmanager
@@ -348,7 +313,7 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
     if is_file(out):
         raise ConfigError(f"edit: {out} is a file, not a folder.")
     with claimed(out):
-        check_output("edit", out, overwrite=overwrite)
+        options.check_output("edit", out, overwrite=overwrite)
         if any(path.name not in (LOCK, WORK) for path in out.iterdir()) and not (
             (out / "config.json").is_file() and "model_type" in read_json(out / "config.json", last_wins=True)
         ):
@@ -357,8 +322,8 @@ def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
         yield
 
 
-def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_weights: bool) -> EditFacts:
-    """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
+def _run(name: str, head: str | None, steps: list[Apply], out: Path | None, *, new_weights: bool) -> EditFacts:
+    """Load a model (folder or hub id), apply the steps in order, save the result to `out`, and return what changed.
 
     `head` is the kind of task, or the class of transformers, of the model's head (None: the saved class). A model in
     `out` is replaced; if `out` is None, nothing is saved, and the edits are tried on a model without weights. With
@@ -373,10 +338,10 @@ def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_wei
     model, processor = (outline(name, head), None) if out is None else load(name, head, new_weights=new_weights)
     before, known = _counts(model), len(edits(model))
     outputs = {} if out is None else _outputs(model)
-    lost = apply(model, processor)
+    lost = [report for step in steps for report in step(model, processor)]
     record = edits(model)
     made = record[known:]
-    weighed = [number for number in range(known, len(record)) if record[number].kind not in (*_WEIGHTLESS, "freeze")]
+    weighed = [number for number in range(known, len(record)) if record[number].kind not in _WEIGHTLESS]
     changed = {now for number in weighed for names in names_now(record, number).values() for now in names}
     after = _counts(model)
     healed = any(report.healed is not None for report in lost)
@@ -398,7 +363,7 @@ def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_wei
     return facts
 
 
-_WEIGHTLESS = ("truncate", "keep", "drop")  # edits that change no weight, and add none
+_WEIGHTLESS = ("truncate", "keep", "drop", "freeze")  # edits that change no weight, and add none
 
 
 def _counts(model: PreTrainedModel) -> Counts:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSONObject
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
+_PER_CLASS = "Also print a table per reader with the scores of each label."
 _ERRORS = "Number of wrong predictions to show per reader, the most confident first. Default: none."
 _FILE = "Labelled file that every reader is scored on, with the columns that it learnt from."
 _LABEL = "Column of the label in a file, for one reader or for all. Default: the column that a reader learnt from."
@@ -80,9 +81,7 @@ def evaluate(  # noqa: PLR0913
     label: Annotated[list[str] | None, Option(metavar="[READER=]COLUMN", help=_LABEL)] = None,
     positive: Annotated[list[str] | None, Option(metavar="[READER=]CLASS", help=_POSITIVE)] = None,
     tfidf: Annotated[str | None, Option(metavar="FILE", help=_TFIDF)] = None,
-    per_class: Annotated[
-        bool, Option("--per-class", help="Also print a table per reader with the scores of each label.")
-    ] = False,
+    per_class: Annotated[bool, Option("--per-class", help=_PER_CLASS)] = False,
     errors: Annotated[int, Option(min=0, metavar="N", help=_ERRORS)] = 0,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
@@ -98,7 +97,7 @@ def evaluate(  # noqa: PLR0913
 
     Examples: lamina evaluate out/bank test.csv; lamina evaluate out/bank --task mood=test.tsv --text sentence
     """
-    sources = _sources(task or [])
+    sources = options.by_reader("evaluate", "--task", task or [], "READER=TASK, such as ner=conll2003,")
     if (file is None) == (not sources):
         raise ConfigError("evaluate: give either FILE, which every reader is scored on, or --task READER=TASK.")
     _check_used(
@@ -153,27 +152,7 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
         return None
     if len(values) == 1 and "=" not in values[0]:
         return values[0]
-    named = {reader: value for reader, sign, value in (text.partition("=") for text in values) if sign and value}
-    if len(named) < len(values):
-        got = f"{option} is {', '.join(values)}"
-        raise ConfigError(f"evaluate: {got}; give one value for all readers, or READER=VALUE once for each.")
-    return named
-
-
-def _sources(pairs: list[str]) -> dict[str, str]:
-    """Return reader -> preset or file from the values of --task, such as "ner=conll2003".
-
-    Raises ConfigError if a value has another form, or two values name one reader.
-    """
-    sources: dict[str, str] = {}
-    for pair in pairs:
-        reader, _, source = pair.partition("=")
-        if not (reader and source):
-            raise ConfigError(f"evaluate: --task {pair} is not READER=TASK, such as ner=conll2003.")
-        if reader in sources:
-            raise ConfigError(f"evaluate: --task names '{reader}' twice; each reader has one task.")
-        sources[reader] = source
-    return sources
+    return options.by_reader("evaluate", option, values, "one value for all readers, or READER=VALUE")
 
 
 def _check_used(

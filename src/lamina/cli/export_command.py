@@ -55,7 +55,7 @@ def export(  # noqa: PLR0913
     max_loss: Annotated[float, Option(min=0, help=_MAX_LOSS)] = 0.01,
     model: options.ModelOption = None,
     overwrite: options.OverwriteOption = False,
-    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
+    progress: options.ProgressOption = True,
     as_json: options.JsonOption = False,
 ) -> None:
     """Export a bank or a model as an ONNX graph, or one reader as plain PyTorch.
@@ -174,11 +174,7 @@ def _export_int8(
     """
     from lamina.prediction.int8 import export_int8
 
-    if wrong := [pair for pair in label if not all(pair.partition("="))]:
-        raise ConfigError(f"export: --label is '{wrong[0]}'; it must be READER=COLUMN.")
-    labels = dict(pair.split("=", 1) for pair in label) or None
-    if labels and len(labels) < len(label):
-        raise ConfigError(f"export: --label is {', '.join(label)}; give READER=COLUMN once for each reader.")
+    labels = options.by_reader("export", "--label", label, "READER=COLUMN") or None
     facts = export_int8(bank, out, validation, max_loss=max_loss, labels=labels, progress=progress)
     if as_json:
         print_json({"folder": str(out), **facts.model_dump()})

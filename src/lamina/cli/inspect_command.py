@@ -13,14 +13,14 @@ from lamina.errors import ConfigError, error_context
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from lamina.editing.block_picture import StackPicture
     from lamina.layers import LayerStack
-    from lamina.monitors.cascade import AnyMonitor
     from lamina.store.manifest import ReaderFacts
     from lamina.utils import JSON
 
+_WEIGHTS = "Also load the weights and show a fingerprint (hash) of them. Default: read the config only."
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
 _BESIDE = "With --inserted-weights: another model to draw below; may be repeated."
 _LAYER = "With --inserted-weights: number of the block, from 1. Default: the first block with an inserted layer."
@@ -86,19 +86,9 @@ class ModelFacts(TypedDict):
     edited: NotRequired[dict[str, StackPicture]]
 
 
-class Choice(TypedDict):
-    """Which inserted layer to draw, by `layer`, `projection` and `stack`: arguments of `chosen_weight`. None: any."""
-
-    layer: int | None
-    projection: str | None
-    stack: str | None
-
-
 def inspect(  # noqa: PLR0913
     model: ModelArgument,
-    weights: Annotated[
-        bool, Option(help="Also load the weights and show a fingerprint (hash) of them. Default: read the config only.")
-    ] = False,
+    weights: Annotated[bool, Option(help=_WEIGHTS)] = False,
     inserted_weights: Annotated[Path | None, Option(metavar="OUT.png", help=_PICTURE)] = None,
     beside: Annotated[list[str] | None, Option(metavar="MODEL", help=_BESIDE)] = None,
     layer: Annotated[int | None, Option(help=_LAYER)] = None,
@@ -115,8 +105,7 @@ def inspect(  # noqa: PLR0913
     inserted layers, on the diagonal and off it. Wrong input ends with one sentence and exit code 2.
     """
     if inserted_weights is not None:
-        choice = Choice(layer=layer, projection=projection, stack=stack)
-        draw_inserted([model, *(beside or [])], inserted_weights, head, choice, as_json=as_json)
+        _draw_inserted([model, *(beside or [])], inserted_weights, (layer, projection, stack), head, as_json=as_json)
         return
     if beside or layer is not None or projection or head or stack:
         raise ConfigError(
@@ -158,10 +147,13 @@ def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: b
     elif as_json:
         print_json({name: saved.model_dump() for name, saved in readers.items()})
     else:
+        from lamina.store.hub import MONITOR_COLUMNS, monitor_cells
+
         rows = [_reader_cells(name, saved) for name, saved in readers.items()]
         print_table(f"Readers of {folder}", ("reader", "fusion", "layers", "learnt from", "parameters", "score"), rows)
         if monitors:
-            _show_monitors(folder, monitors)
+            rates = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
+            print_table(f"Monitors of {folder}", MONITOR_COLUMNS, rates)
 
 
 def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
@@ -184,24 +176,11 @@ def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
     return {key: _without_sketch(value) if isinstance(value, dict) else value for key, value in plain.items()}
 
 
-def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
-    from lamina.store.hub import MONITOR_COLUMNS, monitor_cells
-
-    rows = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
-    print_table(f"Monitors of {folder}", MONITOR_COLUMNS, rows)
-
-
 def _show(name: str, facts: StackFacts) -> None:
     blocks = f"{facts['depth']} x {facts['block']}" if facts["block"] else pluralize(facts["depth"], "block")
     title = f"\n{name}: {pluralize(facts['layers'], 'layer')} of width {facts['width']}, {blocks}"
     rows = [
-        (
-            tap["layer"],
-            tap["path"] or "(the model)",
-            tap["side"],
-            tap["block"] or "embeddings",
-            tap["parameters"],
-        )
+        (tap["layer"], tap["path"] or "(the model)", tap["side"], tap["block"] or "embeddings", tap["parameters"])
         for tap in facts["taps"]
     ]
     print_table(title, ("layer", "read at", "side", "made by", "parameters"), rows)
@@ -269,12 +248,14 @@ def _parameters_outside_blocks(stack: LayerStack) -> int | None:
 _TITLE = "Mean inserted weights on the diagonal and off it; for the change, means of its absolute value"
 
 
-def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as_json: bool) -> None:
+def _draw_inserted(
+    names: list[str], path: Path, choice: tuple[int | None, str | None, str | None], head: int, *, as_json: bool
+) -> None:
     """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    `head` is the attention head to draw, from 0, and `choice` says which inserted layer. Raises UnknownNameError if no
-    inserted layer fits `choice`, ModelNotFoundError if a model cannot be found, and the errors of `inserted_weights`
-    and `weight_maps`.
+    `choice` is the layer, projection and stack of the inserted layer (None: any), and `head` the attention head to
+    draw, from 0. Raises UnknownNameError if no inserted layer fits `choice`, ModelNotFoundError if a model cannot be
+    found, and the errors of `inserted_weights` and `weight_maps`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class
@@ -283,7 +264,7 @@ def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as
     short = [Path(name).name for name in by_name]
     labels = short if len(set(short)) == len(short) else list(by_name)
     by_label = dict(zip(labels, by_name.values(), strict=True))
-    weight_maps({label: chosen_weight(weights, **choice) for label, weights in by_label.items()}, path, head=head)
+    weight_maps({label: chosen_weight(weights, *choice) for label, weights in by_label.items()}, path, head=head)
     rows = [{"model": label, **row} for label, weights in by_label.items() for row in diagonals(weights)]
     if as_json:
         print_json(rows)

@@ -21,6 +21,7 @@ _OUTPUT = "Folder for the bank with the monitor. Default: nothing is saved."
 _MESSAGES = "Column of chats whose last message is the reply. Default: a column with a usual name, if there is one."
 _SPANS = "Column of the bad spans of each reply. Default: bad replies are bad as a whole."
 _ANYWAY = "Save the monitor even if its recall cannot be told from its rate of false alarms."
+_SEED = "Seed of the division into parts and of the readers."
 _MAX_LENGTH = "Tokens per window. Default: the most that the model allows."
 
 
@@ -41,11 +42,9 @@ def monitor(  # noqa: PLR0913
     epochs: Annotated[int, Option(min=1, help="Passes over the training part.")] = 4,
     batch_size: options.BatchSizeOption = 32,
     max_length: Annotated[int | None, Option(min=1, help=_MAX_LENGTH)] = None,
-    seed: Annotated[
-        int, Option(min=0, max=(1 << 63) - 1, help="Seed of the division into parts and of the readers.")
-    ] = 0,
+    seed: Annotated[int, Option(min=0, max=(1 << 63) - 1, help=_SEED)] = 0,
     overwrite: options.OverwriteOption = False,
-    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
+    progress: options.ProgressOption = True,
     as_json: options.JsonOption = False,
 ) -> None:
     """Train a monitor that flags bad replies while a model writes them, and say what it is worth.

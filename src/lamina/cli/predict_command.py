@@ -65,10 +65,8 @@ def predict(  # noqa: PLR0913
         raise ConfigError("predict: texts and --file were both given; give only one of them.")
     if output is not None and file is None:
         raise ConfigError("predict: --output was given, but no file. Give --file.")
-    for_output = {"skip-bad": skip_bad, "no-resume": not resume, "workers": workers is not None, "ray": ray is not None}
-    if output is None and any(for_output.values()):
-        option = next(name for name, is_given in for_output.items() if is_given)
-        raise ConfigError(f"predict: --{option} was given, but no --output.")
+    for_output = {"--skip-bad": skip_bad, "--no-resume": not resume, "--workers": workers is not None}
+    options.check_used("predict", "--output", {**for_output, "--ray": ray is not None}, requested=output is not None)
     if output is None and file is None:
         texts = texts or from_stdin()  # before the bank is opened, so that missing texts are an error at once
     from lamina import prediction

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _RUNS = "Output folders of `lamina train` and `lamina study`. Several folders, or a study, need -o."
 _OUTPUT = "Write one HTML page about all runs, which opens without a server. Default: print the tables of one run."
+_TITLE = "With -o: title of the page. Default: what was studied, and the model."
 _FILES = "With -o: also write each chart (PNG, SVG) and table (Markdown, LaTeX) of the page as a file."
 _FORMAT = 'Without -o: format of the figures, "png" (the default), "svg" or "html"; may be repeated.'
 _BESIDE = "Without -o: output folder of another run, to draw its curves into the figures of this run; may be repeated."
@@ -27,9 +28,7 @@ _BESIDE = "Without -o: output folder of another run, to draw its curves into the
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN", help=_RUNS)],
     output: Annotated[Path | None, Option("--output", "-o", metavar="PAGE.html", help=_OUTPUT)] = None,
-    title: Annotated[
-        str | None, Option(help="With -o: title of the page. Default: what was studied, and the model.")
-    ] = None,
+    title: Annotated[str | None, Option(help=_TITLE)] = None,
     files: Annotated[bool, Option("--files", help=_FILES)] = False,
     image_format: Annotated[list[str] | None, Option("--format", metavar="NAME,...", help=_FORMAT)] = None,
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
@@ -47,9 +46,8 @@ def report(
 
     if output is not None:
         if image_format or beside:
-            raise ConfigError(
-                "report: --format and --beside are for figures in a run's folder; with -o give more RUNs."
-            )
+            what = "--format and --beside are for figures in a run's folder"
+            raise ConfigError(f"report: {what}; with -o give more RUNs.")
         _write_page(runs, output, title, files=files, as_json=as_json)
         return
     if len(runs) > 1 or title is not None or files:

@@ -39,6 +39,11 @@ _PASSES = (
     "Number of passes of the model that run at once, each with OMP_NUM_THREADS threads. "
     "Default: as many as the CPU cores suffice for, or 1 on a GPU and with --ray."
 )
+_REQUESTS = "Maximum number of requests at a time; further requests are rejected."
+_GENERATIONS = "Maximum number of texts that are generated at a time."
+_TOTAL_TOKENS = "Maximum tokens of a prompt and its generated text together."
+_HEADER_TIMEOUT = "Maximum time until the headers of a request have come, in seconds."
+_MAX_REPLICAS = "With --ray: maximum number of replicas while requests wait. Default: --replicas."
 _REQUEST_TOKENS = "Maximum tokens of all texts of a request together; a text that is cut counts as far as it is read."
 _TITLE = "Title of the page. Default: the names of the bank and its model."
 _EXAMPLE = 'Text that the page offers as an example, or a pair as ["A", "B"]; may be repeated. Default: three that fit.'
@@ -54,32 +59,21 @@ def serve(  # noqa: PLR0913
     backend: options.BackendOption = options.Backend.AUTO,
     max_batch_tokens: Annotated[int, Option(min=1, help="Maximum tokens per pass, padding included.")] = 16384,
     max_concurrent_passes: Annotated[int | None, Option(min=1, help=_PASSES)] = None,
-    max_concurrent_requests: Annotated[
-        int, Option(min=1, help="Maximum number of requests at a time; further requests are rejected.")
-    ] = 512,
-    max_concurrent_generations: Annotated[
-        int, Option(min=1, help="Maximum number of texts that are generated at a time.")
-    ] = 4,
-    max_total_tokens: Annotated[
-        int, Option(min=2, help="Maximum tokens of a prompt and its generated text together.")
-    ] = 4096,
+    max_concurrent_requests: Annotated[int, Option(min=1, help=_REQUESTS)] = 512,
+    max_concurrent_generations: Annotated[int, Option(min=1, help=_GENERATIONS)] = 4,
+    max_total_tokens: Annotated[int, Option(min=2, help=_TOTAL_TOKENS)] = 4096,
     max_client_batch_size: Annotated[int, Option(min=1, help="Maximum texts per request.")] = 32,
     max_request_tokens: Annotated[int, Option(min=1, help=_REQUEST_TOKENS)] = 65536,
     payload_limit: Annotated[int, Option(min=1, help="Maximum size of a request in bytes.")] = 2_000_000,
     request_timeout: Annotated[float, Option(min=0.001, help="Maximum time of a request in seconds.")] = 60.0,
-    header_timeout: Annotated[
-        float, Option(min=0.001, help="Maximum time until the headers of a request have come, in seconds.")
-    ] = 10.0,
+    header_timeout: Annotated[float, Option(min=0.001, help=_HEADER_TIMEOUT)] = 10.0,
     api_key: Annotated[str | None, Option(envvar="LAMINA_API_KEY", show_envvar=False, help=_KEY)] = None,
     admin_key: Annotated[str | None, Option(envvar="LAMINA_ADMIN_KEY", show_envvar=False, help=_ADMIN)] = None,
     readers_root: Annotated[Path | None, Option(metavar="FOLDER", help=_ROOT)] = None,
     cors_allow_origin: Annotated[list[str] | None, Option(metavar="ORIGIN", help=_ORIGIN)] = None,
     ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
     replicas: Annotated[int, Option(min=1, help="With --ray: number of replicas.")] = 1,
-    max_replicas: Annotated[
-        int | None,
-        Option(min=1, help="With --ray: maximum number of replicas while requests wait. Default: --replicas."),
-    ] = None,
+    max_replicas: Annotated[int | None, Option(min=1, help=_MAX_REPLICAS)] = None,
     replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: CPU cores per replica.")] = 1.0,
     replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs per replica; may be a fraction.")] = 0.0,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page for trying the readers at /.")] = True,
@@ -132,9 +126,7 @@ def serve(  # noqa: PLR0913
         raise ConfigError("serve: options of replicas were given, but not --ray; replicas run on Ray Serve.")
     if ray is not None:
         if admin_key is not None or readers_root is not None:
-            rule = (
-                "a change would reach only one replica. Run the same command with the new bank to replace all of them"
-            )
+            rule = "a change would reach only one replica. Run the command with the new bank to replace all of them"
             raise ConfigError(f"serve: --ray goes with neither --admin-key nor --readers-root; {rule}.")
         saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas have another current folder
         _opened(saved, model, device)  # an error in the bank is then raised here, not in the replicas
@@ -145,7 +137,8 @@ def serve(  # noqa: PLR0913
     with _listening(host, port) as listener:
         app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
         logging.getLogger("lamina.serve").setLevel(logging.INFO)  # a successful reload is logged at this level
-        _reload_on_signal(app.state.reloader.try_reload)
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            signal.signal(signal.SIGHUP, lambda *_: Thread(target=app.state.reloader.try_reload, daemon=True).start())
         port = listener.getsockname()[1]
         hints = "a page to try them; " * page + "/openapi.json describes the requests"
         shown = f"[{host}]" if ":" in host else host  # an address of IPv6
@@ -235,12 +228,6 @@ def _on_ray(
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: ended.set())
             ended.wait()
-
-
-def _reload_on_signal(reload: Callable[[], None]) -> None:
-    """Call `reload` in a new thread whenever the signal SIGHUP arrives; do nothing on systems without it."""
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: Thread(target=reload, daemon=True).start())
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -68,6 +68,7 @@ BackendOption = Annotated[Backend, Option(help=_BACKEND)]
 BatchSizeOption = Annotated[int, Option(min=1, help="Number of texts per pass of the model.")]
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+ProgressOption = Annotated[bool, Option(help="Show a progress bar.")]
 OverwriteOption = Annotated[bool, Option("--overwrite", help=_OVERWRITE)]
 ReadersOption = Annotated[list[str] | None, Option("--readers", "--reader", metavar="NAME,...", help=_READERS)]
 
@@ -124,6 +125,20 @@ def check_output(
         raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")
 
 
+def check_used(op: str, owner: str, given: Mapping[str, bool], *, requested: bool) -> None:
+    """Raise ConfigError if an option was given without the one that it belongs to; the message names the first such.
+
+    Args:
+        op: The command, for the message.
+        owner: What the options belong to, such as "--insert".
+        given: Option -> whether it was given, or has another value than its default.
+        requested: Whether `owner` was given; nothing is then wrong.
+    """
+    if not requested and any(given.values()):
+        option = next(name for name, is_given in given.items() if is_given)
+        raise ConfigError(f"{op}: {option} was given without {owner}, which it belongs to.")
+
+
 def names_of(option: str, values: Sequence[str] | None) -> list[str] | None:
     """Return the names in the values of a list option, each once; None if the option was not given.
 
@@ -134,6 +149,19 @@ def names_of(option: str, values: Sequence[str] | None) -> list[str] | None:
     if not (names := dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip())):
         raise ConfigError(f"lamina: {option} is '{','.join(values)}', which names nothing. Give names, such as a,b.")
     return list(names)
+
+
+def by_reader(op: str, option: str, values: Sequence[str], allowed: str) -> dict[str, str]:
+    """Return reader -> value from the values of a repeated option, each in the form READER=VALUE.
+
+    Raises ConfigError if a value has another form, or two name one reader. `op` is the command and `allowed` the form,
+    for the message.
+    """
+    pairs = [text.partition("=") for text in values]
+    named = {reader: value for reader, _, value in pairs if reader and value}
+    if len(named) < len(values):
+        raise ConfigError(f"{op}: {option} is {', '.join(values)}; give {allowed} once for each reader.")
+    return named
 
 
 def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Argument, Option
 
-from lamina.cli.shared_options import (
-    DataOption,
-    JsonOption,
-    OverwriteOption,
-    RayOption,
-    check_output,
-    end_if_failed,
-    print_json,
-    print_table,
-)
+from lamina.cli import shared_options
+from lamina.cli.shared_options import print_json, print_table
 from lamina.registry import STUDIES
 from lamina.utils import pluralize
 
@@ -31,6 +23,8 @@ SHOWN = 20  # rows of the table that are printed
 _NAMES = STUDIES.names()
 _NAME = f"Name of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
 _OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
+_RESUME = "Skip cells that are already complete in the output folder."
+_DRY_RUN = "Run nothing; read the recipe and its data and print what would run."
 
 
 class Plan(TypedDict):
@@ -56,18 +50,14 @@ class Plan(TypedDict):
 def study(  # noqa: PLR0913
     name: Annotated[str, Argument(metavar="NAME", help=_NAME)],
     recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file with the model, tasks, texts and options.")],
-    data: DataOption = None,
+    data: shared_options.DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Skip cells that are already complete in the output folder.")
-    ] = False,
-    ray: RayOption = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Run nothing; read the recipe and its data and print what would run.")
-    ] = False,
-    overwrite: OverwriteOption = False,
-    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
-    as_json: JsonOption = False,
+    resume: Annotated[bool, Option("--resume", help=_RESUME)] = False,
+    ray: shared_options.RayOption = None,
+    dry_run: Annotated[bool, Option("--dry-run", help=_DRY_RUN)] = False,
+    overwrite: shared_options.OverwriteOption = False,
+    progress: shared_options.ProgressOption = True,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Run one study of a recipe, and save its table, figures and settings.
 
@@ -84,12 +74,12 @@ def study(  # noqa: PLR0913
     if dry_run:
         _show_plan(_plan(name, loaded, options, data, folder), as_json=as_json)
         return
-    check_output("study", folder, overwrite=overwrite, resume=resume)
+    shared_options.check_output("study", folder, overwrite=overwrite, resume=resume)
     from lamina.studies.run_study import run_study
 
     result = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)
     _show(result, folder, as_json=as_json)
-    end_if_failed(result.settings.get("failures") or [])
+    shared_options.end_if_failed(result.settings.get("failures") or [])
 
 
 def _show(result: Study, folder: Path, *, as_json: bool) -> None:

@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
+from lamina.cli import shared_options
 from lamina.cli.report_command import write as write_report
-from lamina.cli.shared_options import (
-    DataOption,
-    JsonOption,
-    OverwriteOption,
-    RayOption,
-    check_output,
-    end_if_failed,
-    print_json,
-    print_table,
-)
-from lamina.errors import ConfigError
+from lamina.cli.shared_options import check_used, print_json, print_table
 from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
@@ -46,28 +37,26 @@ _FIT_MEMORY = (
     "With --dry-run: only propose them."
 )
 _MEMORY = "With --fit-memory: GiB of memory of each GPU. Default: what is free; with --resume the batches stay."
+_DRY_RUN = "Train nothing; estimate parameters, steps, operations and memory."
+_RESUME = "Continue from the newest checkpoint in the output folder."
 _SEEDS = "Run every reader or method with this many seeds: 0, 1, ... Default: the recipe's own seeds."
 
 
 def train(  # noqa: PLR0913
     recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file that says what to train.")],
-    data: DataOption = None,
+    data: shared_options.DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
     only: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_ONLY)] = None,
     seeds: Annotated[int | None, Option(min=1, max=1000, help=_SEEDS)] = None,
     fit_memory: Annotated[bool, Option("--fit-memory", help=_FIT_MEMORY)] = False,
     memory: Annotated[float | None, Option(metavar="GIB", help=_MEMORY)] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Train nothing; estimate parameters, steps, operations and memory.")
-    ] = False,
-    resume: Annotated[
-        bool, Option("--resume", help="Continue from the newest checkpoint in the output folder.")
-    ] = False,
-    overwrite: OverwriteOption = False,
-    ray: RayOption = None,
+    dry_run: Annotated[bool, Option("--dry-run", help=_DRY_RUN)] = False,
+    resume: Annotated[bool, Option("--resume", help=_RESUME)] = False,
+    overwrite: shared_options.OverwriteOption = False,
+    ray: shared_options.RayOption = None,
     progress: Annotated[bool | None, Option(help="Show a progress bar. Default: what the recipe says.")] = None,
-    as_json: JsonOption = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
@@ -86,7 +75,7 @@ def train(  # noqa: PLR0913
     folder = output or Path("out") / recipe.stem
     memory_bytes = _memory_bytes(memory, fit_memory=fit_memory)
     if dry_run:
-        check_output("train", folder, overwrite=True)
+        shared_options.check_output("train", folder, overwrite=True)
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)
@@ -95,7 +84,7 @@ def train(  # noqa: PLR0913
     from lamina.utils import rank
 
     if rank() == 0:  # the other processes of a distributed run may come when the first has begun to write
-        check_output("train", folder, overwrite=overwrite, resume=resume)
+        shared_options.check_output("train", folder, overwrite=overwrite, resume=resume)
     from lamina.recipes.run_recipe import run_recipe
 
     options: dict[str, object] = {"resume": True} if resume else {}
@@ -116,7 +105,7 @@ def train(  # noqa: PLR0913
         saved = ", ".join([str(folder), *written])
         duration = f"{pluralize(run.steps, 'step')} in {run.seconds:.0f} s"
         print(f"{duration}; saved in {saved}; lamina report {folder} -o page.html shows it")
-    end_if_failed(failures)
+    shared_options.end_if_failed(failures)
 
 
 def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | None) -> Recipe:
@@ -143,9 +132,8 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
 
     Raises ConfigError if `memory` is out of range, or given without `fit_memory`.
     """
+    check_used("train", "--fit-memory", {"--memory": memory is not None}, requested=fit_memory)
     if not fit_memory:
-        if memory is not None:
-            raise ConfigError("train: --memory was given without --fit-memory, which it belongs to.")
         return None
     check_range("train", "--memory", memory, _LEAST_GIB, _MOST_GIB)
     if memory is not None:

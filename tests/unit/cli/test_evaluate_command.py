@@ -204,9 +204,9 @@ def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_fold
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        (["mood"], "--task mood is not READER=TASK"),
-        (["=cola"], "--task =cola is not READER=TASK"),
-        (["mood=cola", "mood=sst2"], "--task names 'mood' twice"),
+        (["mood"], "--task is mood; give READER=TASK, such as ner=conll2003, once for each reader"),
+        (["=cola"], "--task is =cola; give READER=TASK"),
+        (["mood=cola", "mood=sst2"], "--task is mood=cola, mood=sst2; give READER=TASK"),
         (["mod=cola"], "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (["mood=colla"], "unknown file or preset 'colla'; known: cola, sst2"),
         (["mood=none.tsv"], "unknown file or preset 'none.tsv'"),

@@ -139,7 +139,7 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
         (("x", "--file", "y.txt"), "texts and --file were both given"),
         (("x", "--text", "y"), "a column was named, but no file"),
         (("x", "--output", "y.csv"), "--output was given, but no file"),
-        (("x", "--skip-bad"), "--skip-bad was given, but no --output"),
+        (("x", "--skip-bad"), "--skip-bad was given without --output"),
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
         (("x", "--readers", " ,"), "--readers is ' ,', which names nothing. Give names, such as a,b"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
@@ -195,7 +195,7 @@ def test_long_texts_and_pairs_are_shown_short():
 @pytest.mark.parametrize("option", [("--workers", "4"), ("--no-resume",), ("--skip-bad",)])
 def test_options_of_an_output_need_one(lamina, option: tuple[str, ...]):
     ran = lamina("predict", "bank", "a text", *option)
-    assert (ran.code, ran.err) == (2, f"error: predict: {option[0]} was given, but no --output.\n")
+    assert (ran.code, ran.err) == (2, f"error: predict: {option[0]} was given without --output, which it belongs to.\n")
 
 
 def test_images_of_a_file_are_beside_it(lamina, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
