@@ -34,7 +34,7 @@ from lamina.train.memory import BatchBytes, RowShape
 from lamina.utils import is_file, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PretrainedConfig
 
@@ -82,41 +82,15 @@ def fit_batches(
     """Return batches that fit a GPU, for each task and method: those of the recipe, or the largest that fit.
 
     Rows per optimizer step stay as they are. `planned` are all runs, and `tasks` has the copies of those tasks whose
-    data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used. Raises ConfigError if not even one
-    row fits.
+    data was read. `memory_bytes` is the memory of each GPU, of which 90 % are used. The memory of a batch is that of
+    its largest run, or of all readers that share passes. Raises ConfigError if not even one row fits.
     """
-    return [_fitted(group, memory_bytes) for group in _groups(recipe, planned, tasks)]
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Runs that get the same batch, and the memory that they need.
-
-    Attributes:
-        runs: The runs.
-        tokens: Tokens of the longest row.
-        weight_bytes: Weights, gradients and moments.
-        batch: What a batch needs.
-    """
-
-    runs: Sequence[SizedRun]
-    tokens: int
-    weight_bytes: int
-    batch: BatchBytes
-
-
-def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
-    """Yield groups of runs: the runs of one task and method, or the runs whose readers share passes.
-
-    The memory of a group is that of its largest run, or of all its readers. `planned` are all runs, and `tasks` is task
-    name -> copies of the task, if its data was read.
-    """
+    batches: list[FittedBatch] = []
     if not recipe.methods:
-        for shared in shared_passes(planned, tasks):
-            if shared.part == "train":
-                together = shared.runs if recipe.separately else planned
-                yield _reader_group(recipe, shared.runs, weight_memory(recipe, list(together)))
-        return
+        for shared in (shared for shared in shared_passes(planned, tasks) if shared.part == "train"):
+            weights = weight_memory(recipe, list(shared.runs if recipe.separately else planned))
+            batches.append(_fitted(shared.runs, weights, _batch_of_readers(recipe, shared.runs), memory_bytes))
+        return batches
     by_method: dict[tuple[str, str, int, int], list[SizedRun]] = {}
     for run in planned:
         key = (run.spec.task, str(run.spec.settings["method"]), run.options.step_size, _longest(run))
@@ -124,20 +98,18 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
     for (*_, tokens), runs in by_method.items():
         largest = max(runs, key=lambda run: (run.edits.deep, run.added))
         batch = largest.model.activations(largest.spec.edits, RowShape(tokens, largest.target, largest.task.image_size))
-        yield _Group(runs, tokens, max(map(training_weights, runs)), batch)
+        batches.append(_fitted(runs, max(map(training_weights, runs)), batch, memory_bytes))
+    return batches
 
 
-def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -> _Group:
-    """Return the group of readers (`runs`) that share passes, with the base model's memory if that is trained too.
-
-    `weight_bytes` is the memory of the weights of the whole bank, which also has the readers of other tasks.
-    """
+def _batch_of_readers(recipe: Recipe, runs: Sequence[SizedRun]) -> BatchBytes:
+    """Return the memory of a batch for readers that share passes; that of the base model counts if it is trained."""
     first, tokens = runs[0], max(map(_longest, runs))
     batch = first.model.kept([run.reader for run in runs if run.reader is not None], tokens)
-    if recipe.train_base:
-        base = first.model.activations((), RowShape(tokens))
-        batch = BatchBytes(batch.fixed + base.fixed, batch.row + base.row)
-    return _Group(runs, tokens, weight_bytes, batch)
+    if not recipe.train_base:
+        return batch
+    base = first.model.activations((), RowShape(tokens))
+    return BatchBytes(batch.fixed + base.fixed, batch.row + base.row)
 
 
 def _longest(run: SizedRun) -> int:
@@ -154,34 +126,35 @@ def _longest(run: SizedRun) -> int:
     return min(most, 2 ** math.ceil(math.log2(LONGEST * run.tokens)))
 
 
-def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
-    """Return the batch of a group that fits into a GPU's memory: the recipe's own batch if that fits.
+def _fitted(runs: Sequence[SizedRun], weight_bytes: int, batch: BatchBytes, memory_bytes: int) -> FittedBatch:
+    """Return the batch of runs that fits into a GPU's memory: the recipe's own batch if that fits.
 
-    Otherwise it is the largest that keeps the rows of an optimizer step. Raises ConfigError if not even one row fits.
+    Otherwise it is the largest that keeps the rows of an optimizer step. `weight_bytes` are the weights, gradients and
+    moments, and `batch` is what a batch needs besides. Raises ConfigError if not even one row fits.
     """
-    first = group.runs[0]
-    options, free = first.options, int(memory_bytes * USED) - group.weight_bytes
-    methods = ", ".join(dict.fromkeys(str(run.spec.settings["method"]) for run in group.runs))
-    if group.batch.max_rows(free) < 1:
-        needed = f"{group.weight_bytes / GIB:.1f} GiB for weights, gradients and moments"
-        row = f"{group.batch.total(1) / GIB:.2f} GiB for a row of {group.tokens} tokens"
+    first, tokens = runs[0], max(map(_longest, runs))
+    options, free = first.options, int(memory_bytes * USED) - weight_bytes
+    methods = ", ".join(dict.fromkeys(str(run.spec.settings["method"]) for run in runs))
+    if batch.max_rows(free) < 1:
+        needed = f"{weight_bytes / GIB:.1f} GiB for weights, gradients and moments"
+        row = f"{batch.total(1) / GIB:.2f} GiB for a row of {tokens} tokens"
         raise ConfigError(
             f"fit-memory: task {first.spec.task}, {methods}: a run needs {needed} and {row}; {USED:.0%} of "
             f"{memory_bytes / GIB:.1f} GiB may be used. No batch fits. Use a smaller max_length or a larger GPU, or "
             "train less of the model."
         )
     asked = (options.batch_size, options.gradient_accumulation_steps)
-    count = group.batch.accumulation_steps(options.step_size, free * world_size()) or options.step_size
+    count = batch.accumulation_steps(options.step_size, free * world_size()) or options.step_size
     fitted = asked if asked[1] >= count else (options.step_size // count, count)
     return FittedBatch(
         task=first.spec.task,
         method=methods,
-        tokens=group.tokens,
-        weight_bytes=group.weight_bytes,
-        row_bytes=group.batch.row,
+        tokens=tokens,
+        weight_bytes=weight_bytes,
+        row_bytes=batch.row,
         asked=asked,
         fitted=fitted,
-        runs=tuple(run.spec.name for run in group.runs),
+        runs=tuple(run.spec.name for run in runs),
     )
 
 
@@ -273,7 +246,7 @@ class Estimate:
         kept_bytes: What readers store for the gradients of the costliest batch. Its rows have `max_length` tokens or,
             if that is not set, the average number.
         kept_rows: Number of rows of that batch; 0 if the recipe has methods, for which this is not estimated.
-        parts: What each task and method costs, in operations and in hours of one GPU; see `gpu_hours`.
+        parts: What each task and method costs, in operations and in hours of one GPU; see `model_size.parts`.
         batches: The fields of `FittedBatch`, for a given GPU memory; empty if none is given.
         cache_bytes: All hidden states that readers need, in half precision; 0 if the model is trained.
         notes: Assumptions that were made.
@@ -337,17 +310,18 @@ def estimate(
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else shared_passes(planned, tasks)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
-    kept = max((reader_batch(shared.runs) for shared in passes if shared.part == "train"), default=None)
+    trained_passes = [shared for shared in passes if shared.part == "train"]
+    kept_bytes, kept_rows = max((reader_batch(shared.runs) for shared in trained_passes), default=(0, 0))
     trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters
     return Estimate(
         model={"name": recipe.model, "parameters": parameters, "trained": trained, "config": source},
         runs=_rows(planned),
         tasks=[_task_row(name, [run for run in planned if run.spec.task == name], passes) for name in outlines],
-        steps=sum(shared.steps for shared in passes if shared.part == "train") or sum(run.steps for run in planned),
+        steps=sum(shared.steps for shared in trained_passes) or sum(run.steps for run in planned),
         flops={"base": base, "runs": runs, "total": base + runs},
         memory_bytes=weight_memory(recipe, planned),
-        kept_bytes=kept.bytes if kept else 0,
-        kept_rows=kept.rows if kept else 0,
+        kept_bytes=kept_bytes,
+        kept_rows=kept_rows,
         parts=parts(planned, passes),
         batches=[] if memory_bytes is None else list(map(asdict, fit_batches(recipe, planned, tasks, memory_bytes))),
         cache_bytes=0 if recipe.train_base else sum(shared.cache_bytes for shared in passes),

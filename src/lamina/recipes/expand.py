@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -207,7 +206,7 @@ def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
         key, _, values = text.partition("=")
         key = key.strip()
         try:
-            listed = [_number(value) for value in parse_yaml(f"[{values}]", "sweep")[1]]
+            listed = parse_yaml(f"[{values}]", "sweep")[1]
         except (yaml.YAMLError, DataError):
             listed = []
         if not key or not listed:
@@ -216,10 +215,3 @@ def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
             raise ConfigError(f"sweep: '{key}' occurs twice; put all of its values in one list.")
         sweeps[key] = listed
     return sweeps
-
-
-def _number(value: object) -> object:
-    """Return a string that spells a number as a float (PyYAML reads 1e-3 as a string); any other value unchanged."""
-    with suppress(ValueError):
-        return float(value) if isinstance(value, str) else value
-    return value

@@ -119,16 +119,8 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     sample = recipe.subsample
     if sample is None:
         return [task]
-    tasks = [
-        task.subsample(
-            per_class=sample.per_class,
-            fraction=sample.fraction,
-            rows=sample.rows,
-            stratified=sample.stratified,
-            seed=seed,
-        )
-        for seed in range(sample.repeats)
-    ]
+    size = sample.model_dump(exclude={"repeats"})
+    tasks = [task.subsample(**size, seed=seed) for seed in range(sample.repeats)]
     if sample.repeats > 1 and (rows := len(task.split("train"))) == len(tasks[0].split("train")):
         message = "all %d rows are drawn, so its %d repeats have the same rows and differ only in their seeds"
         logger.warning(f"task %s: {message}", task.name, rows, sample.repeats)

@@ -363,22 +363,14 @@ class SharedPass(NamedTuple):
     runs: Sequence[SizedRun]
 
 
-class ReaderMemory(NamedTuple):
-    """The bytes that readers need for the gradients of one batch, and the batch's number of rows."""
+def reader_batch(runs: Sequence[SizedRun]) -> tuple[int, int]:
+    """Return the bytes that the readers of `runs`, which share each pass, need for the gradients of one batch.
 
-    bytes: int
-    rows: int
-
-
-def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
-    """Return the memory for the gradients of one batch, for the readers of `runs`, which share each pass.
-
-    The batch has the recipe's `batch_size`, or all training rows if they are fewer.
+    Also returns the batch's number of rows: the recipe's `batch_size`, or all training rows if they are fewer.
     """
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
-    kept = first.model.kept(readers, first.options.max_length or first.tokens)
-    return ReaderMemory(kept.total(rows), rows)
+    return first.model.kept(readers, first.options.max_length or first.tokens).total(rows), rows
 
 
 def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
@@ -443,14 +435,6 @@ def training_weights(run: SizedRun) -> int:
     return WEIGHT_BYTES * (run.parameters + (1 + run.options.moments) * run.trained)
 
 
-def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return GPU name -> hours that one GPU takes for `flops` operations at 40 % (`REACHED`) of its peak rate.
-
-    `precision` is "float32", "bfloat16" or "float16".
-    """
-    return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
-
-
 def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[TableRow]:
     """Return the cost of each part of a recipe: one row per task and method, and one per task for shared passes.
 
@@ -459,8 +443,9 @@ def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[Tab
         passes: The passes of the base model that readers share; empty if every run trains a whole model.
 
     Returns:
-        Rows with "task", "method" (None: the base model, whose passes all readers of the task share), "runs", "flops"
-        and "hours" (card -> hours). A run that reads several passes is one of "runs".
+        Rows with "task", "method" (None: the base model, whose passes all readers of the task share), "runs" (a run
+        that reads several passes counts once), "flops" and "hours": card -> hours that one such GPU takes at 40 %
+        (`REACHED`) of its peak.
     """
     costs: dict[tuple[str, str | None], list[tuple[Sequence[SizedRun], int]]] = defaultdict(list)
     for shared in passes:
@@ -471,6 +456,7 @@ def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[Tab
     for (task, method), summands in costs.items():
         runs = {run.spec.name: run for some, _ in summands for run in some}
         flops = sum(flops for _, flops in summands)
-        hours = gpu_hours(flops, next(iter(runs.values())).options.precision)
+        precision = next(iter(runs.values())).options.precision
+        hours = {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
         rows.append({"task": task, "method": method, "runs": len(runs), "flops": flops, "hours": hours})
     return rows

@@ -6,13 +6,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from lamina.errors import ConfigError, check_known, error_context
 from lamina.monitors import AGGREGATIONS, Monitor
 from lamina.prediction.calibrate import calibrate
 from lamina.recipes.report_file import REPORT, with_drawn_files, write_report_file
-from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at
+from lamina.recipes.strict_yaml import NAMED, Fields, Strict, checked, error_at
 from lamina.train.results import sort_key
 from lamina.utils import JSONObject, rank
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lamina.train.grid import RunSpec
 
 logger = logging.getLogger(__name__)
-_NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 class MonitorRecipe(Strict):
@@ -47,7 +46,7 @@ class MonitorRecipe(Strict):
     task: str
     reader: str | None = None
     flag: str | list[str]
-    aggregate: Annotated[Fields, _NAMED, checked(AGGREGATIONS.from_dict)] = Field(
+    aggregate: Annotated[Fields, NAMED, checked(AGGREGATIONS.from_dict)] = Field(
         default_factory=lambda: {"name": "mean_score"}
     )
     scale: Literal["probability", "log_odds"] = "log_odds"

@@ -108,7 +108,6 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]
     tests = ("test", *(f"test_{metric}" for metric in others))
     columns = ("reader", "seed", "repeat", "score", *others, *tests, "best_epoch")
-    score = _mean_score(rows, "score")
     summary: SummaryRow = {
         "task": first["task"],
         "method": first["method"],
@@ -116,21 +115,19 @@ def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) ->
         "metric": first["metric"],
         "parameters": first["parameters"],
         "settings": grid_of(spec),
-        "mean": score["mean"],
-        "spread": score["spread"],
-        "interval": score["interval"],
-        "scores": {metric: _mean_score(rows, metric) for metric in others},
+        **_mean_score([row["score"] for row in rows]),
+        "scores": {metric: _mean_score([row[metric] for row in rows]) for metric in others},
         "runs": [{key: row[key] for key in columns if key in row} for row in rows],
         "best_epoch": fmean(row["best_epoch"] for row in rows),
     }
     if "test" in first:
-        summary["test"] = _mean_score(rows, "test")
-        summary["test_scores"] = {metric: _mean_score(rows, f"test_{metric}") for metric in others}
+        summary["test"] = _mean_score([row["test"] for row in rows])
+        summary["test_scores"] = {metric: _mean_score([row[f"test_{metric}"] for row in rows]) for metric in others}
     return summary
 
 
-def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
-    summary = summarise([row[column] for row in rows])
+def _mean_score(scores: Sequence[float]) -> MeanScore:
+    summary = summarise(scores)
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
 
@@ -225,12 +222,9 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
                 raise ConfigError(f"recipe: {problem}. Give it 'metrics', or each task a name of its own.")
 
 
-class _ScoreSummary(TypedDict):
+class _ScoreSummary(MeanScore):
     """A summary of scores: as in `MeanScore`, and `runs`, their number."""
 
-    mean: float
-    spread: float
-    interval: float | None
     runs: int
 
 
@@ -378,10 +372,5 @@ def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: fl
     return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 
-def _summarise(values: Sequence[float]) -> _ScoreSummary:
-    """Return mean, sample standard deviation, half-width of the 95 % interval, and count of one or more scores.
-
-    For a single score, the standard deviation is 0 and the half-width None.
-    """
-    summary = summarise(values)
-    return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval, "runs": summary.count}
+def _summarise(scores: Sequence[float]) -> _ScoreSummary:
+    return _ScoreSummary(**_mean_score(scores), runs=len(scores))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import datasets
 import torch
@@ -39,7 +39,7 @@ from lamina.train.training_run import READER_RATE, Tables, train
 from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from transformers import PreTrainedModel
 
@@ -58,16 +58,8 @@ logger = logging.getLogger(__name__)
 
 SAVE_STEPS = 1000  # optimizer steps between two checkpoints, unless the recipe sets `save_steps`
 TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet", REPORT)
-_SAVED_FIELDS = (
-    "rows",
-    "importances",
-    "history",
-    "steps",
-    "seconds",
-    "truncated",
-    "baselines",
-    "unlabelled",
-)  # saved of each separate run
+_LISTS, _DICTS = ("rows", "importances", "history"), ("truncated", "baselines", "unlabelled")
+_SAVED_FIELDS = (*_LISTS, "steps", "seconds", *_DICTS)  # saved of each separate run
 
 
 @dataclass(frozen=True)
@@ -213,27 +205,14 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     The new report also lists the drawn files of an earlier report in the output `folder`; see `with_drawn_files`.
     """
     report = run.report if folder is None else with_drawn_files(run.report, folder)
-    return dict(
-        zip(
-            TABLES,
-            (
-                lambda path: write_text(path, json.dumps(run.table, indent=1)),
-                lambda path: write_text(path, markdown(run.table)),
-                lambda path: write_parquet(run.rows, path),
-                lambda path: write_parquet(run.importances, path, IMPORTANCES),
-                lambda path: write_report_file(path, report),
-            ),
-            strict=True,
-        )
+    writers: tuple[Callable[[Path], None], ...] = (
+        lambda path: write_text(path, json.dumps(run.table, indent=1)),
+        lambda path: write_text(path, markdown(run.table)),
+        lambda path: write_parquet(run.rows, path),
+        lambda path: write_parquet(run.importances, path, IMPORTANCES),
+        lambda path: write_report_file(path, report),
     )
-
-
-class _Places(TypedDict, total=False):
-    """Folders for the `output`, `checkpoints` and `events` of a training: keyword arguments of `training_run.train`."""
-
-    output: Path | None
-    checkpoints: Path | None
-    events: Path | None
+    return dict(zip(TABLES, writers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -310,13 +289,17 @@ class _Session:
             changes["save_steps"] = SAVE_STEPS
         shared = shared.model_copy(update=changes)
         bank = target if isinstance(target, ReaderBank) else None
-        places: _Places = {"output": output}
-        if separate is not None:
-            places["checkpoints"] = separate.checkpoints(*specs)
-            if self.folder is not None:
-                places["events"] = self.folder.joinpath("events", *specs)
-        tables = Tables(TABLES, lambda result: _table_files(self._result(specs, result, bank), self.folder))
-        result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
+        result = train(
+            target,
+            tasks,
+            shared,
+            processor=processor,
+            output=output,
+            checkpoints=None if separate is None else separate.checkpoints(*specs),
+            events=None if separate is None else separate.folder.joinpath("events", *specs),
+            encodings=self.encodings,
+            tables=Tables(TABLES, lambda result: _table_files(self._result(specs, result, bank), self.folder)),
+        )
         run = self._result(specs, result, bank)
         if separate is not None and not isinstance(target, ReaderBank):
             (name,) = specs
@@ -406,9 +389,9 @@ class _Session:
         for state in states:
             for row in state["rows"]:
                 row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
-            for key in ("rows", "importances", "history"):
+            for key in _LISTS:
                 getattr(joined, key).extend(state[key])
-            for key in ("truncated", "baselines", "unlabelled"):
+            for key in _DICTS:
                 getattr(joined, key).update(state[key])
         ended = {row["reader"]: specs[row["reader"]] for row in joined.rows}
         table = self._table(joined.rows, ended)

@@ -28,7 +28,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_named_edit, check_selector, config_of
 from lamina.recipes.monitor_keys import MonitorRecipe, check_monitor
-from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
+from lamina.recipes.strict_yaml import NAMED, Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
     AS_LIST,
     PARAMETERS,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from lamina.fusion.base import FusionConfig
     from lamina.recipes.strict_yaml import YamlFile
-    from lamina.recipes.table_layouts import AxisLayout, Coordinates, Published
+    from lamina.recipes.table_layouts import AxisLayout, Coordinates
     from lamina.registry import Registry
     from lamina.tasks.base import KindedTask
     from lamina.tasks.presets import Preset
@@ -81,7 +81,6 @@ def check_options(options: Mapping[str, object]) -> None:
 
 Edit: TypeAlias = dict[str, Fields]  # the name of an edit -> its arguments
 Options = Annotated[dict[str, object], checked(check_options)]  # options of `lamina.fit`
-_NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 class ReaderRecipe(Strict):
@@ -92,7 +91,7 @@ class ReaderRecipe(Strict):
     the task's. `grid`: "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values.
     """
 
-    fusion: Annotated[Fields, _NAMED]
+    fusion: Annotated[Fields, NAMED]
     head: Fields = Field(default_factory=dict)
     stack: str | None = None
     learning_rate: PositiveFloat | None = None
@@ -534,7 +533,11 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
             _check_axes(recipe, {"rows": table.rows, "columns": table.columns}, whole)
             _check_scores(recipe, table.metrics, "metrics", table.part)
             if whole and table.published is not None:
-                _check_published(recipe, table, table.published)
+                rows, columns = row_and_column_names(recipe, table, whole=True)
+                with error_at("published"):
+                    check_known("recipe, published", table.published.values, rows, "row")
+                    for values in (*table.published.values.values(), *table.published.others.values()):
+                        check_known("recipe, published", values, columns, "column")
     for number, figure in enumerate(recipe.figure):
         with error_at("figure", number):
             axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
@@ -579,12 +582,3 @@ def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | 
     if part == "test" and recipe.evaluate != "test":
         with error_at("part"):
             raise ConfigError("part is test, but test parts are scored only with 'evaluate: test'")
-
-
-def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
-    """Raise ValidationError if the numbers of a paper have a row or column that the recipe's table does not have."""
-    rows, columns = row_and_column_names(recipe, table, whole=True)
-    with error_at("published"):
-        check_known("recipe, published", published.values, rows, "row")
-        for values in (*published.values.values(), *published.others.values()):
-            check_known("recipe, published", values, columns, "column")

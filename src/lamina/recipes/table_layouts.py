@@ -84,7 +84,11 @@ class AxisLayout(Strict):
         if value is ABSENT:
             return ABSENT
         if self.count:
-            return _count_layers(value)
+            layers = 0 if value is None else len(select(value, _MANY, op="layers"))
+            if layers > _MANY // 2:
+                problem = f"{value!r} names layers up to the top, whose number is not known"
+                raise ConfigError(f"{problem}. Write '1-24' or so")
+            return layers
         shown = self.names.get(to_text(value), value)
         return LEFT_OUT if shown is None and to_text(value) in self.names else shown
 
@@ -92,14 +96,6 @@ class AxisLayout(Strict):
 AS_LIST = BeforeValidator(_to_list)
 Axis = Annotated[AxisLayout, BeforeValidator(_expand_axis)]
 Axes = Annotated[list[Axis], AS_LIST]
-
-
-def _count_layers(selector: object) -> int:
-    """Return how many layers a selector names (None: 0); raise ConfigError if that depends on the model's depth."""
-    layers = 0 if selector is None else len(select(selector, _MANY, op="layers"))
-    if layers > _MANY // 2:
-        raise ConfigError(f"{selector!r} names layers up to the top, whose number is not known. Write '1-24' or so")
-    return layers
 
 
 def to_text(value: object) -> str:
@@ -241,10 +237,6 @@ def column_name(column: str, metric: str, table: TableRecipe) -> str:
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
-# "task", "method" or a key of a grid -> patterns, in which * stands for any text; one of them must match
-Only: TypeAlias = "dict[str, list[str]]"
-
-
 def to_patterns(value: object) -> object:
     """Return a recipe's key `only` with a list of strings for each of its keys; a single value becomes a list of one.
 
@@ -271,13 +263,13 @@ def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> boo
     )
 
 
-def read_only(texts: Sequence[str]) -> Only:
+def read_only(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return key -> patterns from the option --only of the command line, such as "method=baseline,unit*".
 
     If a key occurs several times, its patterns are joined. A name with a comma must be in double quotes. Raises
     ConfigError if a text has another form.
     """
-    only: Only = {}
+    only: dict[str, list[str]] = {}
     for text in texts:
         key, _, values = text.partition("=")
         patterns = [pattern for row in csv.reader([values], skipinitialspace=True) for pattern in row if pattern]
