@@ -59,10 +59,6 @@ class Pair:
         """Return the lower-case words of both sentences."""
         return words_of(f"{self.good} {self.broken}")
 
-    def name_words(self) -> set[str]:
-        """Return the lower-case words of the pair's entities."""
-        return {word for name, _ in self.names for word in words_of(name)}
-
     def _row(self, text: str, acceptability: str) -> Sentence:
         words, tags = _tag_words(text, self.names)
         return Sentence(
@@ -113,7 +109,8 @@ def split_pairs(
     count = Counter(word for pair in usable for word in pair.words())
     named = [pair for pair in usable if pair.names]
     # Only these may go into validation and test: no other pair has a word of their entities.
-    unseen = [pair for pair in named if all(count[w] == 1 and w not in elsewhere for w in pair.name_words())]
+    names = {pair: words_of(" ".join(name for name, _ in pair.names)) for pair in named}
+    unseen = [pair for pair in named if all(count[word] == 1 and word not in elsewhere for word in names[pair])]
     unnamed, share = [pair for pair in usable if not pair.names], len(named) / max(1, len(usable))
     splits: dict[str, list[Pair]] = {}
     for split in ("test", "validation"):
@@ -216,13 +213,10 @@ def write(
         StoreError: If a file cannot be written.
     """
     splits = corpus(seed, rows, sentences=sentences)
-    folder = Path(folder)
-    return {split: _write_lines(folder / f"{split}.jsonl", splits[split]) for split in SPLITS}
-
-
-def _write_lines(path: Path, rows: list[Sentence]) -> Path:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
+    paths = {split: Path(folder) / f"{split}.jsonl" for split in SPLITS}
+    for split, path in paths.items():
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
+    return paths
 
 
 def _fill_split(split: str, size: int, seed: int, written: list[Sentence], texts: set[str]) -> list[Sentence]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, SPLITS, TAGS, write
+from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, TAGS, write
 from lamina.demo.timing import in_turn, ratio
 from lamina.errors import LaminaError, require_packages
 from lamina.fusion.last_layer import LastLayer
@@ -29,9 +29,8 @@ from lamina.train import fit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lamina.fusion.base import FusionConfig
 
-TASKS = ("sentiment", "acceptability", "entities")
+LABELS = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY, "entities": TAGS}  # task -> its labels
 MODEL = "minilm"
 EPOCHS = 6
 ROWS, ROWS_FULL = 6_500, 20_000  # sentences of the short and of the full demo; three quarters or more are trained on
@@ -130,20 +129,14 @@ class DemoReader:
     """A reader that the demo trains.
 
     Attributes:
+        name: Its name in the bank: that of its task; for the last layer and single layers with "-last" or "-single-3".
         task: Name of its task.
-        method: "default", "last" (a linear head on the last layer) or "single" (one layer).
-        layer: The layer, for the method "single"; else None.
+        layer: The layer, if it reads a single one that is compared with others; else None.
     """
 
+    name: str
     task: str
-    method: str
     layer: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the reader in the bank: its task; except for default readers, also method and layer ("ner-last")."""
-        parts = [self.task] if self.method == "default" else [self.task, self.method]
-        return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
 
 
 def run_demo(
@@ -198,14 +191,14 @@ def run_demo(
         )
     test = {name: scores[task_of[name].metric] for name, scores in evaluate(bank, task_of, split="test").items()}
     validation = {name: scores[task_of[name].metric] for name, scores in result.best.items()}
-    scores = [_score(task, tasks[task].metric, readers, validation, test) for task in TASKS]
+    scores = [_score(task, tasks[task].metric, readers, validation, test) for task in LABELS]
     layers = [
         LayerScore(task=reader.task, metric=tasks[reader.task].metric, layer=reader.layer, score=test[reader.name])
         for reader in readers
         if reader.layer is not None
     ]
     for reader in readers:
-        if reader.method != "default":
+        if reader.name != reader.task:
             bank.remove(reader.name)
     picture = _draw_layers(layers, scores, folder / "layers.png") if full else _draw_importances(bank, folder)
     bank.save_pretrained(folder / "bank")
@@ -222,31 +215,19 @@ def run_demo(
 
 
 def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
-    train, validation, test = (files[split] for split in SPLITS)
-    labels = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
-    tasks = {
-        name: Task.from_files(
-            "sequence_classification",
-            train=train,
-            validation=validation,
-            test=test,
-            text="text",
-            label=name,
-            labels=classes,
+    tasks: dict[str, Task] = {}
+    for name, labels in LABELS.items():
+        has_tags = name == "entities"
+        tasks[name] = Task.from_files(
+            "token_classification" if has_tags else "sequence_classification",
+            train=files["train"],
+            validation=files["validation"],
+            test=files["test"],
+            text="words" if has_tags else "text",
+            label="tags" if has_tags else name,
+            labels=labels,
             name=name,
         )
-        for name, classes in labels.items()
-    }
-    tasks["entities"] = Task.from_files(
-        "token_classification",
-        train=train,
-        validation=validation,
-        test=test,
-        text="words",
-        label="tags",
-        labels=TAGS,
-        name="entities",
-    )
     return tasks
 
 
@@ -255,29 +236,25 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
     Return what was added, task by task, in this order.
     """
-    readers = []
+    readers: list[DemoReader] = []
     for name, task in tasks.items():
-        methods: dict[DemoReader, FusionConfig | None] = {
-            DemoReader(name, "default"): None,
-            DemoReader(name, "last"): LastLayer(),
+        configs = {
+            DemoReader(name, name): Reader.default(task),
+            DemoReader(f"{name}-last", name): Reader(LastLayer(), _head(name, linear=True)),
         }
-        if full:
-            layers = range(bank.stacks["main"].layers)
-            methods |= {DemoReader(name, "single", layer): SingleLayer(layer, dim=64) for layer in layers}
-        for reader, fusion in methods.items():
-            if fusion is None:
-                bank.add(reader.name, replace(Reader.default(task), seed=seed))
-            else:
-                bank.add(reader.name, Reader(fusion, _head(name, linear=reader.method == "last"), seed=seed))
-            readers.append(reader)
+        for layer in range(bank.stacks["main"].layers) if full else ():
+            single = Reader(SingleLayer(layer, dim=64), _head(name, linear=False))
+            configs[DemoReader(f"{name}-single-{layer}", name, layer)] = single
+        for reader, config in configs.items():
+            bank.add(reader.name, replace(config, seed=seed))
+        readers += configs
     return readers
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
-    labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
-    return SequenceClassification(labels, pooling="mean" if linear else "attention")
+    return SequenceClassification(LABELS[task], pooling="mean" if linear else "attention")
 
 
 def _score(
@@ -293,8 +270,8 @@ def _score(
     return Score(
         task=task,
         metric=metric,
-        last_layer=test[DemoReader(task, "last").name],
-        default_reader=test[DemoReader(task, "default").name],
+        last_layer=test[f"{task}-last"],
+        default_reader=test[task],
         best_layer=None if best is None else best.layer,
         best_single_layer=None if best is None else test[best.name],
     )
