@@ -31,11 +31,8 @@ from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, RepeatedKeyError, check_range, parse_json
 
 T = TypeVar("T")
-# Lines, rows of cells, and records: each with its number in the file, or with the error that describes it.
-Lines: TypeAlias = Iterator[tuple[int, str | DataError]]
-CellRows: TypeAlias = Iterator[tuple[int, list[str] | DataError]]
-Records: TypeAlias = Iterator[tuple[int, Record | DataError]]
-Sentences: TypeAlias = Iterator[tuple[int, dict[str, list[str]] | DataError]]  # number of the column as text -> cells
+# Lines, rows of cells, or records: each with its number in the file, or with the error that describes it.
+Numbered: TypeAlias = Iterator[tuple[int, T | DataError]]
 
 _MAX_CELL = 2**31 - 1  # by default the csv module refuses more than 131072 characters; Windows cannot count further
 _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
@@ -51,7 +48,7 @@ _HEADER = re.compile(
 logger = logging.getLogger(__name__)
 
 
-def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Records:
+def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Numbered[Record]:
     """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
 
     Raises DataError if the file cannot be read, or if its header is blank, cannot be read, has a name twice, or has a
@@ -75,7 +72,7 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
     return _per_line(lines, lambda _, text: {"text": text} if text.strip() or file_format == "all_lines" else None)
 
 
-def read_lines(path: Path) -> Lines:
+def read_lines(path: Path) -> Numbered[str]:
     """Yield (line number, line) for a UTF-8 file. Numbers count from 1, and lines have their line ends.
 
     A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
@@ -113,7 +110,7 @@ def _limited(file: IO[bytes]) -> Iterator[bytes]:
             data = file.readline(MAX_BYTES + 1) or b"\n"
 
 
-def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[tuple[int, T | DataError]]:
+def _per_line(lines: Numbered[str], parse: Callable[[int, str], T | None]) -> Numbered[T]:
     """Yield (line number, `parse(number, text)`) for each line, with its line end removed.
 
     A line is skipped if `parse` returns None. A line that is a DataError is yielded unchanged.
@@ -124,7 +121,7 @@ def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[t
             yield number, row
 
 
-def _csv(path: Path, lines: Lines) -> CellRows:
+def _csv(path: Path, lines: Numbered[str]) -> Numbered[list[str]]:
     """Yield the rows of a CSV file. An invalid row is replaced by a DataError; reading continues with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
@@ -182,7 +179,7 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     return bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
 
-def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Records:
+def _to_records(path: Path, rows: Numbered[list[str]], header: Sequence[str] | None) -> Numbered[Record]:
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
@@ -389,7 +386,7 @@ def _with_class_names(path: Path, table: Table) -> Table:
 def _tables(
     path: Path,
     file_format: str,
-    records: Records,
+    records: Numbered[Record],
     rows: int = sys.maxsize,
     start: int = 0,
     on_bad_row: OnBadRow = None,
@@ -462,7 +459,7 @@ def _format_of(path: Path, other: str | None) -> str:
 
 def _select_columns(
     path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
-) -> Records:
+) -> Numbered[Record]:
     """Yield the rows of a file with some of its columns (None: all); a row without a value in one is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
@@ -501,7 +498,7 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
 # CoNLL: one line per word with its columns, and a blank line after every sentence
 
 
-def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
+def sentences(path: str, read: Callable[[], Numbered[str]]) -> Numbered[dict[str, list[str]]]:
     """Yield (number of the sentence's first line, {"0": its words' cells in column 0, ...}) from a CoNLL file.
 
     Comments (lines that begin with `#` before the first word of a sentence), a header, and the lines of CoNLL-U that
@@ -553,7 +550,7 @@ def _is_header(cells: list[str]) -> bool:
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
 
-def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
+def _columns_and_tags(lines: Numbered[str]) -> tuple[int, frozenset[str]]:
     """Return the first word's number of columns, and all words' last cells. Lines with `#` in front do not count."""
     texts = (text for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (_cells(text) for text in texts if "-DOCSTART-" not in text)

@@ -89,7 +89,12 @@ class RecordedStates:
         self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
         self._by_layers = self._group()
         self.lengths = self._lengths()
-        self._starts = self._token_starts()
+        # for each array, the index of each row's first token in it, and last the array's number of tokens
+        self._starts = {
+            number: np.cumsum([0, *self.lengths[end - manifest.arrays[number].rows : end]])
+            for _, numbers, ends in self._by_layers
+            for number, end in zip(numbers, ends, strict=True)
+        }
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Self:
@@ -159,7 +164,8 @@ class RecordedStates:
                 part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row, numbers)
                 for place, number in enumerate(numbers):
                     states[wanted.index(members[number]), at, : counts[at]] = part[:, place]
-        self._let_go()
+        for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
+            mapped.madvise(mmap.MADV_DONTNEED)  # the system may drop the pages of memory that were read
         if not bool(torch.isfinite(states).all()):
             raise self._not_finite(states, rows, wanted)
         moved = states.to(device)
@@ -215,11 +221,6 @@ class RecordedStates:
         self._maps.move_to_end(place.path)
         count = int(np.prod(place.shape))
         return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
-
-    def _let_go(self) -> None:
-        """Let the operating system drop the pages of memory that were read from files, if it offers that."""
-        for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
-            mapped.madvise(mmap.MADV_DONTNEED)
 
     # Checking
 
@@ -343,14 +344,6 @@ class RecordedStates:
     def _wrong_lengths(self, array: StatesArray, has: str, said: int, row: int | None = None) -> DataError:
         got = f"{array.file} has {has}, and the lengths of its rows say {said}"
         return DataError(f"states: {self.folder}: {got}. Correct the lengths, or write the states again.", row=row)
-
-    def _token_starts(self) -> list[np.ndarray]:
-        """Return, for each array, the index of each row's first token in it, and last the array's number of tokens."""
-        starts: dict[int, np.ndarray] = {}
-        for _, numbers, ends in self._by_layers:
-            for number, end in zip(numbers, ends, strict=True):
-                starts[number] = np.cumsum([0, *self.lengths[end - self.manifest.arrays[number].rows : end]])
-        return [starts[number] for number in range(len(starts))]
 
 
 def place_of(path: Path, tensor: str | None) -> Place:
