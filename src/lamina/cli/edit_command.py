@@ -12,7 +12,7 @@ from typer import Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import check_used, print_json, print_table, selector_of
-from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
@@ -140,15 +140,11 @@ def edit(  # noqa: PLR0913
     from lamina.editing.inserted_layer import ACTIVATIONS
     from lamina.editing.reinit import SCOPES
 
-    for option, name, known in (
-        ("--scope", scope, SCOPES),
-        ("--insert", insert, (None, *POSITIONS)),
-        ("--init", init, INITS),
-        ("--activation", activation, (*ACTIVATIONS, "none")),
-        ("--placement", placement, PLACEMENTS),
-    ):
-        if name not in known:
-            raise UnknownNameError(op="edit", got=str(name), known=filter(None, known), what=option)
+    check_known("edit", [scope], SCOPES, "--scope")
+    check_known("edit", [] if insert is None else [insert], POSITIONS, "--insert")
+    check_known("edit", [init], INITS, "--init")
+    check_known("edit", [activation], (*ACTIVATIONS, "none"), "--activation")
+    check_known("edit", [placement], PLACEMENTS, "--placement")
     insertion = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
     insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
     check_used("edit", "--insert", insertion, requested=insert is not None)

@@ -484,12 +484,14 @@ def _windows(
     keys = [key for key in TOKEN_KEYS if key in output]
     texts = output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))
     for i, text in enumerate(texts):
-        tokens, own = {key: output[key][i] for key in keys}, _text_tokens(output, i, is_second=is_second)
+        tokens = {key: output[key][i] for key in keys}
         spans = output["offset_mapping"][i] if "offset_mapping" in output else []
+        others = [side != 1 for side in output.sequence_ids(i)] if is_second else output["special_tokens_mask"][i]
+        others = [*others, 1]  # the text ends before the first special token after it, or at the end of the window
+        first = others.index(0) if 0 in others else 0
+        own = range(first, others.index(1, first))  # positions of the tokens of the text
         if not tokens["input_ids"]:
-            candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-            token = next(token for token in candidates if token is not None)
-            tokens = {key: [int(key == "attention_mask")] for key in keys} | {"input_ids": [token]}
+            tokens = {key: [int(key == "attention_mask")] for key in keys} | {"input_ids": [_start_token(tokenizer)]}
             spans = [(0, 0)] * ("offset_mapping" in output)
         if is_second and (between := _starts_between(tokenizer, output, i)):
             tokens = {key: row[: between.start] + row[between.stop :] for key, row in tokens.items()}
@@ -506,6 +508,12 @@ def _windows(
         for name, cell in {**tokens, "offsets": edges, **place}.items():
             columns[name].append(cell)
     return columns
+
+
+def _start_token(tokenizer: Tokenizer) -> int:
+    """Return the id of a tokenizer's start token; of its end or padding token if it has none; 0 if it has neither."""
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+    return next(token for token in candidates if token is not None)
 
 
 def _starts_between(tokenizer: Tokenizer, output: TokenizerOutput, window: int) -> range:
@@ -529,14 +537,3 @@ def has_second_start(processor: Processor) -> bool:
     tokenizer = tokenizer_of(processor)
     is_fast = getattr(tokenizer, "is_fast", False)
     return is_fast and bool(_starts_between(tokenizer, _call(tokenizer, [("a", "b")], {}), 0))
-
-
-def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> range:
-    """Return the positions of a window's tokens of the text or, with `is_second`, of the second text of a pair."""
-    if is_second:
-        is_other = [int(side != 1) for side in output.sequence_ids(window)]
-    else:
-        is_other = output["special_tokens_mask"][window]
-    is_other = [*is_other, 1]  # the text ends before the first special token after it, or at the end of the window
-    first = is_other.index(0) if 0 in is_other else 0
-    return range(first, is_other.index(1, first))

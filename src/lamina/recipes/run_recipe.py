@@ -134,8 +134,32 @@ def run_recipe(
         The results. A separate run that fails does not stop the others: it is listed in `failures`, and in
         `failures.json` of the output folder.
     """
-    with _other_progress_bars(show=_shows_progress(recipe, options)):
-        return _run(recipe, data, None if output is None else Path(output), options, ray, memory_bytes)
+    is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
+    if ray is not None and not is_separate:
+        problem = "the readers of the recipe share each pass of the model, in one process"
+        raise ConfigError(f"recipe: ray is set; {problem}. Leave it out, or set separately: true.")
+    folder, show = None if output is None else Path(output), {"progress": True, **recipe.fit, **options}["progress"]
+    lock = nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ())
+    with _other_progress_bars(show=bool(show)), lock:
+        session = _Session(recipe, load_tasks(recipe, data), folder)
+        warn_of_texts("recipe", (copies[0] for copies in session.tasks.values()))
+        session.fit_batches(memory_bytes, options)
+        specs = session.expand(options)
+        if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
+            require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
+        if not is_separate:
+            run = session.train(specs, output=folder)
+            tasks = {name: copies[0] for name, copies in session.tasks.items()}
+            report = monitored_report(recipe.monitors, run.bank, run.report, run.rows, specs, tasks, folder)
+            return replace(run, report=report)
+        check_edits(recipe, specs, session.tasks)
+        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, session.batches, options))
+        run = session.train_separately(specs, source, progress=bool(show) and len(specs) > 1, ray=ray)
+        if folder is not None and rank() == 0:
+            with staged(folder, TABLES) as stage:
+                for name, write in _table_files(run, folder).items():
+                    write(stage / name)
+        return run
 
 
 @contextmanager
@@ -154,49 +178,6 @@ def _other_progress_bars(*, show: bool) -> Iterator[None]:
     finally:
         for _, enable in changed:
             enable()
-
-
-def _run(
-    recipe: Recipe,
-    data: str | Path | None,
-    folder: Path | None,
-    options: Mapping[str, object],
-    ray: str | None,
-    memory_bytes: int | None,
-) -> RecipeResult:
-    """Run a recipe with the arguments of `run_recipe`, and write its results to the output `folder` (None: nowhere).
-
-    The errors are those of `run_recipe`.
-    """
-    is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
-    if ray is not None and not is_separate:
-        problem = "the readers of the recipe share each pass of the model, in one process"
-        raise ConfigError(f"recipe: ray is set; {problem}. Leave it out, or set separately: true.")
-    with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
-        session = _Session(recipe, load_tasks(recipe, data), folder)
-        warn_of_texts("recipe", (copies[0] for copies in session.tasks.values()))
-        session.fit_batches(memory_bytes, options)
-        specs = session.expand(options)
-        if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
-            require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
-        if not is_separate:
-            run = session.train(specs, output=folder)
-            tasks = {name: copies[0] for name, copies in session.tasks.items()}
-            report = monitored_report(recipe.monitors, run.bank, run.report, run.rows, specs, tasks, folder)
-            return replace(run, report=report)
-        check_edits(recipe, specs, session.tasks)
-        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, session.batches, options))
-        show = _shows_progress(recipe, options) and len(specs) > 1
-        run = session.train_separately(specs, source, progress=show, ray=ray)
-        if folder is not None and rank() == 0:
-            with staged(folder, TABLES) as stage:
-                for name, write in _table_files(run, folder).items():
-                    write(stage / name)
-        return run
-
-
-def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
-    return bool({"progress": True, **recipe.fit, **options}["progress"])
 
 
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:

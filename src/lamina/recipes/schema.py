@@ -460,6 +460,12 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
     return {key: values for key, values in grid.items() if key != "seed"}
 
 
+def _grid_keys(recipe: Recipe) -> list[str]:
+    """Return the keys of the grids of all methods on all tasks, which may repeat, with the errors of `method_grid`."""
+    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
+    return [key for pair in pairs for key in method_grid(recipe, *pair)]
+
+
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
     """Return the coordinates "model" and "train_base", in which runs of one recipe agree and recipes may differ."""
     return {"model": recipe.model, "train_base": recipe.train_base}
@@ -494,8 +500,7 @@ def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[s
     """
     if not only:
         return {}
-    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
-    known = dict.fromkeys(["task", "method", *(key for pair in pairs for key in method_grid(recipe, *pair))])
+    known = dict.fromkeys(["task", "method", *_grid_keys(recipe)])
     full = {full_key(key, list(known), "only"): patterns for key, patterns in only.items()}
     runs = list(all_coordinates(recipe, full, whole=True))
     for key, patterns in full.items():
@@ -558,9 +563,7 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
     if len(recipe.tasks) > 1 and "task" not in keys:
         raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
     runs = list(all_coordinates(recipe, keys, whole=True))
-    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
-    grid_keys = [key for pair in pairs for key in method_grid(recipe, *pair)]
-    known = dict.fromkeys(["task", "method", *recipe_coordinates(recipe), *grid_keys])
+    known = dict.fromkeys(["task", "method", *recipe_coordinates(recipe), *_grid_keys(recipe)])
     for side, axis in ((side, axis) for side, side_axes in axes.items() for axis in side_axes):
         with error_at(side):
             check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")

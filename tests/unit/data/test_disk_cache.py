@@ -18,7 +18,17 @@ from typing import Any
 import pytest
 
 from lamina.data import disk_cache
-from lamina.data.disk_cache import check_room, claim, clear, disk_errors, entries, publish, read_entry, unfinished
+from lamina.data.disk_cache import (
+    FORMAT,
+    check_room,
+    claim,
+    clear,
+    disk_errors,
+    entries,
+    publish,
+    read_entry,
+    unfinished,
+)
 from lamina.errors import CacheError, ConfigError, UnknownNameError
 
 KEY, OTHER = "a" * 32, "ab" + "c" * 30
@@ -98,7 +108,7 @@ def test_a_whole_entry_is_not_written_again(tmp_path: Path):
         assert private is None
     entry = read_entry(tmp_path / KEY)
     assert entry is not None
-    assert (entry.key, entry.problem, entry.foreign) == (KEY, None, False)
+    assert (entry.key, entry.problem, entry.facts["format"]) == (KEY, None, disk_cache.FORMAT)
     assert entry.facts["files"] == {"main.bin": 6}
     assert contents(tmp_path) == {KEY}
 
@@ -130,7 +140,7 @@ def test_a_damaged_entry_has_a_problem_and_is_replaced(tmp_path: Path, damage: s
     entry = read_entry(tmp_path / KEY)
     assert entry is not None
     assert entry.problem is not None
-    assert entry.foreign is (damage == "format")
+    assert (entry.facts.get("format", disk_cache.FORMAT) != disk_cache.FORMAT) is (damage == "format")
     fill(tmp_path)
     entry = read_entry(tmp_path / KEY)
     assert entry is not None
