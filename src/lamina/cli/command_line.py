@@ -155,9 +155,8 @@ def system_error(error: BaseException) -> StoreError | None:
         return None
     cause: BaseException | None = error
     while cause is not None:
-        number = re.search(
-            r"\bos error (\d+)\b|\bcode: (\d+), kind: ", str(cause)
-        )  # as libraries written in Rust say it
+        # as libraries written in Rust say it
+        number = re.search(r"\bos error (\d+)\b|\bcode: (\d+), kind: ", str(cause))
         code = cause.errno if isinstance(cause, OSError) else number and int(number[1] or number[2])
         if (hint := _HINTS.get(code or 0)) and not isinstance(cause, ConnectionError | socket.gaierror | ssl.SSLError):
             path = getattr(cause, "filename", None) or "a file"

@@ -72,7 +72,8 @@ def study(  # noqa: PLR0913
     options = loaded.options(name)
     folder = output or Path("out") / recipe.stem / name
     if dry_run:
-        _show_plan(_plan(name, loaded, options, data, folder), as_json=as_json)
+        plan = _plan(name, loaded, options, data, folder)
+        print_json(plan) if as_json else _show_plan(plan)
         return
     shared_options.check_output("study", folder, overwrite=overwrite, resume=resume)
     from lamina.studies.run_study import run_study
@@ -151,10 +152,7 @@ def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: P
     )
 
 
-def _show_plan(plan: Plan, *, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
+def _show_plan(plan: Plan) -> None:
     print(f"study {plan['study']} of {plan['model']}, to be saved in {plan['output']}")
     rows = [
         (name, ", ".join(f"{split}: {count:,}" for split, count in sizes.items()))

@@ -18,20 +18,13 @@ Feature: TypeAlias = Any  # a feature of `datasets`: an object, or a list or map
 _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not classes
 
 
-def declared_names(feature: Feature) -> tuple[str, ...] | None:
-    """Return the class names that a feature declares for class ids or lists of ids; None if it declares none."""
-    feature = _item(feature) or feature
-    names = getattr(feature, "names", None)
-    return None if names is None else tuple(str(name) for name in names)
-
-
 def decoder(feature: Feature) -> Decoder | None:
     """Return a function that replaces class ids in a cell, at any depth, by class names; None if no names are declared.
 
     The id -1, which stands for a missing label, becomes None. Other numbers without a name stay.
     """
     if (names := getattr(feature, "names", None)) is not None:
-        return partial(_name, tuple(str(name) for name in names))
+        return partial(_name, tuple(map(str, names)))
     if (item := _item(feature)) is not None:
         inner = decoder(item)
         return None if inner is None else partial(_each, inner)
@@ -73,8 +66,9 @@ def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...
     for column, feature in (features or {}).items():
         inner = _item(feature) or feature
         fields = {f"{column}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
-        declared = {key: declared_names(value) for key, value in {str(column): feature, **fields}.items()}
-        found |= {key: names for key, names in declared.items() if names is not None}
+        for key, value in {str(column): feature, **fields}.items():
+            if (names := getattr(_item(value) or value, "names", None)) is not None:
+                found[key] = tuple(map(str, names))
     return found
 
 

@@ -307,8 +307,9 @@ def encode(
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
             output = _call(tokenizer, spaced, options)
-            if not windows and max(map(len, output["input_ids"]), default=0) >= max_length:
-                count = _count_truncated(tokenizer, spaced, output["input_ids"], max_length)
+            if not windows:  # texts that fill a window are tokenised again, to see whether tokens are missing
+                full = [text for text, row in zip(spaced, output["input_ids"], strict=True) if len(row) >= max_length]
+                count = sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"])
             truncated.append(count)
             if offsets and space:
                 _shift_offsets(output, part, spaced, side=int(is_second))
@@ -460,15 +461,6 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
     sides = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
     columns = [list(map(encodable, map(str, side))) for side in sides]
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
-
-
-def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Return how many texts or pairs have more than `max_length` tokens; `ids` are their ids, cut to that length.
-
-    Texts that fill a window are tokenised again, to see whether tokens are missing.
-    """
-    full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
-    return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
 def _windows(

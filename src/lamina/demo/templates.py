@@ -20,9 +20,8 @@ OPENER_SHARE = TAIL_SHARE = 0.35
 OTHER = {"positive": "negative", "negative": "positive"}
 ENTITIES = {"org": "ORG", "team": "ORG", "loc": "LOC", "misc": "MISC"}
 ONCE = ("{loc}", "{day}", "{month}")  # slots that occur at most once in a sentence
-PRESENT = re.compile(
-    r"\b(?!was/|were/)\w+/f|\.(s|base)}|\bwill\b"
-)  # clauses in the present or future tense: no "last May"
+# clauses in the present or future tense: no "last May"
+PRESENT = re.compile(r"\b(?!was/|were/)\w+/f|\.(s|base)}|\bwill\b")
 # Slot of a template -> word list and role. "%" stands for the polarity, "positive" or "negative".
 SLOTS = {
     "adj": ("adj_%", "j"),

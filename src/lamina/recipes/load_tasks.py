@@ -88,7 +88,8 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     # masked language modelling in blocks makes two rows of each pair of texts
     rows_per_example = 1 if recipe.masked_lm is None or recipe.masked_lm.rows or not pairs else 2
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
-    if recipe.hold_out and not (_lacks_validation(recipe) and "test" in task.splits):
+    own = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows  # splits of the data
+    if recipe.hold_out and not ("validation" not in own and "test" in task.splits):
         task = task.held_out(stratify=recipe.stratify)
     if limit is not None:
         validation = limited(task.split("validation"), limit * rows_per_example, 0, option="limit_validation")
@@ -101,12 +102,6 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     if recipe.metric in further:
         metrics = metrics_of(task.kind, task.problem_type, task.labels, recipe.metric, task.positive, f"task {name}")
     return replace(task, metric=recipe.metric, metrics=metrics)
-
-
-def _lacks_validation(recipe: TaskRecipe) -> bool:
-    """Return whether a task's own data has no validation split, so that training rows must be held out for it."""
-    splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
-    return "validation" not in splits
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:

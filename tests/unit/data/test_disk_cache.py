@@ -18,17 +18,7 @@ from typing import Any
 import pytest
 
 from lamina.data import disk_cache
-from lamina.data.disk_cache import (
-    FORMAT,
-    check_room,
-    claim,
-    clear,
-    disk_errors,
-    entries,
-    publish,
-    read_entry,
-    unfinished,
-)
+from lamina.data.disk_cache import check_room, claim, clear, disk_errors, entries, publish, read_entry, unfinished
 from lamina.errors import CacheError, ConfigError, UnknownNameError
 
 KEY, OTHER = "a" * 32, "ab" + "c" * 30
