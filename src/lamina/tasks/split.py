@@ -341,25 +341,18 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
 
     Raises ConfigError if an example has another type, or there are pairs and `pairs` does not allow them.
     """
-    if len(raw) == 0 or isinstance(raw[0], str):
-        for row, text in enumerate(raw):
-            if not isinstance(text, str):
-                raise _not_alike(row, text)
-        return cast("list[str]", list(raw))
-    listed = [_checked_pair(row, pair) for row, pair in enumerate(raw)]
-    if not pairs:
+    are_texts = len(raw) == 0 or isinstance(raw[0], str)
+    for row, entry in enumerate(raw):
+        if not (isinstance(entry, str) if are_texts else _is_pair(entry)):
+            got = f"entry {row} is {type(entry).__name__}"
+            raise ConfigError(f"predict: {got}; all must be texts, or all pairs of texts.")
+    if not (are_texts or pairs):
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")
-    return listed
+    if are_texts:
+        return cast("list[str]", list(raw))
+    return [(first, second) for first, second in cast("Sequence[tuple[str, str]]", raw)]
 
 
-def _checked_pair(row: int, entry: object) -> tuple[str, str]:
-    """Return the example `entry` as a tuple of two texts; ConfigError, with its index `row`, if it is no such pair."""
-    if isinstance(entry, tuple | list) and len(entry) == 2:
-        first, second = entry
-        if isinstance(first, str) and isinstance(second, str):
-            return first, second
-    raise _not_alike(row, entry)
-
-
-def _not_alike(row: int, entry: object) -> ConfigError:
-    return ConfigError(f"predict: entry {row} is {type(entry).__name__}; all must be texts, or all pairs of texts.")
+def _is_pair(entry: object) -> bool:
+    """Return whether a user's example is a tuple or list of two texts."""
+    return isinstance(entry, tuple | list) and len(entry) == 2 and all(isinstance(text, str) for text in entry)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
@@ -20,6 +20,7 @@ from lamina.tasks.split import Split
 from lamina.tasks.words import Span, join, word_spans
 
 logger = logging.getLogger(__name__)
+TagNames: TypeAlias = Sequence[Sequence[str | None]]  # for each row the tag of every word; None: no label
 
 # Lists of words and tags
 
@@ -114,7 +115,7 @@ def _tag_name(mark: object, labels: Sequence[str], by_id: Sequence[str], *, are_
     return class_name(mark, labels)
 
 
-def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: ColumnSpec, odd: str | None) -> None:
+def _refuse_odd_tag(table: Table, tags: TagNames, spec: ColumnSpec, odd: str | None) -> None:
     """Raise DataError for the first word with the tag `odd`, unless that is None; `tags` has the tags of each row."""
     words = table.column(spec.text) if odd is not None else ()
     for row, sentence, marks in zip(table.rows, words, tags, strict=False):
@@ -139,19 +140,13 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagSchem
     return labels if spec.labels else lab.infer_labels(labels)
 
 
-def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
+def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
     """Return the examples of `table.whole`; words of rows that are not in the table itself have no label.
 
     `tags` are the tag names of the rows in the table, None for a word without a label. A warning names the rows in
     which a span begins at a word without letters or signs, another those in which a word looks like a tokenizer's
     piece. Raises DataError for a tag that is not in `spec.labels`.
     """
-    names = spec.labels or ()
-    index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
-    for row, marks in zip(table.rows, tags, strict=True):
-        for number, mark in enumerate(marks):
-            if mark not in index:  # in a CoNLL file, every word has a line of its own
-                raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
     sentences = zip(table.column(spec.text), tags, strict=True)
     begun = [[word for word, mark in zip(*row, strict=True) if mark and mark[:2] == "B-"] for row in sentences]
     blank = [at for at, words in enumerate(begun) if not all(word_spans(str(word)) for word in words)]
@@ -159,9 +154,25 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]])
     pieces = [at for at, words in enumerate(table.column(spec.text)) if any(map(_is_piece, words))]
     _warn(table, pieces, "a word that begins with ## or \u2581, as tokenizers write pieces; plain texts have words")
     joined = [join(words) for words in lab.every_row(table).column(spec.text)]
+    return _with_tags(table, spec, tags, (text for text, _ in joined), [words for _, words in joined])
+
+
+def _with_tags(
+    table: Table, spec: ColumnSpec, tags: TagNames, texts: Iterable[object], words: Sequence[Sequence[Span]]
+) -> Split:
+    """Return the examples `texts` of `table.whole`, whose words are `words`, with the `tags` of the rows in the table.
+
+    A word whose tag is None, and every word of the other rows, has no label. Raises DataError for a tag that is not in
+    `spec.labels`.
+    """
+    names = spec.labels or ()
+    index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
+    for row, marks in zip(table.rows, tags, strict=True):
+        for number, mark in enumerate(marks):
+            if mark not in index:  # in a CoNLL file, every word has a line of its own
+                raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
     ids = (tuple(index[mark] for mark in marks) for marks in tags)
-    every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
-    return Split.of((text for text, _ in joined), every, (spans for _, spans in joined))
+    return Split.of(texts, lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(words[row])), words)
 
 
 def _is_piece(word: object) -> bool:
@@ -172,10 +183,10 @@ def _is_piece(word: object) -> bool:
 
 
 class _TaggedText(NamedTuple):
-    """The words of a text, as spans of characters, with one IOB2 tag each. `tags` None: the text has no labels."""
+    """The words of a text, as spans of characters, and their IOB2 tags; a word without a label has None."""
 
     words: list[Span]
-    tags: list[str] | None
+    tags: Sequence[str | None]
 
 
 def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -203,7 +214,7 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
     rows = {part: _tagged_texts(table, spec, default) for part, table in tables.items()}
     if labels is None:
         declared = lab.label_source(tables).class_names
-        seen = {tag for row in rows["train"] for tag in row.tags or ()}
+        seen = {tag for row in rows["train"] for tag in row.tags if tag is not None}
         seen |= {f"B-{name}" for key, names in declared.items() if key.startswith(f"{spec.label}.") for name in names}
         labels = lab.infer_labels(tag_schemes.both_ends(seen - {"O"} or {f"B-{default}"}))
     spec = replace(spec, labels=labels, problem_type="classification")
@@ -255,7 +266,7 @@ def _warn(table: Table, rows: Sequence[int], what: str) -> None:
 def _placed(
     texts: Sequence[str], marks: Sequence[list[span_forms.SpanMark] | span_forms.UnplacedSpanError], *, utf16: bool
 ) -> tuple[list[_TaggedText], dict[int, span_forms.SpanError], list[int]]:
-    """Return words and tags of each text; index -> error of texts whose tags are None; indices of texts with cut words.
+    """Return words and tags of each text; index -> error of texts without tags; and indices of texts with cut words.
 
     `marks` has the spans of each text, or the error that says why they cannot be read. A span cuts a word if it does
     not begin and end with words. With `utf16`, edges of spans count UTF-16 units.
@@ -264,7 +275,8 @@ def _placed(
     problems: dict[int, span_forms.SpanError] = {}
     cut: list[int] = []
     for at, (text, spans) in enumerate(zip(texts, marks, strict=True)):
-        words, tags = word_spans(text), None
+        words = word_spans(text)
+        tags: Sequence[str | None] = [None] * len(words)
         try:
             if isinstance(spans, span_forms.SpanError):
                 raise spans
@@ -283,12 +295,8 @@ def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> 
 
     Raises DataError for a tag that is not in `spec.labels`.
     """
-    number = {label: at for at, label in enumerate(spec.labels or ())}
-    for row, (_, tags) in zip(table.rows, rows, strict=True):
-        if unknown := [tag for tag in tags or () if tag not in number]:
-            raise lab.unknown_label(table, row, spec.label, unknown[0], spec.labels or ())
-    texts = _labelled_texts(lab.every_row(table), spec)
-    rows = [*lab.with_gaps(rows, table, lambda row: _TaggedText(word_spans(texts[row]), None))]
-    ids = [(IGNORED,) * len(words) if tags is None else tuple(number[tag] for tag in tags) for words, tags in rows]
-    pairs = texts if spec.text_pair is None else zip(lab.texts(lab.every_row(table), spec.text), texts, strict=True)
-    return Split.of(pairs, ids, [words for words, _ in rows])
+    every = lab.every_row(table)
+    texts = _labelled_texts(every, spec)
+    words = lab.with_gaps((row.words for row in rows), table, lambda row: word_spans(texts[row]))
+    pairs = texts if spec.text_pair is None else zip(lab.texts(every, spec.text), texts, strict=True)
+    return _with_tags(table, spec, [row.tags for row in rows], pairs, [*words])
