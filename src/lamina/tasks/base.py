@@ -185,10 +185,10 @@ class EncodeOptions:
     def encode_texts(
         self, texts: Sequence[Cell], processor: Processor, *, windows: bool = False, offsets: bool = False
     ) -> Encoded:
-        """Tokenise texts or pairs as these options say, whole ones by default; see `lamina.data.encode.encode`.
+        """Tokenise texts or pairs as these options say; see `lamina.data.encode.encode` for the result and the errors.
 
-        `windows` says whether to cut long texts into windows (the attribute `windows` is not used), and `offsets`
-        whether to store the character range of each token.
+        `offsets` says whether to store the character range of each token; `windows` whether to cut long texts into
+        windows, with offsets. The attribute `windows` is not used.
         """
         return encode(
             texts,
@@ -196,7 +196,7 @@ class EncodeOptions:
             max_length=self.max_length,
             windows=windows,
             stride=self.stride,
-            offsets=offsets,
+            offsets=offsets or windows,
             add_prefix_space=self.add_prefix_space,
         )
 

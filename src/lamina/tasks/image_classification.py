@@ -364,33 +364,28 @@ def set_image_size(processor: object, size: int) -> None:
     changed then.
     """
     resizer: Any = image_processor(processor)
-    before = target_of(resizer)
-    settings = {name: getattr(resizer, name, None) for name in ("size", "crop_size")}
-    crop = settings["crop_size"] if getattr(resizer, "do_center_crop", False) else None
+    before, changed = target_of(resizer), copy.deepcopy(resizer)
+    settings = {
+        name: setting for name in ("size", "crop_size") if (setting := getattr(resizer, name, None)) is not None
+    }
+    crop = settings.get("crop_size") if getattr(resizer, "do_center_crop", False) else None
     scale = size / (max(_edges(crop).values()) if crop else size)
-    fits = False
-    try:
-        for name, setting in settings.items():
-            exact = name == "crop_size" or not crop
-            edges = {edge: size if exact else round(scale * length) for edge, length in _edges(setting).items()}
-            if setting is not None:
-                setattr(resizer, name, type(setting)(**edges))
-        after = target_of(resizer)
-        fits = after[:2] == (size, size)
-    finally:
-        for name, setting in settings.items() if not fits else ():
-            setattr(resizer, name, setting)
-    if not fits:
+    for name, setting in settings.items():
+        exact = name == "crop_size" or not crop
+        edges = {edge: size if exact else round(scale * length) for edge, length in _edges(setting).items()}
+        setattr(changed, name, type(setting)(**edges))
+    after = target_of(changed)
+    if after[:2] != (size, size):
         got = f"{type(resizer).__name__} makes images of {after.height} x {after.width} when asked for {size} x {size}"
-        raise ConfigError(
-            f"images: {got}; image_size is for processors whose size and crop_size say what they make. "
-            f"Leave it out for {before.height} x {before.width}."
-        )
+        rule = "image_size is for processors whose size and crop_size say what they make"
+        raise ConfigError(f"images: {got}; {rule}. Leave it out for {before.height} x {before.width}.")
+    for name in settings:
+        setattr(resizer, name, getattr(changed, name))
 
 
-def _edges(setting: SizeDict | Mapping[str, int | None] | None) -> dict[str, int]:
+def _edges(setting: SizeDict | Mapping[str, int | None]) -> dict[str, int]:
     """Return the lengths in an image processor's size setting as a dict, such as {"shortest_edge": 224}.
 
-    The dict is empty if `setting` is None; edges without a length are left out.
+    Edges without a length are left out.
     """
-    return {edge: length for edge, length in dict(setting or {}).items() if length is not None}
+    return {edge: length for edge, length in dict(setting).items() if length is not None}

@@ -143,19 +143,16 @@ class TextInputs(CacheableWindows):
     """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`."""
 
     @classmethod
-    def of(
-        cls, split: Split, processor: Processor | None, options: EncodeOptions, *, windows: bool = False
-    ) -> TextInputs:
+    def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
         """Tokenise the texts of a split. Texts that are too long are truncated.
 
-        With `windows` or `options.windows`, they are cut into windows instead, and the character range of each token is
-        kept.
+        With `options.windows`, they are cut into windows instead, and the character range of each token is kept.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
         """
-        processor, windows = check_tokenizer(processor), windows or options.windows
-        return cls(options.encode_texts(split.texts, processor, windows=windows, offsets=windows), processor)
+        processor = check_tokenizer(processor)
+        return cls(options.encode_texts(split.texts, processor, windows=options.windows), processor)
 
 
 class EncodedInputs(Inputs, Protocol):
@@ -172,7 +169,8 @@ class TextClassKind(ClassKind[EncodedInputs]):
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
         """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens cut long texts."""
-        return TextInputs.of(split, processor, options, windows=self.per_token)
+        processor, windows = check_tokenizer(processor), options.windows or self.per_token
+        return TextInputs(options.encode_texts(split.texts, processor, windows=windows), processor)
 
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of truncated texts; if none was truncated, the number of texts cut into several windows.

@@ -152,9 +152,9 @@ class MaskedLMKind(LanguageModelingKind):
 
         Raises ConfigError if there is no tokenizer, in training if it has no mask token, in prediction if it is slow.
         """
-        if options.part == "predict":
-            return TextInputs.of(split, processor, options, windows=True)
         processor = check_tokenizer(processor)
+        if options.part == "predict":
+            return TextInputs(options.encode_texts(split.texts, processor, windows=True), processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
         return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
 
