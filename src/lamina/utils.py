@@ -49,7 +49,10 @@ def _is_processor(value: object) -> bool:
 _NO_LISTS = (str, bytes, bytearray, memoryview, set, frozenset, Mapping)  # a set has no order
 _SELECTORS = (int, str, list, tuple, range)
 _MONITORS = ("Monitor", "Cascade")
-_CLASSES = (*_MONITORS, "Calibration", "DriftSketch", "ReaderBank", "ReaderCollection", "ReplyFacts", "Study", "Task")
+_CLASSES = (
+    *(*_MONITORS, "Calibration", "DriftSketch", "Figure", "Pivot", "ReaderBank", "ReaderCollection", "ReplyFacts"),
+    *("Study", "Task"),
+)
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
@@ -61,6 +64,7 @@ _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "str": ("a text", lambda value: isinstance(value, str)),
     **dict.fromkeys(("Path", "PathLike"), ("a path", lambda value: isinstance(value, os.PathLike))),
     "torch.Generator": ("a torch.Generator", partial(_is_of, "torch", "Generator")),
+    "DataFrame": ("a DataFrame of pandas", partial(_is_of, "pandas", "DataFrame")),
     "torch.device": ("a torch.device", partial(_is_of, "torch", "device")),
     **{name: (f"a {name}", partial(_is_of, "lamina", name)) for name in _CLASSES},
     "AnyMonitor": ("a Monitor or a Cascade", lambda value: any(_TYPES[name][1](value) for name in _MONITORS)),

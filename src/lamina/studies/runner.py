@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.editing.editable import select_blocks
-from lamina.errors import ConfigError, DataError
+from lamina.errors import ConfigError, DataError, StoreError
 from lamina.heads import HEADS
 from lamina.layers.wrappers import checked_model
 from lamina.recipes.schema import ReaderRecipe
@@ -25,7 +26,7 @@ from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.checkpoint import data_digests
+from lamina.train.checkpoint import data_digests, unseal
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row
@@ -285,7 +286,8 @@ def run_cells(
         output: Folder to write to. Each finished cell becomes one file in its subfolder "cells", and `failures.json`
             lists the failures. None: nothing is written.
         resume: Read the rows of cells that are already finished in `output` instead of running these cells again. Cells
-            that failed before are run again. False: all cells are run, and replace their older files.
+            that failed before are run again. False: all cells are run, and replace their older files. Files of cells
+            that were run with other settings are then removed, because a later run could not be resumed beside them.
         progress: Show a bar with the number of finished cells and the remaining time.
         ray: Run the cells as tasks of Ray, as in `lamina.cells.run_cells`. None: in this process, one by one.
 
@@ -308,6 +310,8 @@ def run_cells(
     if output is not None:
         shelf = Shelf(output / CELLS, lambda cell: {"settings": {"": common | cell.settings}}, op="study", what="study")
     with nullcontext() if output is None else claimed(output):
+        if output is not None and not resume:
+            _remove_other_cells(output / CELLS, common)
         done = shelf.read(keyed_cells) if resume and shelf else {}
         on_end = shelf.write if shelf else lambda _cell, _state: None
         states, failures = runner.run_cells(
@@ -316,6 +320,16 @@ def run_cells(
         if output is not None:
             note_failures(output, failures)
     return pd.DataFrame([row for state in states for row in state["rows"]]), failures
+
+
+def _remove_other_cells(folder: Path, settings: Mapping[str, JSON]) -> None:
+    """Remove the files of finished cells that were run with other settings than `settings`; other files stay."""
+    now = json.loads(json.dumps(settings, default=str))
+    for path in folder.glob("*.json"):
+        with suppress(StoreError):  # it is damaged, or not the file of a cell
+            before = unseal(path)[0].get("settings", {}).get("", {})
+            if any(before.get(name) != value for name, value in now.items()):
+                path.unlink()
 
 
 def _run_cell(cell: Cell) -> CellResult:

@@ -18,10 +18,10 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.utils import JSON, JSONObject, check_types, no_pipe, pluralize
+from lamina.utils import JSON, JSONObject, check_fields, check_type, check_types, no_pipe, pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pandas import DataFrame
     from transformers import PreTrainedModel
@@ -150,17 +150,22 @@ class Study:
         pivot: How `summary` arranges the table. None: the summary is the table itself.
 
     Raises:
-        ConfigError: If the settings hold something that JSON cannot represent.
+        ConfigError: If a field has a value of the wrong type, or the settings hold something that JSON cannot
+            represent.
     """
 
     name: str
     table: DataFrame
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    conclusions: tuple[str, ...] = ()
+    conclusions: Sequence[str] = ()
     pivot: Pivot | None = None
 
     def __post_init__(self) -> None:
+        check_fields("study", self)
+        for name, figure in self.figures.items():
+            check_type("study", f"figures['{name}']", figure, "Figure")
+        object.__setattr__(self, "conclusions", tuple(self.conclusions))
         allowed = "settings hold text, numbers, lists and mappings"
         with convert_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {allowed}.")):
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))

@@ -8,7 +8,7 @@ from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
 from torch.nn import functional as F
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies.probing.probe_cell import ProbeHead, ProbeLayer
 
 
@@ -76,3 +76,19 @@ def test_a_probe_on_stacked_states():
 def test_a_hidden_layer_has_a_size():
     with pytest.raises(ConfigError, match="hidden is 0; it must be at least 1"):
         ProbeLayer(0, hidden=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"site": "x"}, UnknownNameError, "probe: unknown site 'x'; known: output, attention, ffn"),
+        ({"site": None}, UnknownNameError, "probe: unknown site 'None'"),
+        ({"layer": "top"}, ConfigError, "probe_layer: layer is 'top'; it must be a whole number"),
+        ({"pooled": "yes"}, ConfigError, "probe_layer: pooled is 'yes'; it must be True or False"),
+        ({"hidden": 1.5}, ConfigError, "probe_layer: hidden is 1.5; it must be a whole number or None"),
+        ({"hidden": 0}, ConfigError, "probe: hidden is 0; it must be at least 1"),
+    ],
+)
+def test_a_wrong_field_is_refused(options: dict[str, object], kind: type[Exception], told: str):
+    with pytest.raises(kind, match=told):
+        ProbeLayer(**{"layer": 1, **options})  # pyright: ignore[reportArgumentType]

@@ -41,6 +41,30 @@ def test_a_saved_study_loads_as_it_was(tmp_path: Path):
     assert csv["score"].tolist()[::2] == [0.5, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"table": [{"score": 1.0}]}, "study: table is a list; it must be a DataFrame of pandas"),
+        ({"table": {"score": [1.0]}}, "study: table is a dict; it must be a DataFrame of pandas"),
+        ({"table": pd.Series([1.0])}, "study: table is a Series; it must be a DataFrame of pandas"),
+        ({"table": None}, "study: table is None; it must be a DataFrame of pandas"),
+        ({"name": 3}, "study: name is 3; it must be a text"),
+        ({"settings": [1]}, "study: settings is a list; it must be a dict"),
+        ({"figures": ["by run"]}, "study: figures is a list; it must be a dict"),
+        ({"figures": {"by run": "line"}}, r"study: figures\['by run'\] is 'line'; it must be a Figure"),
+        ({"conclusions": "Layer 2 moved."}, "study: conclusions is 'Layer 2 moved.'; it must be a list"),
+        ({"pivot": "layer"}, "study: pivot is 'layer'; it must be a Pivot or None"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused(fields: dict[str, object], told: str):
+    with pytest.raises(ConfigError, match=told):
+        Study(**{"name": "drift", "table": study().table, **fields})  # pyright: ignore[reportArgumentType]
+
+
+def test_conclusions_may_be_a_list():
+    assert Study("drift", study().table, conclusions=["Layer 2 moved."]).conclusions[0] == "Layer 2 moved."
+
+
 def test_rows_returns_what_a_figure_shows():
     assert study().rows("by run")["layer"].tolist() == [1, 2]
     with pytest.raises(UnknownNameError, match="study drift: unknown figure 'by task'; known: by run"):

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.bank import Reader, ReaderBank
+from lamina.errors import check_known
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.heads.base import HeadConfig, ProblemType
 from lamina.heads.sequence_classification import SequenceClassification
@@ -127,7 +128,8 @@ class ProbeSettings:
 class ProbeLayer(FusionConfig):
     """A fusion for probes. It returns the states of one layer, after a layer norm without parameters.
 
-    Raises ConfigError if `hidden` is below 1.
+    Raises ConfigError if a field has a value of the wrong type, or `hidden` is below 1; UnknownNameError if there is no
+    such site.
 
     Args:
         layer: Number of the layer.
@@ -143,7 +145,9 @@ class ProbeLayer(FusionConfig):
     site: Site = "output"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("probe", "hidden", self.hidden, 1)
+        check_known("probe", [self.site], get_args(Site), "site")
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
