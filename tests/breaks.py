@@ -518,8 +518,8 @@ BREAKS = (
     ),
     _break(
         "serve: one request too many may wait",
-        "self._unanswered >= self.settings.max_concurrent_requests",
-        "self._unanswered > self.settings.max_concurrent_requests",
+        "if self.unanswered >= limit:",
+        "if self.unanswered > limit:",
         "unit/serve/test_scheduler.py",
     ),
     # cli

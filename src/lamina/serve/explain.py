@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, TypedDict, final
 
 import torch
@@ -13,17 +13,14 @@ from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
-from lamina.serve.uploads import Example, plain
-from lamina.serve.workers import Lengths, Worker, lengths_of, predictor_of, side_of
+from lamina.serve.workers import ReaderWorker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
     from lamina.layers.types import Batch
     from lamina.prediction.predict import Prepared
-    from lamina.serve.workers import Side
     from lamina.train.plan import Group
 
 _ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seconds that they may take together
@@ -62,57 +59,23 @@ class Explanation(TypedDict):
 
 
 @final
-class PreparedTexts:
-    """Texts that were encoded one by one, and how many tokens they have. It implements `workers.Tokenised`."""
+class ExplainWorker(ReaderWorker[Explanation]):
+    """Explains readers' answers. Each text has passes of its own; only the first window of a long text is explained."""
 
-    def __init__(self, texts: Sequence[Prepared]) -> None:
-        self.texts = texts
-        self.tokens, self.cut = sum(text.tokens for text in texts), sum(text.cut for text in texts)
-
-
-@final
-class ExplainWorker(Worker[PreparedTexts, Explanation]):
-    """Explains readers' answers. Each text has passes of its own; only the first window of a long text is explained.
-
-    Args:
-        bank: The readers and their model.
-        names: Names of the readers whose answers are explained.
-    """
-
-    def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
-        self.bank, self._names = bank, names
-        self._predictor = predictor_of(bank, names)
-
-    def read(self, texts: Sequence[Example]) -> PreparedTexts:
-        """Encode texts, pairs or files, each by itself."""
-        return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
+    texts_at_once = 1
 
     def run(
         self,
-        prepared: PreparedTexts,
+        prepared: Prepared,
         budget: Budget,  # noqa: ARG002  passes have one text
     ) -> Generator[None, None, list[Explanation]]:
-        """Explain the texts one by one. A generator: it yields between two texts, and returns the list of explanations.
+        """Explain a text; return a list with its explanation. A generator without a pause.
 
         `budget` is not used. Raises NotFiniteError if a contribution is NaN or infinite.
         """
-        explanations: list[Explanation] = []
-        for text in prepared.texts:
-            if explanations:
-                yield
-            with evaluating(self.bank), torch.no_grad():
-                explanations.append(self._explanation(text))
-        return explanations
-
-    @property
-    def lengths(self) -> Lengths:
-        """How many tokens of a text each reader reads."""
-        return lengths_of(self.bank, self._predictor, self._names)
-
-    @property
-    def side(self) -> Side | None:
-        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
-        return side_of(self.bank, self._names)
+        yield from ()
+        with evaluating(self.bank), torch.no_grad():
+            return [self._explanation(prepared)]
 
     def _explanation(self, prepared: Prepared) -> Explanation:
         """Return the explanation of one text. If readers need several passes, the times of these are added.
@@ -128,7 +91,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
             measured = self._timed(group, batch)
             seconds["without_readers"] += measured["without_readers"]
             seconds["with_readers"] += measured["with_readers"]
-        return {"seconds": seconds, "tasks": {name: tasks[name] for name in self._names}}
+        return {"seconds": seconds, "tasks": {name: tasks[name] for name in self.names}}
 
     def _tokens(self, batch: Batch) -> list[str] | None:
         """Return the text of each token in a batch of one row; None for images and audio."""
@@ -149,7 +112,9 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         learned = {} if isinstance(reader.fusion, InputWeighted) else reader.importance()
         if amounts is not None and not bool(amounts.isfinite().all()):
             raise NotFiniteError(f"serve: a layer's contribution is NaN or infinite for reader '{name}'.", name=name)
-        shares = None if amounts is None or tokens is None else _rounded((amounts / amounts.sum()).tolist())
+        shares: list[list[float]] | None = None
+        if amounts is not None and tokens is not None:
+            shares = [[round(share, _DIGITS) for share in row] for row in (amounts / amounts.sum()).tolist()]
         return {
             "layers": list(reader.layers),
             "importance": [round(share, _DIGITS) for share in learned.values()] or None,
@@ -184,7 +149,3 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         if self.bank.device.type == "cuda":
             torch.cuda.synchronize(self.bank.device)
         return time.perf_counter() - start
-
-
-def _rounded(rows: list[list[float]]) -> list[list[float]]:
-    return [[round(share, _DIGITS) for share in row] for row in rows]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Condition, Lock, RLock, Thread, Timer
+from threading import Condition, RLock, Thread, Timer
 from typing import TYPE_CHECKING, TypeVar, final
 
 import torch
@@ -26,7 +26,16 @@ from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
 from lamina.serve.telemetry import BatchTiming, counting, note_readers
 from lamina.serve.uploads import Example, readers_of, sized
-from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Truncate, Worker
+from lamina.serve.workers import (
+    TOKENIZER_LOCK,
+    AnyWorker,
+    Prediction,
+    PredictWorker,
+    Tokenised,
+    TooLongError,
+    Truncate,
+    Worker,
+)
 from lamina.utils import usable_cores
 
 if TYPE_CHECKING:
@@ -41,8 +50,10 @@ _OVERHEAD = {"cpu": 32, "accelerator": 4096, "onnx": 12}
 _SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of several requests
 # Tokens of a pass of a larger request, after which others have a turn; `benchmarks/waiting.py` compares other numbers.
 _PIECE = {"cpu": 256, "accelerator": 16384}
+_LARGE = 16384  # estimated tokens of a request from which it has no pass yet while it is tokenised, which takes long
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that, so that a batch does not start with too few texts
+_GIVE_WAY_S = 1e-4  # seconds between parts of a request's texts, so that a thread that waits for the tokenizer gets it
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
 _SHUT_DOWN = "serve: the server was shut down before this request was answered."
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
@@ -96,11 +107,13 @@ class _Turn:
     """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
     `jobs` are the requests, and `run` the batch if it has begun. `begun`: the scheduler already counts this pass as
-    running. `keeps_pass`: further passes of this turn follow. `ended`: `Scheduler._end` was called for this turn.
+    running. `ready`: it counts the batch as waiting for a free pass. `keeps_pass`: further passes of this turn follow.
+    `ended`: `Scheduler._end` was called for this turn.
     """
 
     jobs: Sequence[AnyJob]
     begun: bool
+    ready: bool = False
     run: _Run | None = None
     keeps_pass: bool = False
     ended: bool = False
@@ -142,8 +155,7 @@ class Scheduler:
         settings: The limits, with the number of passes filled in.
         engine: The engine that answers in place of PyTorch where it can.
         pass_lock: The model's lock, held as `shared` during a pass. Code that briefly changes the model waits for it.
-        tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before
-            each call, so two threads at once would cut each other's texts.
+        unanswered: Number of requests that were accepted and are not answered yet.
 
     Raises:
         ConfigError: If the bank has no reader.
@@ -161,7 +173,6 @@ class Scheduler:
         self.engine = ServedEngine(settings.backend, bank)
         self._on_batch = on_batch
         self.pass_lock = pass_lock(bank.model)
-        self.tokenizer_lock = Lock()
         self._device = "cpu" if bank.device.type == "cpu" else "accelerator"
         self._slice = min(settings.max_batch_tokens, _SLICE[self._device])
         self._piece = min(settings.max_batch_tokens, _PIECE[self._device])
@@ -171,7 +182,7 @@ class Scheduler:
         lock = RLock()
         self._changed, self._pass_ended = Condition(lock), Condition(lock)
         self._waiting = JobQueue()
-        self._unanswered = 0
+        self.unanswered = 0
         self._closing = False
         self._timer: Timer | None = None  # lets waiting requests fail at `_ends_at`
         self._ends_at = math.inf  # when unanswered requests fail, in seconds of `time.monotonic`; set by `end`
@@ -206,11 +217,6 @@ class Scheduler:
             self.served = served
             self._workers.clear()  # they hold the old bank, which can be freed once its last request is answered
         self.engine.follow(served.bank)
-
-    @property
-    def unanswered(self) -> int:
-        """Number of requests that were accepted and are not answered yet."""
-        return self._unanswered
 
     @property
     def is_open(self) -> bool:
@@ -299,13 +305,13 @@ class Scheduler:
         with self._changed:
             if self._closing:
                 raise ClosedError("serve: the server is shutting down. Try again later.")
-            if self._unanswered >= self.settings.max_concurrent_requests:
-                limit = self.settings.max_concurrent_requests
+            limit = self.settings.max_concurrent_requests
+            if self.unanswered >= limit:
                 raise OverloadedError(
-                    f"serve: {self._unanswered} requests are waiting; at most {limit} may wait. Try again later."
+                    f"serve: {self.unanswered} requests are waiting; at most {limit} may wait. Try again later."
                 )
             job = Job(texts, self._worker_for(key, make), truncate)
-            self._unanswered += 1
+            self.unanswered += 1
             job.future.add_done_callback(self._on_done)
             before = self._waiting.tokens
             self._waiting.add(job)
@@ -333,7 +339,7 @@ class Scheduler:
     def _on_done(self, future: Future[list[AnswerT]]) -> None:
         """Count a request as answered (`future` has a result or an error); a cancelled one also leaves the queue."""
         with self._changed:
-            self._unanswered -= 1
+            self.unanswered -= 1
             if future.cancelled():  # drop its texts now, not only when its turn comes
                 self._waiting.remove(lambda job: job.future is future)
 
@@ -418,7 +424,8 @@ class Scheduler:
     def _take_turn(self) -> _Turn:
         """Return a new batch from the queue, or the oldest paused batch, alternating between the two.
 
-        The caller holds the lock. The turn counts as running, or as ready if no pass is free.
+        The caller holds the lock. The turn counts as running, or as ready if no pass is free. A very large request
+        counts as neither until its texts are tokenised, because others would wait for its pass meanwhile.
         """
         begun = self._free > self._ready
         if begun and self._paused and not (self._is_new_next and self._waiting):
@@ -426,18 +433,22 @@ class Scheduler:
             self._free -= 1
             self._is_new_next = True
             return _Turn(run.jobs, begun=True, run=run)
-        turn = _Turn(self._waiting.take(self._budget, self._piece), begun=begun)
+        self._is_new_next = False
+        jobs = self._waiting.take(self._budget, self._piece)
+        if jobs[0].size > _LARGE:
+            return _Turn(jobs, begun=False)
         if begun:
             self._free -= 1
         else:
             self._ready += 1
-        self._is_new_next = False
-        return turn
+        return _Turn(jobs, begun=begun, ready=not begun)
 
     def _begin(self, turn: _Turn) -> None:
         """Count the pass of `turn` as running, once one is free; ClosedError if the time of a shutdown is up first."""
         with self._changed:
             if not turn.begun:
+                if not turn.ready:
+                    self._ready, turn.ready = self._ready + 1, True
                 self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)
                 if self._free <= 0:
                     raise ClosedError(_SHUT_DOWN)
@@ -457,38 +468,19 @@ class Scheduler:
             turn.ended = True
             if turn.begun:
                 self._free += 1
-            else:  # tokenising failed, or all clients left, before the pass began
+            elif turn.ready:  # tokenising failed, or all clients left, before the pass began
                 self._ready -= 1
             self._pass_ended.notify()
             self._changed.notify_all()
 
-    def _read(self, jobs: Sequence[AnyJob]) -> tuple[Tokenised, float]:
-        """Tokenise the texts of `jobs`; return the result, and the seconds that this took."""
-        with self.tokenizer_lock:
-            start = time.perf_counter()  # the time of waiting for the lock counts as queueing
-            texts = [text for job in jobs for text in job.texts]
-            return jobs[0].worker.read(texts), time.perf_counter() - start
-
-    def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
-        """Return the jobs for which `check` raises nothing; fail the others. The tokenizer's lock is held meanwhile."""
-        accepted: list[AnyJob] = []
-        with self.tokenizer_lock:  # lengths are measured by the tokenizer
-            for job in jobs:
-                try:
-                    check(job)
-                    accepted.append(job)
-                except Exception as error:
-                    _fail(job, error)
-        return accepted
-
-    def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
+    def _still_asked(self, jobs: Sequence[AnyJob], cut: int, turn: _Turn) -> list[AnyJob]:
         """Wait until the pass of `turn` may begin; return the jobs that are neither cancelled nor too long.
 
-        These can no longer be cancelled. `tokenised` has the texts of the jobs. A job that is too long and may not be
-        cut fails. If all fail, there is no wait. Raises ClosedError as `_begin` does.
+        These can no longer be cancelled. `cut` is the number of their texts that were cut: a job that is too long and
+        may not be cut fails. If all fail, there is no wait. Raises ClosedError as `_begin` does.
         """
-        if tokenised.cut:
-            jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
+        if cut:
+            jobs = _accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
         if jobs:
             self._begin(turn)
         return [job for job in jobs if job.start()]
@@ -499,12 +491,12 @@ class Scheduler:
         If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
         is run by itself, so that one bad request does not fail the others.
         """
-        jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
+        jobs = _accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
         if not jobs or self._fail_if_over(jobs):
             return
         try:
-            tokenised, read = self._read(jobs)
-            still = self._still_asked(jobs, tokenised, turn)
+            parts, read = _read(jobs)
+            still = self._still_asked(jobs, sum(part.cut for part in parts), turn)
         except Exception as error:
             self._run_apart(jobs, error, turn)
             return
@@ -513,8 +505,8 @@ class Scheduler:
                 self._run(still, turn)
             return
         budget = self._budget if len(jobs) > 1 else self._budget._replace(max_tokens=self._piece)
-        passes = jobs[0].worker.run(tokenised, budget)
-        self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
+        passes, tokens = jobs[0].worker.answer(parts, budget), sum(part.tokens for part in parts)
+        self._continue(_Run(jobs, passes, time.perf_counter(), read, tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
         """Run each job of a batch that failed with `error` by itself, all in one turn; a single job fails with it."""
@@ -580,6 +572,35 @@ class Scheduler:
         rest = iter(answers)
         for job in jobs:
             job.future.set_result([next(rest) for _ in job.texts])
+
+
+def _read(jobs: Sequence[AnyJob]) -> tuple[list[Tokenised], float]:
+    """Tokenise the texts of `jobs` in parts, which their worker answers; return these, and the seconds that this took.
+
+    The time of waiting for the tokenizer does not count.
+    """
+    worker, texts = jobs[0].worker, [text for job in jobs for text in job.texts]
+    parts, seconds = list[Tokenised](), 0.0
+    for first in range(0, len(texts), worker.texts_at_once):
+        if parts:
+            time.sleep(_GIVE_WAY_S)
+        with TOKENIZER_LOCK:
+            start = time.perf_counter()
+            parts.append(worker.read(texts[first : first + worker.texts_at_once]))
+            seconds += time.perf_counter() - start
+    return parts, seconds
+
+
+def _accepted(jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
+    """Return the jobs for which `check` raises nothing; fail the others."""
+    accepted: list[AnyJob] = []
+    for job in jobs:
+        try:
+            check(job)
+            accepted.append(job)
+        except Exception as error:
+            _fail(job, error)
+    return accepted
 
 
 def _fail(job: AnyJob, error: Exception) -> None:

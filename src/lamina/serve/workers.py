@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
+from threading import RLock
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Generic,
     Literal,
     NamedTuple,
@@ -41,18 +43,28 @@ if TYPE_CHECKING:
     from lamina.data.batches import Budget
     from lamina.data.encode import Encoded
     from lamina.layers.types import Tokenizer
+    from lamina.tasks.base import Kind
     from lamina.train.bank_runner import Engine
 
 Side: TypeAlias = Literal["left", "right"]  # the side on which a text that is too long loses tokens
 # Whether a request allows cutting its texts; a side: only if the readers cut on that side.
 Truncate: TypeAlias = bool | Side
+# Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before each call, so two
+# threads at once would cut each other's texts. Who tokenises many texts releases it in between, so that others go on.
+TOKENIZER_LOCK = RLock()
 _PIECE = 1 << 13  # characters that are tokenised at a time
-_WHOLE = {"add_special_tokens": False, "truncation": False, "verbose": False}
 _CHARACTERS = 8  # characters per token, more than in any usual text
 
 
 class TooLongError(LaminaError):
     """Raised when a request has too many texts or tokens, or a text is longer than what is read and may not be cut."""
+
+
+def _tokens(tokenizer: Tokenizer, *parts: str, **options: bool) -> Mapping[str, Any]:
+    """Return what a tokenizer makes of a text or a pair, uncut and, unless `options` say so, without special tokens."""
+    with TOKENIZER_LOCK:
+        whole = {"add_special_tokens": False, "truncation": False, "verbose": False, **options}
+        return tokenizer(*map(encodable, parts), **whole)
 
 
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:
@@ -61,12 +73,12 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
     Counting stops once the number exceeds `most`. The text is counted in pieces, which end at spaces if it has any, so
     that the number is exact for most texts.
     """
-    text, count, start = encodable(text), 0, 0
+    count = start = 0
     while start < len(text) and count <= most:
         end = start + _PIECE
         space = text.rfind(" ", start + 1, end) if end < len(text) else -1
         end = space if space > 0 else end
-        count += len(tokenizer(text[start:end], **_WHOLE)["input_ids"])
+        count += len(_tokens(tokenizer, text[start:end])["input_ids"])
         start = end
     return count, start >= len(text)
 
@@ -89,10 +101,7 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
 
 def token_ends(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the positions in a text at which it may be cut: 0, and the end of each token that is not special."""
-    spans: Sequence[tuple[int, int]] = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)[
-        "offset_mapping"
-    ]
-    return [0, *(end for _, end in spans)]
+    return [0, *(end for _, end in _tokens(tokenizer, text, return_offsets_mapping=True)["offset_mapping"])]
 
 
 def check_request(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], limit: int, most: int | None = None) -> None:
@@ -165,12 +174,14 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
     The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
 
     Attributes:
-        tasks: Names of the readers that answer; empty if no reader takes part.
+        tasks: Names of the readers whose answers are counted; empty if there are none.
         bank: The bank that answers.
+        texts_at_once: Maximum number of texts for `read`.
     """
 
     tasks: tuple[str, ...] = ()
     bank: ReaderBank
+    texts_at_once: ClassVar[int] = 1024
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
@@ -186,17 +197,29 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         A generator: it yields between two passes, and may be continued in another thread.
         """
 
-    @property
-    @abstractmethod
+    def answer(self, parts: Sequence[TokenisedT], budget: Budget) -> Generator[None, None, list[AnswerT]]:
+        """Run the model on parts that were read one after the other; return a list with one answer per text.
+
+        A generator like `run`, whose errors it raises.
+        """
+        answers: list[AnswerT] = []
+        for part in parts:
+            if answers:
+                yield
+            answers += yield from self.run(part, budget)
+        return answers
+
+    @cached_property
     def lengths(self) -> Lengths:
-        """How many tokens of a text each reader reads."""
+        """How many tokens of a text each reader reads; without readers, the number that the model reads."""
+        return Lengths((length_limit(self.bank.model, self.bank.processor),))
 
     @property
     def max_length(self) -> int:
         """Number of tokens up to which every reader reads a text whole, in one window: the least of `lengths`."""
         return min(self.lengths.whole + self.lengths.windows)
 
-    @property
+    @cached_property
     def side(self) -> Side | None:
         """The side on which texts that are too long are cut (default: the tokenizer's); None if the readers differ."""
         return tokenizer_of(self.bank.processor).truncation_side
@@ -249,7 +272,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """
         shortest = min(self.lengths.windows)
         for number, parts in enumerate(rows if shortest < (self.window_length or 0) else ()):
-            tokens = _count(tokenizer_of(self.bank.processor), parts)
+            tokens = len(_tokens(tokenizer_of(self.bank.processor), *parts, add_special_tokens=True)["input_ids"])
             if tokens > shortest:
                 rule = f"these readers cut texts at different lengths, {shortest} and {self.window_length} tokens"
                 raise ConfigError(f"serve: text {number} is too long; {rule}. Ask them in separate requests.")
@@ -283,7 +306,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         tokenizer, (whole, windows) = tokenizer_of(self.bank.processor), self.lengths
 
         def check(what: str, most: int, *parts: str, special: bool = True) -> None:
-            tokens = _count(tokenizer, parts, special=special)
+            tokens = len(_tokens(tokenizer, *parts, add_special_tokens=special)["input_ids"])
             if tokens > most:
                 rule = f"at most {most} are read. Send truncate=true to cut it"
                 raise TooLongError(f"serve: {what} has {tokens} tokens; {rule}.")
@@ -303,39 +326,50 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
                 check(f"text {number}", min(whole), *parts)
 
 
-def _count(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool = True) -> int:
-    options = {**_WHOLE, "add_special_tokens": special}
-    return len(tokenizer(*map(encodable, parts), **options)["input_ids"])
-
-
 AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and answer do not matter
 
 
-def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """Return a predictor for the readers `tasks`, whose passes are limited by tokens, not by a number of rows."""
-    return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
+class ReaderWorker(Worker[Prepared, AnswerT]):
+    """Base class of the workers that answer with readers.
 
+    Args:
+        bank: The readers and their model.
+        names: Names of the readers.
+    """
 
-def lengths_of(bank: ReaderBank, predictor: Predictor, tasks: Sequence[str]) -> Lengths:
-    """Return how many tokens of a text the readers `tasks` read, as their predictor says."""
-    whole, windows = list[int](), list[int]()
-    for task in tasks:
-        reads_windows = kind_of(bank[task].config.head.kind).per_token
-        (windows if reads_windows else whole).append(predictor.max_length([task]))
-    return Lengths(tuple(whole), tuple(windows))
+    def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
+        self.bank, self.names = bank, names
+        # passes are limited by tokens, not by a number of rows
+        self.predictor = Predictor(bank, PassOptions(batch_size=_ROWS), readers=names)
 
+    def read(self, texts: Sequence[Example]) -> Prepared:
+        """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""
+        return self.predictor.prepare(plain(texts))
 
-def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
-    """Return the side on which texts that are too long for the readers `tasks` are cut; None if the readers differ."""
-    sides: set[Side] = set()
-    for kind in (kind_of(bank[task].config.head.kind) for task in tasks):
-        own = tokenizer_of(bank.processor).truncation_side
-        sides.add("left" if kind.keeps_end else "right" if kind.per_token else own)
-    return sides.pop() if len(sides) == 1 else None
+    @cached_property
+    def lengths(self) -> Lengths:
+        """How many tokens of a text each reader reads."""
+        whole, windows = list[int](), list[int]()
+        for name in self.names:
+            reads_windows = self._kind(name).per_token
+            (windows if reads_windows else whole).append(self.predictor.max_length([name]))
+        return Lengths(tuple(whole), tuple(windows))
+
+    @cached_property
+    def side(self) -> Side | None:
+        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
+        sides: set[Side] = set()
+        for kind in map(self._kind, self.names):
+            own = tokenizer_of(self.bank.processor).truncation_side
+            sides.add("left" if kind.keeps_end else "right" if kind.per_token else own)
+        return sides.pop() if len(sides) == 1 else None
+
+    def _kind(self, name: str) -> Kind:
+        return kind_of(self.bank[name].config.head.kind)
 
 
 @final
-class PredictWorker(Worker[Prepared, Prediction]):
+class PredictWorker(ReaderWorker[Prediction]):
     """Answers with the readers' predictions, in the form of `lamina.predict`.
 
     Args:
@@ -346,38 +380,15 @@ class PredictWorker(Worker[Prepared, Prediction]):
     """
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool, engine: Engine | None = None) -> None:
-        self.bank, self.tasks, self._raw = bank, tasks, raw
-        self._predictor = predictor_of(bank, tasks)
-        self._predictor.engine = engine
-
-    def read(self, texts: Sequence[Example]) -> Prepared:
-        """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""
-        return self._predictor.prepare(plain(texts))
+        super().__init__(bank, tasks)
+        self.tasks, self._raw, self.predictor.engine = tasks, raw, engine
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
         """Predict in passes within `budget`; return a list of predictions, one per text.
 
         A generator: it yields between two passes. Raises the errors of `Predictor.answer_by_pass`.
         """
-        return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
-
-    @cached_property
-    def _lengths(self) -> Lengths:
-        return lengths_of(self.bank, self._predictor, self.tasks)
-
-    @property
-    def lengths(self) -> Lengths:
-        """How many tokens of a text each reader reads."""
-        return self._lengths
-
-    @cached_property
-    def _side(self) -> Side | None:
-        return side_of(self.bank, self.tasks)
-
-    @property
-    def side(self) -> Side | None:
-        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
-        return self._side
+        return self.predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @property
     def window_length(self) -> int | None:
@@ -385,13 +396,12 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return max(self.lengths.whole + self.lengths.windows) if self.lengths.windows else None
 
 
-@final
-class TokenisedTexts:
+class TokenisedTexts(NamedTuple):
     """Texts as token ids, each in one window, with the counts that the scheduler needs. It implements `Tokenised`."""
 
-    def __init__(self, encoded: Encoded) -> None:
-        self.encoded = encoded
-        self.tokens, self.cut = int(sum(encoded.lengths)), encoded.truncated
+    encoded: Encoded
+    tokens: int
+    cut: int
 
 
 @final
@@ -418,7 +428,8 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
     def read(self, texts: Sequence[Example]) -> TokenisedTexts:
         """Tokenise texts, each as one window, cut at the model's limit. Errors as in `encode`."""
         words = [text for text in texts if not isinstance(text, Upload)]  # /embed accepts texts only
-        return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
+        encoded = encode(words, self.bank.processor, max_length=self.max_length, offsets=False)
+        return TokenisedTexts(encoded, int(sum(encoded.lengths)), encoded.truncated)
 
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
         """Compute embeddings in passes within `budget`; return a list of vectors, one per text.
@@ -430,14 +441,12 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         for number, rows in enumerate(length_batches(lengths, _ROWS, budget=budget)):
             if number:
                 yield
-            batch = {key: value.to(self.bank.device) for key, value in self._batch(encoded, rows).items()}
+            batch = encoded.batch(rows, padding_of(self.bank.processor))
+            batch = {key: value.to(self.bank.device) for key, value in batch.items()}
             with evaluating(self.bank), torch.no_grad():
                 states = self.bank.record_states({self._stack.name: [self._layer]}, batch)
             vectors |= zip(rows, self._pooled(states[self._stack.name][self._layer], batch), strict=True)
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
-
-    def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
         """Return each text's mean state over its tokens, without padding; scaled to length 1 if `normalize` was set.
@@ -450,8 +459,3 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
             name = f"layer {self._layer}"
             raise NotFiniteError(f"serve: the mean state of {name} of a text is NaN or infinite.", name=name)
         return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).tolist()
-
-    @property
-    def lengths(self) -> Lengths:
-        """The number of tokens that the model reads, for all texts."""
-        return Lengths((length_limit(self.bank.model, self.bank.processor),))

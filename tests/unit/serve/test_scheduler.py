@@ -27,7 +27,7 @@ from lamina.serve import scheduler as scheduling
 from lamina.serve.scheduler import ClosedError, OverloadedError, ServedBank
 from lamina.serve.telemetry import BatchTiming
 from lamina.serve.uploads import Upload
-from lamina.serve.workers import Lengths, TooLongError, Worker
+from lamina.serve.workers import TOKENIZER_LOCK, Lengths, TooLongError, Worker
 
 
 class Slow(Worker):
@@ -329,11 +329,23 @@ def test_texts_of_requests_never_reach_the_disk(make: Callable[..., Scheduler], 
 
 def test_a_tokenizer_is_used_by_one_thread_at_a_time(make: Callable[..., Scheduler]):
     scheduler = make()
-    with scheduler.tokenizer_lock:
+    with TOKENIZER_LOCK:
         future = scheduler.ask(["the film is good ."])
         with pytest.raises(TimeoutError):
             future.result(0.2)
     assert future.result(30)
+
+
+@pytest.mark.parametrize("words", [1, 20, 60])
+def test_others_use_the_tokenizer_while_a_request_of_many_texts_is_read(make: Callable[..., Scheduler], words: int):
+    scheduler = make(max_request_tokens=500_000)
+    large = scheduler.ask(["good " * words] * 6000)
+    while scheduler._waiting:
+        time.sleep(0.001)
+    small = scheduler.ask(["the film is good ."])
+    assert small.result(60)
+    assert not large.done()
+    large.cancel()
 
 
 def test_exclusive_access_to_the_model_waits_for_the_running_pass(make: Callable[..., Scheduler]):

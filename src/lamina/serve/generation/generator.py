@@ -26,6 +26,7 @@ from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenE
 from lamina.serve.generation.token_scores import TokenScores
 from lamina.serve.scheduler import ClosedError, OverloadedError
 from lamina.serve.telemetry import counting, note_readers
+from lamina.serve.workers import TOKENIZER_LOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -265,7 +266,7 @@ class Generation:
         An unexpected error's message only goes to the log.
         """
         try:
-            with self._scheduler.tokenizer_lock:
+            with TOKENIZER_LOCK:
                 prompt = encode_prompt(self._bank, self._request.prompt, self._scheduler.settings.max_total_tokens)
             with self._scheduler.pass_lock.shared():
                 return self._generate(prompt)
