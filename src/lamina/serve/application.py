@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -21,17 +22,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
-from lamina.errors import (
-    BaseMismatchError,
-    ConfigError,
-    DataError,
-    LaminaError,
-    LayerIndexError,
-    NotFiniteError,
-    OutOfMemoryError,
-    StoreError,
-    UnknownNameError,
-)
+from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, StoreError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.monitors import Cascade
 from lamina.serve import responses, telemetry
@@ -40,13 +31,13 @@ from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
 from lamina.serve.json_body import use_json_routes
 from lamina.serve.kserve import add_kserve
-from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
+from lamina.serve.middleware import Aliases, RequestGuard, path_of
 from lamina.serve.problems import problem_body, wait_while_connected, wrong_place
 from lamina.serve.reload import Reloader, add_reader_routes
 from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
 from lamina.serve.schemas import EmbedRequest, ExplainRequest, ModerationRequest, OpenAIProblem, PredictRequest, Problem
 from lamina.serve.settings import Settings
-from lamina.serve.telemetry import RequestMetrics, ServerMetrics
+from lamina.serve.telemetry import RequestRecorder, ServerMetrics
 from lamina.serve.uploads import Example, TooLargeError, medium_of, readers_of
 from lamina.serve.web_page import add_page, default_examples, default_title, learnt_pairs
 from lamina.serve.workers import EmbedWorker, Prediction, TooLongError
@@ -62,22 +53,14 @@ if TYPE_CHECKING:
     from lamina.serve.telemetry import BatchTiming
     from lamina.serve.workers import AnyWorker
 
-AnswerT = TypeVar("AnswerT")
-# Error -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
-_STATUS: dict[type[Exception], tuple[int, str]] = {
-    TooLongError: (413, "TooLong"),
-    TooLargeError: (413, "Validation"),
-    DataError: (422, "Validation"),
-    OverloadedError: (429, "Overloaded"),
-    ClosedError: (503, "Unhealthy"),
-    UnknownNameError: (422, "Validation"),
-    LayerIndexError: (422, "Validation"),
-    ConfigError: (422, "Validation"),
-    BaseMismatchError: (422, "Validation"),
-    StoreError: (422, "Validation"),
-    NotFiniteError: (424, "Backend"),
-    OutOfMemoryError: (424, "Backend"),
-    LaminaError: (424, "Backend"),
+# Errors -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
+_STATUS: dict[tuple[type[Exception], ...], tuple[int, str]] = {
+    (TooLongError,): (413, "TooLong"),
+    (TooLargeError,): (413, "Validation"),
+    (OverloadedError,): (429, "Overloaded"),
+    (ClosedError,): (503, "Unhealthy"),
+    (ConfigError, DataError, LayerIndexError, StoreError, UnknownNameError): (422, "Validation"),
+    (LaminaError,): (424, "Backend"),
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
@@ -107,14 +90,7 @@ _RULES = {
     "/predict": f"a text, a list of texts or of pairs [[a, b], [c, d]], {_FILE}, or a list of files",
     "/explain": f"a text, a pair [a, b], {_FILE}",
 }
-_NO_LIMITS = {
-    "backend",
-    "api_key",
-    "admin_key",
-    "cors_allow_origin",
-    "title",
-    "examples",
-}  # settings that are not limits
+_NO_LIMITS = {"backend", "api_key", "admin_key", "cors_allow_origin", "title", "examples"}  # other settings
 # Bank -> reader name -> hash of the reader's weights, and stack name -> fingerprint of the base model's stack.
 # Hashing reads all weights, and none of them changes while the bank is served.
 _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
@@ -182,11 +158,8 @@ def create_app(
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestMetrics, metrics=metrics)
-    if telemetry.is_available():
-        app.add_middleware(telemetry.RequestSpans)
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(RootPath, target=lambda: "/generate" if generates_text(scheduler.bank) else "/predict")
+    app.add_middleware(RequestRecorder, metrics=metrics)
+    app.add_middleware(Aliases, root=lambda: "/generate" if generates_text(scheduler.bank) else "/predict")
     _add_problems(app)
     _add_health(app, scheduler, metrics, name)
     _add_tei(app, scheduler)
@@ -226,7 +199,7 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(LaminaError)
     async def _(request: Request, error: LaminaError) -> JSONResponse:
-        status, error_type = next(known for kind, known in _STATUS.items() if isinstance(error, kind))
+        status, error_type = next(known for kinds, known in _STATUS.items() if isinstance(error, kinds))
         return problem(request, status, str(error), error_type)
 
     @app.exception_handler(StarletteHTTPException)
@@ -270,6 +243,7 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
 
 def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     """Add the routes in the shapes of text-embeddings-inference: `/predict`, `/explain` and `/embed`."""
+    timeout_s = scheduler.settings.request_timeout
 
     @app.post("/predict")
     async def predict(body: PredictRequest, request: Request) -> object:
@@ -294,7 +268,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         return answers[0] if is_single else answers
 
     @app.post("/explain")
-    async def explain(body: ExplainRequest, request: Request) -> dict[str, object]:
+    async def explain(body: ExplainRequest, request: Request) -> Mapping[str, object]:
         """Return the layers that each reader's answer comes from; and the tokens, if the reader's fusion can tell.
 
         "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
@@ -302,22 +276,18 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         """
         (text,), _ = responses.examples_of([body.inputs] if isinstance(body.inputs, list) else body.inputs, bool)
         future = scheduler.explain(text, body.tasks, truncate=body.cuts)
-        (explanation,) = await _answer(scheduler, future, request)
-        return {**explanation}
+        (explanation,) = await wait_while_connected(request, future, timeout_s)
+        return explanation
 
     @app.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> list[list[float]]:
         """Return a vector for each text: the mean of one layer's state over the tokens of the text."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         scheduler.check_count(texts)
-
-        bank = scheduler.bank
-
-        def make() -> EmbedWorker:
-            return EmbedWorker(bank, body.layer, normalize=body.normalize)
-
-        future = scheduler.submit(texts, (bank, body.layer, body.normalize), make, body.cuts)
-        return await _answer(scheduler, future, request)
+        bank, layer, normalize = key = scheduler.bank, body.layer, body.normalize
+        make = partial(EmbedWorker, bank, layer, normalize=normalize)
+        future = scheduler.submit(texts, key, make, body.cuts)
+        return await wait_while_connected(request, future, timeout_s)
 
 
 def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
@@ -325,15 +295,16 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "lamina"}
 
     @app.post("/v1/moderations", responses=_OPENAI_PROBLEMS)
-    async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
+    async def moderations(body: ModerationRequest, request: Request) -> Mapping[str, object]:
         """Return by which yes/no or multi-label tasks each text is flagged, in the shape of OpenAI's endpoint."""
         texts = body.texts()
         scheduler.check_count(texts)
         bank = scheduler.bank
         categories = responses.categories_of(bank)
         future = scheduler.ask(texts, [*categories], truncate=body.cuts, bank=bank)
-        scores = [responses.category_scores(answer, categories) for answer in await _answer(scheduler, future, request)]
-        return {**responses.moderation(scores, body.model or "lamina")}
+        answers = await wait_while_connected(request, future, scheduler.settings.request_timeout)
+        scores = [responses.category_scores(answer, categories) for answer in answers]
+        return responses.moderation(scores, body.model or "lamina")
 
     @app.get("/v1/models", responses=_OPENAI_PROBLEMS)
     async def models() -> dict[str, object]:
@@ -357,10 +328,11 @@ async def _predictions(
     """Return the answers about the examples of a request, in their order.
 
     `ask` queues examples and returns a future of their answers. It is called once for single texts and once for pairs
-    of texts, which cannot share a batch. Raises the errors of `_answer`.
+    of texts, which cannot share a batch. Raises the errors of `ask` and of `wait_while_connected`.
     """
-    is_pair = [isinstance(example, tuple) for example in examples]
-    parts = [[row for row, pair in enumerate(is_pair) if pair == kind] for kind in sorted(set(is_pair))]
+    pairs = [row for row, example in enumerate(examples) if isinstance(example, tuple)]
+    singles = [row for row, example in enumerate(examples) if not isinstance(example, tuple)]
+    parts = [rows for rows in (singles, pairs) if rows]
     futures: list[Future[list[Prediction]]] = []
     try:
         futures.extend(ask([examples[row] for row in rows]) for rows in parts)
@@ -368,23 +340,10 @@ async def _predictions(
         for future in futures:
             future.cancel()
         raise
-    if len(futures) == 1:
-        return await _answer(scheduler, futures[0], request)
     waiting = asyncio.gather(*map(asyncio.wrap_future, futures))
     answered = await wait_while_connected(request, waiting, scheduler.settings.request_timeout)
-    answers = {
-        row: answer for rows, part in zip(parts, answered, strict=True) for row, answer in zip(rows, part, strict=True)
-    }
+    answers = dict(zip(chain.from_iterable(parts), chain.from_iterable(answered), strict=True))
     return [answers[row] for row in range(len(examples))]
-
-
-async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:
-    """Wait for the answers in `future` and return them, one per text; cancel `future` if the client disconnects.
-
-    Raises HTTPException with status 499 if the client disconnects, or 503 after `request_timeout` seconds; LaminaError
-    if the request fails.
-    """
-    return await wait_while_connected(request, asyncio.wrap_future(future), scheduler.settings.request_timeout)
 
 
 def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -24,37 +23,9 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.serve.scheduler import Scheduler, ServedBank
-    from lamina.serve.workers import Prediction
 
 _HEADER = "inference-header-content-length"  # size of the JSON before binary data
 _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-
-
-class TensorMetadata(TypedDict):
-    """Name, type and shape of a model's input or output in KServe's protocol.
-
-    A size of -1 stands for any number of rows.
-    """
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class OutputMetadata(TensorMetadata):
-    """The description of a model's output; `parameters` holds the labels of its columns."""
-
-    parameters: dict[str, list[str]]
-
-
-class ModelMetadata(TypedDict):
-    """KServe's description of a model: its versions, platform, inputs and outputs."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[OutputMetadata]
 
 
 class OutputTensor(TypedDict):
@@ -180,10 +151,14 @@ def packed(output: OutputTensor) -> bytes:
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
-def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
-    """Return KServe's description of a model: name, version, inputs, and an output per reader (`tasks`; None: all)."""
-    outputs: list[OutputMetadata] = []
-    for task in tasks or [*bank]:
+def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str], version: str) -> dict[str, JSON]:
+    """Return KServe's description of a model: name, version, input, and an output for each of the readers `tasks`.
+
+    Inputs and outputs have a name, a datatype and a shape, in which -1 stands for any number of rows; an output also
+    has the labels of its columns.
+    """
+    outputs: list[JSON] = []
+    for task in tasks:
         head = bank[task].config.head
         is_scored = scores_whole_texts(head)
         outputs.append(
@@ -194,7 +169,7 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, v
                 "parameters": {"labels": list(head.labels)},
             }
         )
-    inputs: list[TensorMetadata] = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
     return {"name": model, "versions": [version], "platform": "lamina", "inputs": inputs, "outputs": outputs}
 
 
@@ -225,16 +200,11 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     return [(texts[row], texts[row + 1]) for row in range(0, len(texts), 2)]
 
 
-def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task, with a row per text; `answers` has task -> prediction for each text.
+def kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
+    """Return a task's tensor, with a row for each of its predictions about texts.
 
     Scores have a column per label; predictions without scores, such as spans, become JSON texts.
     """
-    return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
-
-
-def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return one task's tensor, made from its predictions about the texts. See `kserve_outputs`."""
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
         numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]
@@ -270,10 +240,10 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
 
     @app.get("/v2/models/{model}")
     @app.get("/v2/models/{model}/versions/{version}")
-    async def metadata(model: str, version: str | None = None) -> dict[str, object]:
+    async def metadata(model: str, version: str | None = None) -> Mapping[str, object]:
         """Describe the inputs and outputs of a reader, or of all readers if the name is the bank's."""
         served, tasks, current = look_up(model, version)
-        return {**kserve_metadata(served.bank, model, tasks, current)}
+        return kserve_metadata(served.bank, model, tasks or [*served.bank], current)
 
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
@@ -290,10 +260,9 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         texts = kserve_texts(body.inputs[0])
         scheduler.check_count(texts)
         future = scheduler.ask(texts, asked, truncate=body.parameters.cuts, bank=served.bank)
-        timeout_s = scheduler.settings.request_timeout
-        answers = await wait_while_connected(request, asyncio.wrap_future(future), timeout_s)
+        answers = await wait_while_connected(request, future, scheduler.settings.request_timeout)
         order = asked or [*answers[0]]
-        outputs = kserve_outputs(served.bank, [{task: answer[task] for task in order} for answer in answers])
+        outputs = [kserve_output(served.bank, task, [answer[task] for answer in answers]) for task in order]
         found = {"model_name": model, "model_version": current, **({} if body.id is None else {"id": body.id})}
         return infer_response(found, outputs, [task for task in order if body.is_binary(task)])
 

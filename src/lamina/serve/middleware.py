@@ -1,7 +1,4 @@
-"""Checks before a request reaches the application: its key and the size of its body.
-
-HEAD requests are answered here too, on every path that answers GET.
-"""
+"""Checks before a request reaches the application: its key and the size of its body; and other names of its routes."""
 
 from __future__ import annotations
 
@@ -37,38 +34,26 @@ class Refusal(NamedTuple):
 
 
 @final
-class HeadAsGet:
-    """ASGI middleware that answers HEAD requests as GET requests, without the body."""
+class Aliases:
+    """ASGI middleware that answers HEAD as GET, without the body, and POST at `/` as POST at another path.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    `/` is the default address of clients of Hugging Face's servers; `root` returns the path that answers in its place.
+    """
+
+    def __init__(self, app: ASGIApp, root: Callable[[], str]) -> None:
+        self._app, self._root = app, root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, HEAD as GET, and leave out the body of the response to HEAD."""
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
+        """Pass a request on to the application, with the method and the path under which it is answered."""
 
         async def send_headers(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_headers)
-
-
-@final
-class RootPath:
-    """ASGI middleware for POST at `/`, the default address of clients of Hugging Face's servers.
-
-    `target` returns the path that answers in place of `/`.
-    """
-
-    def __init__(self, app: ASGIApp, target: Callable[[], str]) -> None:
-        self._app, self._target = app, target
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, POST at `/` as POST at the target's path."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, send_headers)
+            return
         if scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) == "/":
-            path = scope["path"].removesuffix("/") + self._target()
+            path = scope["path"].removesuffix("/") + self._root()
             scope = {**scope, "path": path, "raw_path": path.encode()}
         await self._app(scope, receive, send)
 

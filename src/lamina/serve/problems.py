@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException
@@ -46,7 +47,11 @@ def wrong_place(errors: Sequence[ErrorDetails], body: object) -> tuple[str, str]
     places = [(_keys(error, body), error) for error in errors]
     places = [(keys, error) for keys, error in places if keys[:1] == first]
     deepest = max((keys for keys, _ in places), key=len)
-    told = dict.fromkeys(_message_of(error) for keys, error in places if keys == deepest)
+    told = dict.fromkeys(
+        "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
+        for keys, error in places
+        if keys == deepest
+    )
     return ".".join(map(str, deepest)), ", or: ".join(told)
 
 
@@ -65,11 +70,6 @@ def _keys(error: ErrorDetails, body: object) -> list[str | int]:
     return keys
 
 
-def _message_of(error: ErrorDetails) -> str:
-    """Return the message of one of pydantic's errors; one that names a class becomes "Input should be an object"."""
-    return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
-
-
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
     """Return the body of an error response, in the shape for `path`: OpenAI's or that of text-embeddings-inference.
 
@@ -82,15 +82,22 @@ def problem_body(path: str, error: str, error_type: str, param: str | None = Non
     return {"error": {"message": error, "type": kind, "param": param, "code": code}}
 
 
-async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], timeout_s: float | None = None) -> AnswerT:
+async def wait_while_connected(
+    request: Request, answer: Awaitable[AnswerT] | Future[AnswerT], timeout_s: float | None = None
+) -> AnswerT:
     """Wait for `answer` and return its result; cancel `answer` if the client disconnects or the time is up.
 
     The body of the request must have been read, so that only a disconnect is left to receive. Raises HTTPException with
     status 499 if the client disconnects, 503 after `timeout_s` seconds (None: no limit), and any error that `answer`
     raises.
     """
-    waiting = asyncio.ensure_future(answer)
-    disconnect = asyncio.ensure_future(_disconnected(request))
+    waiting = asyncio.wrap_future(answer) if isinstance(answer, Future) else asyncio.ensure_future(answer)
+
+    async def until_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    disconnect = asyncio.ensure_future(until_disconnect())
     try:
         done, _ = await asyncio.wait({waiting, disconnect}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if waiting in done:
@@ -104,8 +111,3 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
         # The cancelled task may receive from the connection until it is over. The other may still end with an error;
         # asyncio would log its traceback if nobody looked at it.
         await asyncio.gather(waiting, disconnect, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

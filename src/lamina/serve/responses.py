@@ -30,28 +30,6 @@ class LabelScore(TypedDict):
     score: float | None
 
 
-class ModerationResult(TypedDict):
-    """The moderation result of one text in OpenAI's shape.
-
-    Keys:
-        flagged: Whether the text is flagged in any category.
-        categories: Category -> whether the text is flagged in it.
-        category_scores: Category -> score of the text.
-    """
-
-    flagged: bool
-    categories: dict[str, bool]
-    category_scores: dict[str, float]
-
-
-class Moderation(TypedDict):
-    """OpenAI's moderation response: a random `id`, the `model` asked for, and in `results` a result per text."""
-
-    id: str
-    model: str
-    results: list[ModerationResult]
-
-
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
     """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
 
@@ -102,15 +80,15 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
     return {task: _ranked(prediction, top_k) for task, prediction in answer.items()}
 
 
-def check_function(bank: ReaderBank, names: Sequence[str], function: str | None) -> None:
+def check_function(bank: ReaderBank, names: Sequence[str], function: str) -> None:
     """Raise ConfigError if a client asks for scores by another function of the logits than a reader's own.
 
     Args:
         bank: The readers.
         names: Names of the readers that are asked, from `readers_of`. Readers that predict numbers are not checked.
-        function: "softmax", "sigmoid", "none" (logits, which every task has), or None for the task's own.
+        function: "softmax", "sigmoid", or "none" (logits, which every task has).
     """
-    for name in names if function in ("softmax", "sigmoid") else ():
+    for name in names if function != "none" else ():
         problem = bank[name].config.head.problem_type
         own = "sigmoid" if problem == "multi_label" else "softmax"
         if function != own and problem != "regression":
@@ -145,9 +123,8 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
             if len(yes) == 1:
                 categories[task] = (yes[0],)
     if not categories:
-        rule = (
-            f"one of its two labels must be called {', '.join(_YES)} or as the task, or it must be a multi-label task"
-        )
+        own = f"one of its two labels must be called {', '.join(_YES)} or as the task"
+        rule = f"{own}, or it must be a multi-label task"
         raise ConfigError(f"serve: no task of this bank flags texts; {rule}. Use /predict.")
     return categories
 
@@ -172,14 +149,15 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
     return scores
 
 
-def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
+def moderation(scored: Sequence[Mapping[str, float]], model: str) -> dict[str, JSON]:
     """Return the response of OpenAI's moderation endpoint; `scored` has category -> score for each text.
 
-    A score of at least 0.5 flags a text in a category. `model` is the name of the model in the response; its id is
-    random.
+    A score of at least 0.5 flags a text in a category. The response has a random "id", the name `model`, and for each
+    text in "results" its "category_scores", the "categories" in which it is flagged, and whether it is in any
+    ("flagged").
     """
-    results: list[ModerationResult] = []
+    results: list[JSON] = []
     for scores in scored:
         flagged = {category: score >= 0.5 for category, score in scores.items()}
-        results.append({"flagged": any(flagged.values()), "categories": flagged, "category_scores": dict(scores)})
+        results.append({"flagged": any(flagged.values()), "categories": flagged, "category_scores": scores})
     return {"id": f"modr-{uuid.uuid4().hex}", "model": model, "results": results}

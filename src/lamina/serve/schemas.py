@@ -39,7 +39,12 @@ def _only(*values: JsonValue) -> Any:  # noqa: ANN401
 
 
 class Body(BaseModel):
-    """Base class of all objects in requests. A key that is null counts as not sent, as in all these protocols."""
+    """Base class of all objects in requests. A key that is null counts as not sent, as in all these protocols.
+
+    Values must have the right type; none is converted. Unknown keys are ignored.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -56,10 +61,7 @@ class Body(BaseModel):
 
 
 class RequestBody(Body):
-    """Base class of request bodies. Unknown keys are errors, because an ignored option would give a wrong answer.
-
-    Values must have the right type; none is converted.
-    """
+    """Base class of request bodies. Unknown keys are errors, because an ignored option would give a wrong answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -128,7 +130,7 @@ class PipelineParameters(RequestBody):
     stride: object = _only()
 
 
-class PredictRequest(RequestBody, Truncation):
+class PredictRequest(Truncation, RequestBody):
     """Body of `/predict`: a text, a list of texts `["a", "b", "c"]` or of pairs `[["a", "b"]]`, or files.
 
     Two texts `["a", "b"]` are a pair if the readers were trained on pairs. `tasks` names the readers that answer (None:
@@ -149,14 +151,14 @@ class PredictRequest(RequestBody, Truncation):
         return self
 
 
-class ExplainRequest(RequestBody, Truncation):
+class ExplainRequest(Truncation, RequestBody):
     """Body of `/explain`: a text, a pair of texts or a file, and the readers (`tasks`; None: all)."""
 
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
     tasks: ListOf[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
 
 
-class EmbedRequest(RequestBody, Truncation):
+class EmbedRequest(Truncation, RequestBody):
     """Body of `/embed`: a text or a list of texts. Unsupported options may only have values that change nothing.
 
     The vectors are means over the tokens of `layer`; with `normalize` they have length 1.
@@ -202,8 +204,6 @@ class ModerationRequest(Truncation):
     Unknown keys are ignored.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
     input: str | Annotated[ListOf[str], Field(min_length=1)] | Annotated[ListOf[TextPart], Field(min_length=1)] = Field(
         examples=["A text."]
     )
@@ -220,8 +220,6 @@ class ModerationRequest(Truncation):
 class InferTensor(Body):
     """A tensor of texts in KServe's v2 protocol; its data may be flat or nested by row."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
     name: Name
     shape: ListOf[int] = Field(max_length=2)
     datatype: Literal["BYTES"]
@@ -230,8 +228,6 @@ class InferTensor(Body):
 
 class InferParameters(Truncation):
     """Options of a request in KServe's v2 protocol: whether texts are cut, and tensors returned as binary data."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     binary_data_output: bool = Field(False, description="Return tensors as binary data after the JSON.")
 
@@ -245,16 +241,12 @@ class InferOutputParameters(RequestBody):
 class InferOutput(Body):
     """A requested output tensor in KServe's v2 protocol."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
     name: Name
     parameters: InferOutputParameters = Field({}, validate_default=True)
 
 
 class InferRequest(Body):
     """A request in KServe's v2 protocol: a tensor of texts `[rows]` or pairs `[rows, 2]`. Unknown keys are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     id: Name | None = None
     parameters: InferParameters = Field({}, validate_default=True)
@@ -405,8 +397,6 @@ class Message(RequestBody):
 
 class StreamOptions(Body):
     """Options of a streamed chat completion, in OpenAI's shape: whether it ends with the numbers of tokens."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has the numbers of tokens.")
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -17,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+    from types import ModuleType
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,10 +52,14 @@ READERS = "lamina.readers"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"}
 
 
-@cache  # called for each request and batch, and it searches the disk
-def is_available() -> bool:
-    """Return whether the package `opentelemetry-api` is installed (`lamina[otel]`)."""
-    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.trace") is not None
+@cache
+def _trace() -> ModuleType | None:
+    """Return the module `opentelemetry.trace`; None if `opentelemetry-api` is not installed (`lamina[otel]`)."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace
 
 
 @cache
@@ -63,77 +67,67 @@ def _version() -> str:
     return version("lamina")
 
 
-@final
-class RequestSpans:
-    """ASGI middleware that records a span for each request, within the client's trace if it sends one.
+@contextmanager
+def _request_span(scope: Scope) -> Iterator[Callable[[int], None]]:
+    """Record a span of the `with` block, within the client's trace if it sends one; do nothing without OpenTelemetry.
 
-    A span has the method, the route, the status and the names of the readers that answer. Texts, files and error
-    messages, which may repeat a text, are not recorded. If the process has no tracer provider, nothing is recorded.
-    Only used if `is_available`.
+    The block answers the request of `scope`, and gets a function to call with the response's status. The span has the
+    method, the route and the status. Texts, files and error messages, which may repeat a text, are not recorded. If the
+    process has no tracer provider, nothing is.
     """
+    if (trace := _trace()) is None:
+        yield lambda _status: None
+        return
+    from opentelemetry import propagate
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    method = scope["method"] if scope["method"] in _METHODS else "_OTHER"  # a client may send any word
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    with trace.get_tracer("lamina", _version()).start_as_current_span(
+        method,
+        context=propagate.extract(headers),
+        kind=trace.SpanKind.SERVER,
+        record_exception=False,  # the message of an error may repeat a text
+        set_status_on_exception=False,
+    ) as span:
+        span.set_attribute("http.request.method", method)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, within a span."""
-        from opentelemetry import propagate, trace
-
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"  # a client may send any word
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        tracer = trace.get_tracer("lamina", _version())
-        with tracer.start_as_current_span(
-            method,
-            context=propagate.extract(headers),
-            kind=trace.SpanKind.SERVER,
-            record_exception=False,  # the message of an error may repeat a text
-            set_status_on_exception=False,
-        ) as span:
-            span.set_attribute("http.request.method", method)
-
-            async def send_noting_status(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    span.set_attribute("http.response.status_code", message["status"])
-                    if message["status"] >= 500 or message["status"] == 424:  # 424: the model could not answer
-                        span.set_status(trace.StatusCode.ERROR)
-                await send(message)
-
-            try:
-                await self._app(scope, receive, send_noting_status)
-            except BaseException:
+        def note_status(status: int) -> None:
+            span.set_attribute("http.response.status_code", status)
+            if status >= 500 or status == 424:  # 424: the model could not answer
                 span.set_status(trace.StatusCode.ERROR)
-                raise
-            finally:
-                route = getattr(scope.get("route"), "path", "other")  # the path itself may hold what a client typed
-                span.update_name(f"{method} {route}")
-                span.set_attribute("http.route", route)
+
+        try:
+            yield note_status
+        except BaseException:
+            span.set_status(trace.StatusCode.ERROR)
+            raise
+        finally:
+            route = _route(scope)
+            span.update_name(f"{method} {route}")
+            span.set_attribute("http.route", route)
+
+
+def _route(scope: Scope) -> str:
+    """Return the route that answers a request, or "other": the path itself may hold whatever a client typed."""
+    return getattr(scope.get("route"), "path", "other")
 
 
 def note_readers(names: Iterable[str]) -> None:
     """Set the names of the readers in the current request's span; do nothing without OpenTelemetry."""
-    if is_available():
-        from opentelemetry import trace
-
+    if (trace := _trace()) is not None:
         trace.get_current_span().set_attribute(READERS, list(names))
 
 
 def note_failure() -> None:
     """Mark the current request's span as failed; do nothing without OpenTelemetry."""
-    if is_available():
-        from opentelemetry import trace
-
+    if (trace := _trace()) is not None:
         trace.get_current_span().set_status(trace.StatusCode.ERROR)
 
 
 def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
     """Record a span for a batch that the readers `readers` have just answered; do nothing without OpenTelemetry."""
-    if not is_available():
+    if (trace := _trace()) is None:
         return
-    from opentelemetry import trace
-
     end = time.time_ns()
     start = end - round((timing.read + timing.run) * 1e9)
     facts = {
@@ -230,8 +224,11 @@ class ServerMetrics:
 
 
 @final
-class RequestMetrics:
-    """ASGI middleware that counts and times requests by path and status, including refused requests."""
+class RequestRecorder:
+    """ASGI middleware that counts and times requests by path and status, and records a span for each.
+
+    Refused requests count too. See `_request_span` for the spans.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app, self._metrics = app, metrics
@@ -242,18 +239,18 @@ class RequestMetrics:
             await self._app(scope, receive, send)
             return
         start, status = time.perf_counter(), "none"
+        with _request_span(scope) as note_status:
 
-        async def send_noting_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-            await send(message)
+            async def send_noting_status(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = str(message["status"])
+                    note_status(message["status"])
+                await send(message)
 
-        try:
-            await self._app(scope, receive, send_noting_status)
-        finally:
-            path = getattr(
-                scope.get("route"), "path", "other"
-            )  # a label for every unknown path that clients try would fill the memory
-            self._metrics.requests.labels(path, status).inc()
-            self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
+            try:
+                await self._app(scope, receive, send_noting_status)
+            finally:
+                path = _route(scope)  # a label for every unknown path that clients try would fill the memory
+                self._metrics.requests.labels(path, status).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - start)
