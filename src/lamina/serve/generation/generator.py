@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from lamina.bank.detokenizer import Detokenizer
-from lamina.bank.watching import StopOnEvent
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
 from lamina.monitors import Monitor
@@ -46,20 +45,15 @@ class SeededSampling(LogitsProcessor):
     `torch.manual_seed(seed)` in a process that generates this text alone.
 
     Interception slows down every function of torch, so it is on only while a token is sampled. The instance is a logits
-    processor, which `generate` calls right before sampling: the call turns interception on. `after_sampling` is a
-    stopping criterion, which `generate` calls right after sampling: it turns interception off. Pass both to `generate`,
-    inside a `with` block of the instance.
+    processor, which `generate` calls right before sampling: the call turns interception on. A stopping criterion, which
+    `generate` calls right after sampling, must call `end`. Use the instance inside its `with` block.
 
     Args:
         seed: Seed of the text's generator.
-
-    Attributes:
-        after_sampling: The stopping criterion; it never ends a text.
     """
 
     def __init__(self, seed: int) -> None:
         self._mode, self._is_open = _SeededMultinomial(seed), False
-        self.after_sampling = _AfterSampling(self)
 
     def __enter__(self) -> Self:
         return self
@@ -78,19 +72,6 @@ class SeededSampling(LogitsProcessor):
         if self._is_open:
             self._is_open = False
             self._mode.__exit__(None, None, None)
-
-
-class _AfterSampling(StopOnEvent):
-    """A stopping criterion that turns off a `SeededSampling`'s interception after each token. It never ends a text."""
-
-    def __init__(self, sampling: SeededSampling) -> None:
-        super().__init__(Event())  # an event that is never set
-        self._sampling = sampling
-
-    def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:  # noqa: ANN401
-        """Turn interception off after a token was sampled; return False for each row of `input_ids`: no text ends."""
-        self._sampling.end()
-        return super().__call__(input_ids, scores, **options)
 
 
 class _SeededMultinomial(TorchFunctionMode):
@@ -297,17 +278,16 @@ class Generation:
         with ExitStack() as contexts:
             watch = contexts.enter_context(bank.watch(scores.monitors, drift=drift)) if scores.monitors else None
             outputs = contexts.enter_context(bank.listen(scores.late, over="both")) if scores.late else None
-            sampling = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
-            streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over)
+            sampling = None if seed is None else contexts.enter_context(SeededSampling(seed))
+            end_sampling = sampling and sampling.end
+            streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over, end_sampling)
             self._streamer = streamer
             model = cast("WritingModel", bank.model)
             model.generate(
                 **prompt,
                 **self._options(conditions),
-                logits_processor=LogitsProcessorList(sampling),
-                stopping_criteria=StoppingCriteriaList(
-                    [*(processor.after_sampling for processor in sampling), streamer]
-                ),
+                logits_processor=LogitsProcessorList([] if sampling is None else [sampling]),
+                stopping_criteria=StoppingCriteriaList([streamer]),
             )
         if not streamer.reason:
             raise ClosedError("serve: the server was shut down before this text was complete.")

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from fastapi import HTTPException, Request
 from fastapi.responses import StreamingResponse
@@ -21,7 +21,7 @@ from lamina.serve.problems import OPENAI, problem_body, wait_while_connected
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
 from lamina.serve.telemetry import note_failure
-from lamina.utils import JSON
+from lamina.utils import JSON, JSONObject
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,34 +35,6 @@ logger = logging.getLogger(__name__)
 Item: TypeAlias = TokenEvent | GenerationEnd
 Event: TypeAlias = Mapping[str, object] | str  # the data of a server-sent event: JSON, or text that is sent as it is
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # OpenAI's words
-
-
-class TokenInfo(TypedDict):
-    """A token in a response. For a special token, `special` is true and the text is its name, such as "</s>"."""
-
-    id: int
-    text: str
-    special: bool
-
-
-class TokenReport(TypedDict):
-    """The scores at a token (see `TokenEvent`), and the monitors that have flagged the text there or before."""
-
-    scores: Mapping[str, Mapping[str, float | None]] | None
-    monitors: Mapping[str, float | None] | None
-    flagged: list[str]
-
-
-class EndDetails(TypedDict):
-    """How a text ended: the fields of a `GenerationEnd`, without the text, in a response."""
-
-    finish_reason: str
-    generated_tokens: int
-    input_length: int
-    seed: int | None
-    flagged_at: dict[str, int]
-    answers: dict[str, JSON]
-    drift: dict[str, str]
 
 
 class Items:
@@ -171,29 +143,6 @@ def _encoded(event: Event) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def report_of(token: TokenEvent) -> TokenReport:
-    """Return the scores and flags at a token as a part of a response."""
-    return {"scores": token.scores, "monitors": token.monitors, "flagged": list(token.flagged)}
-
-
-def details_of(ending: GenerationEnd) -> EndDetails:
-    """Return how a text ended, as a part of a response."""
-    return {
-        "finish_reason": ending.reason,
-        "generated_tokens": ending.tokens,
-        "input_length": ending.prompt_tokens,
-        "seed": ending.seed,
-        "flagged_at": dict(ending.flagged_at),
-        "answers": dict(ending.answers),
-        "drift": dict(ending.drift),
-    }
-
-
-def _token(token: TokenEvent) -> TokenInfo:
-    text = token.text if token.special_text is None else token.special_text
-    return {"id": token.id, "text": text, "special": token.special_text is not None}
-
-
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
@@ -209,8 +158,8 @@ def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
             last.append(item)
             return
         token, ending = (item, None) if isinstance(item, TokenEvent) else (last[0], item)
-        end = {"generated_text": ending and before + ending.text, "details": ending and details_of(ending)}
-        yield {"index": token.index, "token": _token(token), **report_of(token), **end}
+        end = {"generated_text": ending and before + ending.text, "details": ending and ending.details()}
+        yield {"index": token.index, "token": token.token(), **token.report(), **end}
 
     return shape
 
@@ -225,9 +174,12 @@ def generate_body(
     """
     body: dict[str, JSON] = {"generated_text": before + ending.text}
     if details:
-        reports = [{**_token(token), **report_of(token)} for token in tokens]
-        body["details"] = {**details_of(ending), "prefill": [], "tokens": reports}
+        body["details"] = {**ending.details(), "prefill": [], "tokens": _reports(tokens)}
     return body
+
+
+def _reports(tokens: Sequence[TokenEvent]) -> list[JSON]:
+    return [{**token.token(), **token.report()} for token in tokens]
 
 
 class ChatShape:
@@ -244,7 +196,7 @@ class ChatShape:
     def _head(self, kind: str) -> dict[str, JSON]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
+    def _chunk(self, delta: dict[str, str], extra: JSONObject, reason: str | None = None) -> JSONObject:
         """Return one chunk of a streamed chat completion, with `delta` as what it adds to the message.
 
         `reason` says why the text ended; None in all chunks but the last. `extra` holds further keys.
@@ -261,13 +213,13 @@ class ChatShape:
         """
         if isinstance(item, TokenEvent):
             if item.index == 1:
-                yield self._chunk({"role": "assistant", "content": ""})
+                yield self._chunk({"role": "assistant", "content": ""}, {})
             text = self._stop.add(item.text)
-            yield self._chunk({"content": text}, token=_token(item), **report_of(item))
+            yield self._chunk({"content": text}, {"token": item.token(), **item.report()})
             return
         if rest := self._stop.rest():
-            yield self._chunk({"content": rest})
-        yield self._chunk({}, _FINISH[item.reason], details=details_of(item))
+            yield self._chunk({"content": rest}, {})
+        yield self._chunk({}, {"details": item.details()}, _FINISH[item.finish_reason])
         if self._has_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(item)}
         yield "[DONE]"
@@ -276,14 +228,13 @@ class ChatShape:
         """Return the response for a whole text, cut off before the first stop string; `tokens` hold the scores."""
         text = self._stop.add(ending.text) + self._stop.rest()
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[ending.reason]}
-        reports = [{**_token(token), **report_of(token)} for token in tokens]
-        extra = {"usage": _usage(ending), "tokens": reports, "details": details_of(ending)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[ending.finish_reason]}
+        extra = {"usage": _usage(ending), "tokens": _reports(tokens), "details": ending.details()}
         return {**self._head("chat.completion"), "choices": [choice], **extra}
 
 
 def _usage(ending: GenerationEnd) -> dict[str, int]:
-    prompt, generated = ending.prompt_tokens, ending.tokens
+    prompt, generated = ending.input_length, ending.generated_tokens
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 

@@ -47,30 +47,43 @@ class TokenEvent:
     flagged: Sequence[str]
     last: bool = False
 
+    def token(self) -> dict[str, JSON]:
+        """Return the token as a part of a response: its "id", its "text", and whether it is "special"."""
+        text = self.text if self.special_text is None else self.special_text
+        return {"id": self.id, "text": text, "special": self.special_text is not None}
+
+    def report(self) -> dict[str, JSON]:
+        """Return the scores and flags at the token as a part of a response."""
+        return {"scores": self.scores, "monitors": self.monitors, "flagged": self.flagged}
+
 
 @dataclass(frozen=True)
 class GenerationEnd:
     """How a generated text ended.
 
     Attributes:
-        reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
+        finish_reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
         text: The whole generated text, without prompt and special tokens; it includes a stop string.
-        tokens: Number of generated tokens.
-        prompt_tokens: Number of tokens of the prompt.
+        generated_tokens: Number of generated tokens.
+        input_length: Number of tokens of the prompt.
         seed: Seed of sampling; None: tokens were not sampled.
         flagged_at: Monitor -> index (from 1) of the token at which it flagged the text, for those that did.
         answers: Task -> answer, for the readers that answer only once, at the end.
         drift: Monitor -> a warning sentence, for monitors whose replies have drifted away from their calibration texts.
     """
 
-    reason: str
+    finish_reason: str
     text: str
-    tokens: int
-    prompt_tokens: int
+    generated_tokens: int
+    input_length: int
     seed: int | None
     flagged_at: Mapping[str, int]
     answers: Mapping[str, JSON]
     drift: Mapping[str, str]
+
+    def details(self) -> dict[str, JSON]:
+        """Return all attributes but the text, as a part of a response."""
+        return {name: value for name, value in vars(self).items() if name != "text"}
 
 
 @dataclass(frozen=True)
@@ -115,10 +128,11 @@ class TokenStreamer(StopOnEvent):
         conditions: StopConditions,
         emit: Callable[[TokenEvent], None],
         is_over: Callable[[], bool],
+        after_sampling: Callable[[], None] | None,
     ) -> None:
         super().__init__(Event())
         self._scores, self._watch, self._detokenizer, self._conditions = scores, watch, detokenizer, conditions
-        self._emit_event, self._is_over = emit, is_over
+        self._emit_event, self._is_over, self._after_sampling = emit, is_over, after_sampling
         self._waiting: tuple[int, str] | None = None  # id and text of the newest token, which no step has read yet
         self.count, self.reason = 0, ""
         self.first = self.last = 0.0
@@ -128,6 +142,8 @@ class TokenStreamer(StopOnEvent):
 
         If `is_over` ends the text, `watch` does not count it in its drift tests.
         """
+        if self._after_sampling is not None:
+            self._after_sampling()
         if not self.reason:  # on some devices `generate` runs one more step after the end
             self._emit(is_read=True)
             token = int(input_ids[0, -1])
@@ -141,7 +157,7 @@ class TokenStreamer(StopOnEvent):
         return torch.full((1,), bool(self.reason) or is_cut_off, device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
-        """Return why the text ends at its newest token, as in `GenerationEnd.reason`; "" if it continues.
+        """Return why the text ends at its newest token, as in `GenerationEnd.finish_reason`; "" if it continues.
 
         The token was already counted, and its text `piece` added to the detokenizer.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict, final
+from typing import TYPE_CHECKING, final
 
 from lamina.errors import ConfigError, check_known
 from lamina.monitors import LastScore, Monitor
@@ -17,24 +17,9 @@ if TYPE_CHECKING:
     from lamina.bank.reader import BankOutput, ReaderOutput
     from lamina.bank.step import Step
     from lamina.monitors.cascade import AnyMonitor
-    from lamina.serve.responses import LabelScore
     from lamina.utils import JSON
 
 _MAX_LABELS = 32  # labels of a reader that gives scores token by token: each label adds a little to every step
-
-
-class TokenLabel(TypedDict):
-    """A token's most probable label with its probability; `id` is the token's id, or None if the token is not text."""
-
-    id: int | None
-    label: str
-    score: float | None
-
-
-class Value(TypedDict):
-    """A regression's prediction: `value` is the number, or None if it is not finite."""
-
-    value: float | None
 
 
 @final
@@ -192,11 +177,12 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
     return able
 
 
-def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[LabelScore] | list[TokenLabel]:
+def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> JSON:
     """Return the answer of the reader `name` about the only text of a batch, made from the reader's output.
 
     A regression answers with its value, a reader of whole texts with all labels and their scores, best first, and a
-    reader of tokens with the best label of each token.
+    reader of tokens with the id, the best label and its score of each token; the id is None if the token is not text.
+    Numbers that are not finite become None.
     """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
