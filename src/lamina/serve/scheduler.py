@@ -26,16 +26,7 @@ from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
 from lamina.serve.telemetry import BatchTiming, counting, note_readers
 from lamina.serve.uploads import Example, readers_of, sized
-from lamina.serve.workers import (
-    TOKENIZER_LOCK,
-    AnyWorker,
-    Prediction,
-    PredictWorker,
-    Tokenised,
-    TooLongError,
-    Truncate,
-    Worker,
-)
+from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, TooLongError, Truncate, Worker
 from lamina.utils import usable_cores
 
 if TYPE_CHECKING:
@@ -53,7 +44,6 @@ _PIECE = {"cpu": 256, "accelerator": 16384}
 _LARGE = 16384  # estimated tokens of a request from which it has no pass yet while it is tokenised, which takes long
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that, so that a batch does not start with too few texts
-_GIVE_WAY_S = 1e-4  # seconds between parts of a request's texts, so that a thread that waits for the tokenizer gets it
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
 _SHUT_DOWN = "serve: the server was shut down before this request was answered."
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
@@ -495,7 +485,7 @@ class Scheduler:
         if not jobs or self._fail_if_over(jobs):
             return
         try:
-            parts, read = _read(jobs)
+            parts, read = jobs[0].worker.read_parts([text for job in jobs for text in job.texts])
             still = self._still_asked(jobs, sum(part.cut for part in parts), turn)
         except Exception as error:
             self._run_apart(jobs, error, turn)
@@ -572,23 +562,6 @@ class Scheduler:
         rest = iter(answers)
         for job in jobs:
             job.future.set_result([next(rest) for _ in job.texts])
-
-
-def _read(jobs: Sequence[AnyJob]) -> tuple[list[Tokenised], float]:
-    """Tokenise the texts of `jobs` in parts, which their worker answers; return these, and the seconds that this took.
-
-    The time of waiting for the tokenizer does not count.
-    """
-    worker, texts = jobs[0].worker, [text for job in jobs for text in job.texts]
-    parts, seconds = list[Tokenised](), 0.0
-    for first in range(0, len(texts), worker.texts_at_once):
-        if parts:
-            time.sleep(_GIVE_WAY_S)
-        with TOKENIZER_LOCK:
-            start = time.perf_counter()
-            parts.append(worker.read(texts[first : first + worker.texts_at_once]))
-            seconds += time.perf_counter() - start
-    return parts, seconds
 
 
 def _accepted(jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
@@ -52,6 +53,7 @@ Truncate: TypeAlias = bool | Side
 # Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before each call, so two
 # threads at once would cut each other's texts. Who tokenises many texts releases it in between, so that others go on.
 TOKENIZER_LOCK = RLock()
+_GIVE_WAY_S = 1e-4  # seconds between parts of a request's texts, so that a thread that waits for the tokenizer gets it
 _PIECE = 1 << 13  # characters that are tokenised at a time
 _CHARACTERS = 8  # characters per token, more than in any usual text
 
@@ -196,6 +198,21 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
         A generator: it yields between two passes, and may be continued in another thread.
         """
+
+    def read_parts(self, texts: Sequence[Example]) -> tuple[list[TokenisedT], float]:
+        """Read texts in parts of `texts_at_once`, for `answer`; return these, and the seconds that this took.
+
+        The time of waiting for the tokenizer does not count. Errors as in `read`.
+        """
+        parts, seconds = list[TokenisedT](), 0.0
+        for first in range(0, len(texts), self.texts_at_once):
+            if parts:
+                time.sleep(_GIVE_WAY_S)
+            with TOKENIZER_LOCK:
+                start = time.perf_counter()
+                parts.append(self.read(texts[first : first + self.texts_at_once]))
+                seconds += time.perf_counter() - start
+        return parts, seconds
 
     def answer(self, parts: Sequence[TokenisedT], budget: Budget) -> Generator[None, None, list[AnswerT]]:
         """Run the model on parts that were read one after the other; return a list with one answer per text.
