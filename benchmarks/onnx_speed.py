@@ -17,8 +17,7 @@ import torch
 from common import SHAPES, bank_of, base, options, report, tokens
 
 from lamina.demo.timing import in_turn, ratio
-from lamina.store.onnx import GRAPH, export_onnx
-from lamina.store.onnx_engine import open_session
+from lamina.store.onnx import GRAPH, export_onnx, open_session
 
 if TYPE_CHECKING:
     from lamina import ReaderBank

@@ -13,8 +13,10 @@ from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
@@ -50,7 +52,7 @@ from lamina.store.files import (
     write_json,
     write_tensors,
 )
-from lamina.store.hub import local_folder, model_card, push_folder
+from lamina.store.hub import failure, local_folder, model_card
 from lamina.store.load_model import load
 from lamina.store.manifest import (
     BASE,
@@ -69,7 +71,7 @@ from lamina.store.manifest import (
     library_versions,
 )
 from lamina.store.models import load_processor, saved_class, writing_class
-from lamina.store.processors import check_inputs, load_saved_processor, record_inputs, save_processor
+from lamina.store.processors import check_inputs, checked_processor, record_inputs, save_processor
 from lamina.store.save_model import changed_blocks, listed_names, save, saved_names
 from lamina.utils import check_type, is_dir, is_file
 
@@ -184,10 +186,29 @@ def push_bank(
 ) -> str:
     """Save a bank to a repository on the hub, and return the address of the commit.
 
-    `ReaderBank.push_to_hub` calls this and documents the arguments.
+    A repository or branch that does not exist is created. If the repository has other files of readers, of a base model
+    or of a processor, the same commit deletes them. `ReaderBank.push_to_hub` documents the arguments and errors.
     """
-    save_to = partial(save_bank, bank, title=repo)
-    return push_folder(save_to, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token)
+    api = huggingface_hub.HfApi(token=token)
+    try:
+        repo_id = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        if branch is not None:
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            save_bank(bank, Path(folder) / "bank", title=repo)
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=Path(folder) / "bank",
+                commit_message=message,
+                revision=branch,
+                create_pr=create_pr,
+                delete_patterns=[f"{READERS}/*", f"{BASE}/*", f"{PROCESSOR}/*"],
+            )
+        return str(commit)
+    except LaminaError:
+        raise
+    except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
+        raise StoreError(f"push_to_hub: '{repo}' was not saved ({failure(error, branch)}).") from error
 
 
 def _version() -> str:
@@ -398,7 +419,7 @@ def _load_bank(
                 "load: an earlier version saved %s; its tokenizer cannot be checked until it is saved again", folder
             )
     else:
-        processor = load_saved_processor(manifest, folder, model, given, processor)
+        processor = checked_processor(manifest, folder, model, given, processor)
     bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
     for name, reader in saved.items():
         _load_reader(bank, name, folder / READERS / name, reader)

@@ -1,11 +1,10 @@
-"""Banks on the Hugging Face hub: their model card, download and upload, and why the hub refused a request."""
+"""Banks on the Hugging Face hub: their model card, their download, and why the hub refused a request."""
 
 from __future__ import annotations
 
 import math
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
 import huggingface_hub
@@ -21,7 +20,7 @@ from lamina.store.models import check_revision
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from lamina.bank import ReaderBank, ReaderModule
     from lamina.monitors.cascade import AnyMonitor
@@ -54,7 +53,7 @@ def local_folder(folder: str, revision: str | None, readers: Collection[str] | N
         raise
     except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
         problem = "there is no such folder, and it cannot be loaded from the hub"
-        raise StoreError(f"load: no bank '{folder}'; {problem} ({_reason(error, revision)}).") from error
+        raise StoreError(f"load: no bank '{folder}'; {problem} ({failure(error, revision)}).") from error
 
 
 def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
@@ -67,50 +66,7 @@ def _patterns(readers: Collection[str] | None, *, base: bool) -> list[str]:
     return [MANIFEST, CARD, f"{PROCESSOR}/*", *reader_files, *([f"{BASE}/*"] if base else [])]
 
 
-def push_folder(
-    save: Callable[[Path], object],
-    repo: str,
-    *,
-    message: str,
-    branch: str | None,
-    create_pr: bool,
-    private: bool | None,
-    token: str | None,
-) -> str:
-    """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
-
-    A repository or branch that does not exist is created. If the repository has other files of readers, of a base model
-    or of a processor, the same commit deletes them.
-
-    `save` is called with the folder to write to. The other arguments are those of `ReaderBank.push_to_hub`.
-
-    Raises:
-        StoreError: If the hub refuses or cannot be reached, or `save` raises an error that is not a LaminaError.
-        LaminaError: Any that `save` raises.
-    """
-    api = huggingface_hub.HfApi(token=token)
-    try:
-        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
-        if branch is not None:
-            api.create_branch(repo, branch=branch, exist_ok=True)
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            save(Path(folder) / "bank")
-            commit = api.upload_folder(
-                repo_id=repo,
-                folder_path=Path(folder) / "bank",
-                commit_message=message,
-                revision=branch,
-                create_pr=create_pr,
-                delete_patterns=[f"{READERS}/*", f"{BASE}/*", f"{PROCESSOR}/*"],
-            )
-        return str(commit)
-    except LaminaError:
-        raise
-    except Exception as error:
-        raise StoreError(f"push_to_hub: '{repo}' was not saved ({_reason(error, branch)}).") from error
-
-
-def _reason(error: BaseException, revision: str | None) -> str:
+def failure(error: BaseException, revision: str | None) -> str:
     """Return why a request to the hub failed with `error`, as a phrase for an error message.
 
     `revision` is the revision that was requested; None: the main branch.

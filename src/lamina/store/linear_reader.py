@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast, final
 
 import numpy as np
 import torch
@@ -29,19 +29,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[np.generic]
 
-LinearT = TypeVar("LinearT", bound="_LinearModel")
 _POOLINGS = ("mean", "first", "last", "")
 _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors file
-
-
-class _Tensors(Protocol):
-    """The methods of an open safetensors file that are used here."""
-
-    def metadata(self) -> dict[str, str] | None:
-        """Return name -> string, for the strings that are saved beside the tensors; None if there are none."""
-        ...
-
-    def get_tensor(self, name: str) -> Tensor: ...
 
 
 @final
@@ -147,14 +136,11 @@ class LinearReader:
         """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
         with (
             convert_errors(lambda reason: damaged(path, f"is not a linear reader ({reason})")),
-            safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]
+            cast("Any", safe_open(str(path), "pt")) as file,
         ):
-            opened = cast("_Tensors", file)
-            facts = parse_json((opened.metadata() or {})[_KEY])
-            tensors = {name: opened.get_tensor(name) for name in ("weight", "bias")}
-            return cls(
-                tuple(facts["layers"]), tuple(facts["labels"]), facts["pooling"], facts["problem_type"], **tensors
-            )
+            facts = parse_json(str(file.metadata()[_KEY]))
+            facts |= {name: tuple(facts[name]) for name in ("layers", "labels")}
+            return cls(**facts, **{name: file.get_tensor(name) for name in ("weight", "bias")})
 
     def save_onnx(self, path: str | PathLike[str]) -> None:
         """Write the map as an ONNX graph: input "states" `[rows, layers * width]`, output "logits" `[rows, classes]`.
@@ -198,16 +184,7 @@ class LinearReader:
         }
 
 
-class _LinearModel(Protocol):
-    """A linear model of scikit-learn, with the attributes that its `fit` sets."""
-
-    coef_: Array
-    intercept_: Array | float
-    n_features_in_: int
-    classes_: Array
-
-
-def _filled(model: LinearT, weight: Array, bias: Array | float, classes: Array | None = None) -> LinearT:
+def _filled(model: Any, weight: Array, bias: Array | float, classes: Array | None = None) -> Any:  # noqa: ANN401
     """Set `weight` and `bias` of a scikit-learn model as if it had been fitted, and return the model.
 
     `classes` are the class labels; None: a regression.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from lamina.errors import StoreError, UnknownNameError, convert_errors
 from lamina.layers.recorded import RecordedFacts, StatesPooling
@@ -17,7 +18,6 @@ from lamina.utils import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from os import PathLike
 
 FORMAT = 1
@@ -33,7 +33,16 @@ class SavedFacts(BaseModel):
     If the class has a field `format`, only files whose format equals `FORMAT` are read.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_keys(cls, fields: object) -> object:
+        """Return `fields`; for an unknown key, raise an error of pydantic with the keys that this class has."""
+        keys = list(cast("JSONObject", fields)) if isinstance(fields, dict) else []
+        if unknown := [key for key in keys if key not in cls.model_fields]:
+            raise PydanticCustomError("unknown_key", "unknown", {"key": unknown[0], "known": list(cls.model_fields)})
+        return cast("object", fields)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -57,20 +66,13 @@ class SavedFacts(BaseModel):
             return cls.model_validate(fields)
         except ValidationError as error:
             problem = error.errors()[0]
-        *parents, key = map(str, problem["loc"])
-        where = ".".join([*parents, key])
-        if problem["type"] == "extra_forbidden":
-            holder = cls.holder(parents)
-            known = [".".join([*parents, name]) for name in holder.model_fields]
-            raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
+        where, context = ".".join(map(str, problem["loc"])), problem.get("ctx", {})
+        if problem["type"] == "unknown_key":
+            key, *known = (f"{where}.{name}".lstrip(".") for name in (context["key"], *context["known"]))
+            raise UnknownNameError(op=f"load: {path}", got=key, known=known, what="key")
         if problem["type"] == "missing":
             raise damaged(path, f"has no '{where}'")
         raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
-
-    @classmethod
-    def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the nested object at the keys `parents` (outermost first); without keys, this class."""
-        return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
 class StackFacts(SavedFacts):
@@ -288,11 +290,6 @@ class StatesManifest(SavedFacts):
         if problem := manifest.problem():
             raise StoreError(f"states: {path} {problem}. Correct it, or describe the files again.")
         return manifest
-
-    @classmethod
-    def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class that describes the nested object at the keys `parents`, or this class without keys."""
-        return StatesArray if parents else cls
 
     def problem(self) -> str | None:
         """Return how the manifest contradicts itself, as the end of a sentence; None if it does not."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lamina.bank import ReaderBank
 from lamina.bank.segments import separators_of
 from lamina.bank.stack_pass import StackPass, attach
-from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
+from lamina.errors import ConfigError, LaminaError, StoreError, UnsupportedModelError, first_line, require_packages
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion
 from lamina.heads import HEADS
@@ -161,15 +161,11 @@ def export_onnx(
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
     """
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            import_module(package)
-        except ModuleNotFoundError as error:
-            raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
+    require_packages(_OP, "onnx", "onnx", "onnxscript", "onnxruntime")
     is_bank = isinstance(bank_or_model, ReaderBank)
     digests = reader_digests(bank_or_model, readers) if is_bank else {}
     readers = [readers] if isinstance(readers, str) else readers
-    plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
+    plan = ExportPlan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
         difference = _checked_graph(plan, stage / GRAPH, progress=progress)
@@ -187,14 +183,6 @@ def export_onnx(
         )
         write_json(stage / MARK, facts.model_dump())
     return facts
-
-
-def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) -> Batch:
-    """Return a batch of ordinary tokens for the readers `names`, at most 4 rows, every second one padded.
-
-    Raises ConfigError if a reader of pairs has no tokenizer that separates them.
-    """
-    return _Plan(bank, names, main=False).inputs(rows, tokens)
 
 
 def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:
@@ -269,7 +257,7 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
 
 
-class _Plan:
+class ExportPlan:
     """The forward pass that is exported to one graph: a bank's model, or its encoder, with `readers` (None: all).
 
     An export changes the bank, so its caller passes a copy (see `_copied`). With `main`, the model's own output is
@@ -302,6 +290,7 @@ class _Plan:
 
     @property
     def model_type(self) -> str:
+        """The model's family."""
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -353,6 +342,7 @@ class _Plan:
         return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
     def outputs(self, digests: Mapping[str, str]) -> dict[str, OutputFacts]:
+        """Return output name -> its facts for `onnx.json`. `digests` is reader name -> digest."""
         facts = {name: _reader_facts(self.bank[name], digests[name]) for name in self.names}
         if self.main:
             value, _ = self.expected(self.inputs(*_TRACED))[self.main]
@@ -389,7 +379,7 @@ class _Graph(nn.Module):
     with their hooks. The submodules of this module are only there to show their parameters to the trace.
     """
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: ExportPlan) -> None:
         super().__init__()
         self.plan, self.model, self.readers = plan, plan.bank.model, plan.bank.readers
 
@@ -411,7 +401,7 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 
 
 @contextmanager
-def _as_traced(plan: _Plan) -> Generator[None]:
+def _as_traced(plan: ExportPlan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
     Which layers of a fusion are active depends on its weights. Tensors in a trace have no values, so the layers are
@@ -432,7 +422,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
+def _checked_graph(plan: ExportPlan, path: Path, *, progress: bool) -> float:
     """Write the planned pass as a graph in the first opset that works; return its largest difference from PyTorch.
 
     With `progress`, show a bar for each opset that is tried. If no opset of `OPSETS` works, raises the error of the
@@ -448,11 +438,11 @@ def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
     return _written(plan, path, last, progress=progress)
 
 
-def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
+def _written(plan: ExportPlan, path: Path, opset: int, *, progress: bool) -> float:
     """Write a planned pass as a graph in this opset and run it.
 
-    Returns the largest difference from PyTorch's outputs, as `_difference` measures it. Raises the errors of `_write`
-    and `_difference`.
+    Returns the largest difference from PyTorch's outputs, as `check_outputs` measures it. Raises the errors of
+    `_write`, `_run` and `check_outputs`.
     """
     difference = 0.0
     for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
@@ -460,11 +450,13 @@ def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
             with _as_traced(plan):
                 _write(plan, path, opset)
         else:
-            difference = max(difference, _difference(plan, path, *size))
+            batch = plan.inputs(*size)
+            outputs = _run(plan, path, batch)
+            difference = max(difference, check_outputs(_OP, plan, batch, outputs, "Nothing was written."))
     return difference
 
 
-def _write(plan: _Plan, path: Path, opset: int) -> None:
+def _write(plan: ExportPlan, path: Path, opset: int) -> None:
     """Trace a planned pass, and write it as an ONNX graph.
 
     Raises UnsupportedModelError if torch cannot write a part of it; errors of Lamina and of the disk stay as they are.
@@ -491,7 +483,7 @@ def _write(plan: _Plan, path: Path, opset: int) -> None:
         raise _refusal(plan.model_type, f"{what} cannot be written as ONNX ({first_line(cause)})") from error
 
 
-def _reader_in(error: BaseException, plan: _Plan) -> str | None:
+def _reader_in(error: BaseException, plan: ExportPlan) -> str | None:
     """Return the name of the reader in whose fusion or head `error` was raised in a trace; None if it was elsewhere."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
@@ -502,43 +494,60 @@ def _reader_in(error: BaseException, plan: _Plan) -> str | None:
     return None
 
 
-def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
-    """Return the largest difference between onnxruntime and PyTorch on one batch of `rows` rows of `tokens` tokens.
+def check_outputs(
+    op: str, plan: ExportPlan, batch: Batch, outputs: Mapping[str, NDArray[np.float32]], hint: str
+) -> float:
+    """Return the largest difference between onnxruntime's outputs for a batch and those of PyTorch.
 
-    `path` is the graph's file. For an output with values above 1, the difference is relative to the largest value.
+    For an output with values above 1, the difference is relative to the largest value.
+
+    Args:
+        op: The operation, for messages.
+        plan: The exported pass; its bank is in eval mode.
+        batch: Inputs of the pass.
+        outputs: Output name -> values from onnxruntime.
+        hint: A sentence that ends the messages.
 
     Raises:
         StoreError: If an output has a different shape, or differs by more than `TOLERANCE`.
-        UnsupportedModelError: If onnxruntime cannot run the graph.
     """
-    batch = plan.inputs(rows, tokens)
-    outputs, worst = _run(plan, path, batch), 0.0
+    worst = 0.0
     for name, (value, mask) in plan.expected(batch).items():
         got = torch.as_tensor(outputs[name])
         if got.shape != value.shape:
             problem = f"'{name}' has the shape {list(got.shape)} in onnxruntime, {list(value.shape)} in PyTorch"
-            raise StoreError(f"{_OP}: {problem}; nothing was written.")
+            raise StoreError(f"{op}: {problem}. {hint}")
         got, value = (got, value) if mask is None else (got[mask.bool()], value[mask.bool()])
         difference = float((got - value).abs().max() / value.abs().max().clamp(min=1))
         if not difference <= TOLERANCE:  # NaN too
-            problem = (
-                f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {rows} x {tokens} tokens"
-            )
-            raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is allowed. Nothing was written.")
+            size = " x ".join(map(str, batch["input_ids"].shape))
+            problem = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {size} tokens"
+            raise StoreError(f"{op}: {problem}; at most {TOLERANCE:.0e} is allowed. {hint}")
         worst = max(worst, difference)
     return worst
 
 
-def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+def open_session(graph: Path) -> Any:  # noqa: ANN401
+    """Return an inference session of onnxruntime for a graph file, on the CPU, with as many threads as torch has.
+
+    Errors are onnxruntime's own; it logs none of them.
+    """
+    runtime = import_module("onnxruntime")
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
+    settings.log_severity_level = 4  # an export that cannot be run in one opset is tried in another
+    # onnxruntime 1.32 takes longer for an addition joined with a LayerNorm than for the two one after the other
+    options = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["SkipLayerNormFusion"]}
+    return runtime.InferenceSession(str(graph), settings, **options)
+
+
+def _run(plan: ExportPlan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
     """Run the graph file `path` in onnxruntime on a batch, and return output name -> values.
 
     Raises UnsupportedModelError if onnxruntime cannot run it.
     """
-    runtime = import_module("onnxruntime")
     try:
-        settings = runtime.SessionOptions()
-        settings.log_severity_level = 4  # log no errors: they are raised, and a graph of another opset may run
-        session = runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        session = open_session(path)
         inputs = {entry.name: batch[entry.name].numpy() for entry in session.get_inputs()}
         return dict(zip([out.name for out in session.get_outputs()], session.run(None, inputs), strict=True))
     except Exception as error:  # onnxruntime has classes of its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import ref
 
 import numpy as np
@@ -11,43 +11,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lamina.errors import MissingExtraError, StoreError, first_line
+from lamina.errors import StoreError, first_line, require_packages
 from lamina.layers.preserve import evaluating
-from lamina.store.onnx import GRAPH, MARK, TOLERANCE, OnnxFacts, hash_of_graph, probe_batch, reader_digests
+from lamina.store.onnx import (
+    GRAPH,
+    MARK,
+    ExportPlan,
+    OnnxFacts,
+    check_outputs,
+    hash_of_graph,
+    open_session,
+    reader_digests,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from lamina.bank import ReaderBank
     from lamina.layers.types import Batch
-
-    class Session(Protocol):
-        """An `InferenceSession` of onnxruntime."""
-
-        def run(
-            self, output_names: Sequence[str], input_feed: Mapping[str, np.ndarray], run_options: object
-        ) -> Sequence[np.ndarray]:
-            """Return the outputs with these names for an input."""
-            ...
 
 
 _OP = "onnx"
 _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answers are compared with PyTorch's
-
-
-def open_session(graph: Path) -> Session:
-    """Return an inference session of onnxruntime for a graph file, on the CPU, with as many threads as torch has.
-
-    Errors are onnxruntime's own.
-    """
-    runtime = import_module("onnxruntime")
-    settings = runtime.SessionOptions()
-    settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
-    settings.log_severity_level = 3
-    # onnxruntime 1.32 takes longer for an addition joined with a LayerNorm than for the two one after the other
-    options = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["SkipLayerNormFusion"]}
-    return runtime.InferenceSession(str(graph), settings, **options)
 
 
 @final
@@ -63,7 +51,7 @@ class OnnxEngine:
         names: Names of the readers that the bank and the graph share; the engine answers for them.
     """
 
-    def __init__(self, bank: ReaderBank, session: Session, facts: OnnxFacts, names: frozenset[str]) -> None:
+    def __init__(self, bank: ReaderBank, session: Any, facts: OnnxFacts, names: frozenset[str]) -> None:  # noqa: ANN401
         self.facts, self.names, self._session = facts, names, session
         self._weights = _Weights(bank, {name: str(facts.outputs[name].digest) for name in names})
         self._options = import_module("onnxruntime").RunOptions()
@@ -85,10 +73,7 @@ class OnnxEngine:
             ConfigError: If the frozen model or the processor has changed since the bank was made.
             MissingExtraError: If onnxruntime is not installed.
         """
-        try:
-            import_module("onnxruntime")
-        except ModuleNotFoundError as error:
-            raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
+        require_packages(_OP, "onnx", "onnxruntime")
         facts = OnnxFacts.read(folder / MARK)
         digests = reader_digests(bank)
         same = frozenset(
@@ -111,24 +96,15 @@ class OnnxEngine:
 
     def _compare(self, bank: ReaderBank) -> None:
         """Raise StoreError unless the logits of small batches equal PyTorch's; see `export_onnx` for the limit."""
-        names = sorted(self.names)
-        for rows, tokens in _PROBES:
-            batch = probe_batch(bank, names, rows, tokens)
-            with evaluating(bank), torch.no_grad():
-                expected = bank(**batch, readers=names)
-            for name, logits in self._logits(batch, names).items():
-                right, mask = expected[name].logits, expected[name].mask
-                if right.ndim > 2 and mask is not None:
-                    logits, right = logits[mask.bool()], right[mask.bool()]
-                difference = float((logits - right).abs().max() / right.abs().max().clamp(min=1))
-                if not difference <= TOLERANCE:  # NaN too
-                    problem = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch"
-                    raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is allowed.")
+        plan = ExportPlan(bank, sorted(self.names), main=False)
+        for size in _PROBES:
+            batch = plan.inputs(*size)
+            with evaluating(bank):
+                check_outputs(_OP, plan, batch, self._run(batch, plan.names), "Export it again.")
 
-    def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    def _run(self, batch: Batch, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
-        found = self._session.run(list(names), given, self._options)
-        return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
+        return dict(zip(names, self._session.run(list(names), given, self._options), strict=True))
 
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
         """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can.
@@ -146,7 +122,9 @@ class OnnxEngine:
 
         Raises the errors of `answers_for`.
         """
-        return None if self.obstacle(bank, batch, names) else self._logits(batch, names)
+        if self.obstacle(bank, batch, names):
+            return None
+        return {name: torch.as_tensor(logits) for name, logits in self._run(batch, names).items()}
 
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
         """Return whether the bank is on the CPU and the graph has these readers with the weights that they have now.

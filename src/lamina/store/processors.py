@@ -97,7 +97,7 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
     return ProcessorFacts(files=written, facts=processor_facts(processor))
 
 
-def load_saved_processor(
+def checked_processor(
     manifest: Manifest, folder: Path, model: PreTrainedModel, given: Processor | None, other: Processor | None
 ) -> Processor | None:
     """Return `given`, or else the processor that was saved with the bank, or else `other`, which may be None.

@@ -164,23 +164,31 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 # Checks of the weights
 
 
-def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) -> str | None:
+def weight_problem(
+    model: PreTrainedModel, missing: Collection[str], unexpected: Collection[str], *, exact: bool
+) -> str | None:
     """Return a phrase that names a saved weight without a place in the loaded model, or a missing one; None if all fit.
 
-    With `exact`, the loaded model has the class of the saved one, and all weights must fit, except a backbone's pooler,
-    which may not have been saved. Otherwise only the parts that contain layers must fit.
+    Args:
+        model: The loaded model.
+        missing: Names of its weights that were not saved.
+        unexpected: Names of saved weights that it lacks.
+        exact: Whether it has the class of the saved model. Then all weights must fit, except a backbone's pooler, which
+            may not have been saved. Otherwise only the parts that contain layers must fit.
     """
-    prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
     is_backbone = model.base_model is model
 
-    def counts(key: str) -> bool:
-        part = key.removeprefix(prefix).split(".")[0]
-        return is_inserted(key) or (not (is_backbone and part == "pooler") if exact else part in layered)
+    def counted(keys: Collection[str]) -> list[str]:
+        if exact:
+            own = [key for key in keys if not (is_backbone and _part(model, key) == "pooler")]
+        else:
+            own = _in_layers(model, keys)
+        return sorted({*own, *filter(is_inserted, keys)})
 
-    if missing := [key for key in sorted(report["missing_keys"]) if counts(key)]:
-        return f"there is no weight '{missing[0]}'"
-    if unexpected := [key for key in sorted(report["unexpected_keys"]) if counts(key)]:
-        return f"the weight '{unexpected[0]}' has no place in the model"
+    if lost := counted(missing):
+        return f"there is no weight '{lost[0]}'"
+    if left := counted(unexpected):
+        return f"the weight '{left[0]}' has no place in the model"
     return None
 
 
@@ -189,7 +197,7 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 
     `name` is where the model was loaded from.
     """
-    if problem := weight_problem(model, report, exact=exact):
+    if problem := weight_problem(model, report["missing_keys"], report["unexpected_keys"], exact=exact):
         raise _mismatch(name, problem)
 
 
@@ -199,36 +207,34 @@ def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
     That is assumed if weights of a part with layers, or more than half of the parameters, would start at random. `new`
     are the names of the weights that start at random, and `name` is the checkpoint, for messages.
     """
-    prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     share = sum(sizes.get(key, 0) for key in new) / sum(sizes.values())
-    inner = [key for key in new if key.removeprefix(prefix).split(".")[0] in layered]
+    inner = _in_layers(model, new)
     if inner or share > 0.5:
         problem = f"the weights in {name} are not those of a {type(model).__name__}"
         new_part = f"{len(new)} tensors, {share:.0%} of its parameters, would start at random ('{(inner or new)[0]}')"
         raise StoreError(f"load: {problem}; {new_part}. Give another head, or allow new weights.")
 
 
-def _layered(model: PreTrainedModel) -> set[str]:
-    """Return the names of the backbone's child modules that contain its layers, without poolers and heads.
+def _in_layers(model: PreTrainedModel, names: Collection[str]) -> list[str]:
+    """Return those parameter names that belong to child modules of the backbone with layers, not to poolers and heads.
 
-    If the layers of the model cannot be found, return the names of all children.
+    Poolers and heads are missing in some classes of the same family. If the layers of the model cannot be found, all
+    children of the backbone count.
     """
+    if not names:
+        return []
     children = dict(getattr(model, "base_model", model).named_children())
-    try:
+    layered = set(children)
+    with suppress(UnsupportedModelError):  # convolutional networks can have inserted layers too
         used = {module for stack in stacks(model).values() for module in stack.run}
-    except UnsupportedModelError:  # convolutional networks can have inserted layers too
-        return set(children)
-    return {name for name, child in children.items() if not used.isdisjoint(child.modules())}
+        layered = {name for name, child in children.items() if not used.isdisjoint(child.modules())}
+    return [name for name in names if _part(model, name) in layered]
 
 
-def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Return those parameter names that belong to parts of the model with layers; see `_layered`.
-
-    Other parts, such as a pooler, are missing in some classes of the same family.
-    """
-    layered = _layered(model) if names else ()
-    return [name for name in names if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in layered]
+def _part(model: PreTrainedModel, name: str) -> str:
+    """Return the child module of the backbone to which a parameter belongs, or of the model for others."""
+    return name.removeprefix(f"{model.base_model_prefix}.").split(".")[0]
 
 
 def _mismatch(name: str, what: str) -> StoreError:
@@ -263,7 +269,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         if any(later.kind == "merge" for later in here[number:]):
             names = {key for key in names if not is_inserted(key)}
         lost = [key for key in sorted(names) if key not in parameters]
-        if lost := _layered_names(model, lost) if edit.kind == "freeze" else lost:
+        if lost := _in_layers(model, lost) if edit.kind == "freeze" else lost:
             raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
             _replay_freeze(model, here, number, names)

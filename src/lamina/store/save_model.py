@@ -21,7 +21,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import empty_model
-from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem, without_numbers
+from lamina.store.replay import replay_inserts, weight_problem, without_numbers
 from lamina.utils import check_types, is_dir, is_file
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str 
     with `under` are compared, and whether blocks share weights that they do not share in `empty`; values are not.
     """
     own, expected = _shapes(model, under), _shapes(empty, under)
-    report = LoadingInfo(
-        missing_keys=expected.keys() - own.keys(), unexpected_keys=own.keys() - expected.keys(), mismatched_keys=set()
-    )
-    problem = weight_problem(empty, report, exact=True)
+    problem = weight_problem(empty, expected.keys() - own.keys(), own.keys() - expected.keys(), exact=True)
     for name in sorted(own.keys() & expected.keys()):
         if problem is None and own[name] != expected[name]:
             problem = f"the weight '{name}' is {list(own[name])}, and its config says {list(expected[name])}"

@@ -155,10 +155,12 @@ def test_a_damaged_or_foreign_export_is_not_used(harm: str, folder: Path, untrac
 
 
 def test_a_graph_that_answers_otherwise_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    plain = OnnxEngine._logits
-    monkeypatch.setattr(
-        OnnxEngine, "_logits", lambda *given: {name: value + 1e-3 for name, value in plain(*given).items()}
-    )
+    plain = OnnxEngine._run
+
+    def run(*given: Any) -> dict[str, Any]:
+        return {name: value + value.dtype.type(1e-3) for name, value in plain(*given).items()}
+
+    monkeypatch.setattr(OnnxEngine, "_run", run)
     with pytest.raises(StoreError, match=r"'mood' differs by 1\.0e-03 between onnxruntime and PyTorch"):
         OnnxEngine.open(loaded(folder), folder / "bank" / "onnx")
 

@@ -347,6 +347,11 @@ class TestDamage:
                 ("lamina.json", {"readerz": []}, "unknown key 'readerz'.*Did you mean 'readers'"),
                 ("lamina.json", {"base__name": "x"}, "unknown key 'base.name'; known: base.id, base.revision"),
                 ("lamina.json", {"base__stacks__main__depth": 3}, "unknown key 'base.stacks.main.depth'"),
+                (
+                    "lamina.json",
+                    {"processor__file": 3},
+                    "'processor.file'; known: processor.files, ",
+                ),
                 ("readers/mood/reader.json", {"sed": 1}, "unknown key 'sed'.*Did you mean 'seed'"),
                 ("readers/mood/reader.json", {"fusion__name": "ada_layer"}, "unknown name 'ada_layer'.*'ada_layers'"),
                 ("readers/mood/reader.json", {"fusion__dims": 4}, "unknown key 'dims'.*Did you mean 'dim'"),

@@ -231,7 +231,7 @@ def test_inputs_are_what_the_tokenizer_gives_and_pairs_are_pairs():
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     bank = ReaderBank(tiny_model(), tokenizer)
     bank.add("r", Reader(PooledLayers(dim=8, over="second"), SequenceClassification(("a", "b"), pooling="first")))
-    batch = onnx._Plan(bank.eval(), None, main=False).inputs(3, 11)
+    batch = onnx.ExportPlan(bank.eval(), None, main=False).inputs(3, 11)
     assert list(batch) == ["input_ids", "attention_mask", "token_type_ids"]
     assert batch["token_type_ids"][0].tolist() == [0] * 6 + [1] * 5
     assert batch["attention_mask"].sum(1).tolist() == [11, 8, 11]
@@ -273,9 +273,22 @@ def test_a_graph_that_onnxruntime_refuses_is_an_error(tmp_path: Path, monkeypatc
 def test_tokens_of_an_encoder_alone_need_no_decoder():
     bank = ReaderBank(model_of("t5"))
     bank.add("r", Reader(ScalarMix(), TokenClassification(("a", "b"), encoder_layers=0), "encoder"))
-    assert list(onnx._Plan(bank.eval(), None, main=False).inputs(2, 7)) == ["input_ids", "attention_mask"]
+    assert list(onnx.ExportPlan(bank.eval(), None, main=False).inputs(2, 7)) == ["input_ids", "attention_mask"]
     bank.add("s", Reader(ScalarMix(), TokenClassification(("a", "b"), encoder_layers=0), "decoder"))
-    assert list(onnx._Plan(bank.eval(), None, main=False).inputs(2, 7))[2:] == [
+    assert list(onnx.ExportPlan(bank.eval(), None, main=False).inputs(2, 7))[2:] == [
         "decoder_input_ids",
         "decoder_attention_mask",
     ]
+
+
+def test_an_unknown_key_is_named_with_those_of_its_own_place(tmp_path: Path):
+    output = {"kind": None, "problem_type": None, "labels": [], "axes": [], "max_length": None}
+    facts: dict[str, Any] = {"format": 1, "base": None, "model_type": "bert", "inputs": [], "files": []}
+    for extra, known in (
+        ({"outputs": {"mood": {**output, "axis": 1}}}, "'outputs.mood.axis'; known: outputs.mood.kind, "),
+        ({"outputs": {}, "int8": {"mood": {"metric": "f1", "int9": 1}}}, "'int8.mood.int9'; known: int8.mood.metric, "),
+        ({"outputs": {}, "file": []}, "'file'; known: format, base"),
+    ):
+        (tmp_path / "onnx.json").write_text(json.dumps(facts | {"max_difference": 0.0} | extra))
+        with pytest.raises(UnknownNameError, match=f"unknown key {known}"):
+            onnx.OnnxFacts.read(tmp_path / "onnx.json")
