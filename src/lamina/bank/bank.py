@@ -15,15 +15,17 @@ from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule
-from lamina.bank.reader_collection import ReaderCollection
-from lamina.bank.recorded_base import check_recorded_base
+from lamina.bank.reader_collection import ReaderCollection, key_of
+from lamina.bank.recorded_base import check_needs_states, check_reads_recorded, check_recorded_base
 from lamina.bank.stack_pass import Inputs
 from lamina.bank.step import Step
 from lamina.bank.watching import Prompts, Watch, Watched
 from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
+from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
+from lamina.layers.stack import tower_for
 from lamina.monitors.cascade import AnyMonitor
 from lamina.monitors.reply_drift import DriftWatcher
 from lamina.registry import provider
@@ -212,16 +214,22 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If the reader names a stack that the model does not have.
             UnsupportedModelError: If the model's layers cannot be found.
         """
-        if watch and not isinstance(reader, Reader) and isinstance(reader, ReadTask):
-            reader = Reader.default(reader, watch=True)
-        module = super().add(name, reader)
+        self._check_new_name("bank.add", name)
+        if not isinstance(reader, Reader):
+            if not isinstance(reader, ReadTask):
+                what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
+                raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
+            reader = Reader.default(reader, watch=watch)
+        stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
+        if isinstance(self.model, RecordedModel):
+            check_needs_states("bank.add", reader)
+        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
+        if isinstance(self.model, RecordedModel):
+            check_reads_recorded("bank.add", name, module, self.model.facts)
         if watch:
-            try:
-                monitoring.check_token_wise("bank.add", name, module)
-                monitoring.causal_pass(self, "bank.add", [name])
-            except ConfigError:
-                self.remove(name)
-                raise
+            monitoring.check_token_wise("bank.add", name, module)
+            monitoring.causal_pass(self, "bank.add", {name: module})
+        self.readers[key_of(name)] = module
         return module
 
     @check_types("bank.monitor_scores")
@@ -243,7 +251,7 @@ class ReaderBank(ReaderCollection):
             ConfigError: If the monitor cannot score a text while it is generated (see `watch`), the frozen model has
                 changed, the batch is empty, or a mask has a different shape than the texts.
         """
-        return monitoring.monitor_scores(self, monitor, batch, mask)
+        return monitoring.scores_of_monitors(self, [monitor], batch, mask)[str(monitor.name)]
 
     @check_types("bank.watch")
     def watch(

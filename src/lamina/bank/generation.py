@@ -28,10 +28,6 @@ Method = Callable[..., Any]  # a method of `GenerationMixin`, or a function in i
 # looks them up when it runs, so they are intercepted even where `model.generate` was bound before.
 DECODING_METHODS = ("_sample", "_beam_search", "_assisted_decoding")
 
-# The methods that `generate` calls with the option "custom_generate" as first argument, a function or the name of a
-# repository. It looks them up when it runs, like the decoding methods.
-_LOOP_METHODS = {"_extract_generation_mode_kwargs", "load_custom_generate"}
-
 # option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
 _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "custom_generate": (bool, "decodes by its own loop, which is not known"),
@@ -220,14 +216,11 @@ def intercept_generate(
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
-            names = ("generate", "heal_tokens", *_LOOP_METHODS, *DECODING_METHODS)
+            names = (*_CHECKS, *DECODING_METHODS)
             _original.update({name: getattr(mixin, name) for name in names if hasattr(mixin, name)})
-            mixin.generate = _checked(mixin.generate)
-            mixin.heal_tokens = _unhealed(mixin.heal_tokens)
-            for name in _LOOP_METHODS & _original.keys():
-                setattr(mixin, name, _without_loop(_original[name]))
-            for name in DECODING_METHODS:
-                setattr(mixin, name, _followed(name, _original[name]))
+            for name, function in _original.items():
+                check = _CHECKS.get(name)
+                setattr(mixin, name, _followed(name, function) if check is None else _checked(check, function))
         _open.append(interception)
     try:
         yield
@@ -254,58 +247,55 @@ def _interceptions(model: object) -> list[_Interception]:
     return [hook for hook in mine if any(part is model for part in hook.model.modules())]
 
 
-def _checked(function: Method) -> Method:
-    """Wrap `generate` (the argument `function`) so that it refuses unsupported options while readers wait for a text.
+def _check_generate(model: PreTrainedModel, *args: object, **kwargs: object) -> None:
+    """Raise ConfigError if `generate` is called with an unsupported option while readers wait for a text.
 
-    It then raises ConfigError. The options are checked at the start, because some of them take effect before a decoding
-    method is called, or without one.
+    The options are checked at the start, because some of them take effect before a decoding method is called, or
+    without one. This check does not run if `model.generate` was looked up before the interception; then those below do.
     """
+    if any(hook.is_waiting() for hook in _interceptions(model)):
+        bound = dict(inspect.signature(_original["generate"]).bind(model, *args, **kwargs).arguments)
+        options: dict[str, Any] = {**bound, **bound.get("kwargs", {})}
+        configs = options.get("generation_config"), getattr(model, "generation_config", None)
 
-    @functools.wraps(function)
-    def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
-        if any(hook.is_waiting() for hook in _interceptions(model)):
-            bound = dict(inspect.signature(function).bind(model, *args, **kwargs).arguments)
-            options: dict[str, Any] = {**bound, **bound.get("kwargs", {})}
-            configs = options.get("generation_config"), getattr(model, "generation_config", None)
+        def option(name: str) -> object:
+            values = (options.get(name), *(getattr(config, name, None) for config in configs))
+            return next((value for value in values if value is not None), None)
 
-            def option(name: str) -> object:
-                values = (options.get(name), *(getattr(config, name, None) for config in configs))
-                return next((value for value in values if value is not None), None)
-
-            _check_options(option)
-        return function(model, *args, **kwargs)
-
-    return generate
+        _check_options(option)
 
 
-def _unhealed(function: Method) -> Method:
-    """Wrap `heal_tokens` (`function`) so that it raises ConfigError if the next pass of the model is to be read.
+def _check_healing(model: PreTrainedModel, *_args: object, **_kwargs: object) -> None:
+    """Raise ConfigError if the next pass is to be read: `generate` heals tokens with the option "token_healing"."""
+    if any(hook.is_reading() for hook in _interceptions(model)):
+        _check_options({"token_healing": True}.get)
 
-    `generate` calls `heal_tokens` with the option "token_healing". `_checked` does not run if `model.generate` was
-    looked up before the interception, or if only prompts are read.
+
+def _check_loop(model: PreTrainedModel, loop: object = None, *_args: object, **_kwargs: object) -> None:
+    """Raise ConfigError if readers wait for a text and `loop` is given: the option "custom_generate".
+
+    It is a function or the name of a repository, a decoding loop that may run without a cache, and would be read as a
+    single pass. `from_pretrained` passes the name of the model by keyword.
     """
-
-    @functools.wraps(function)
-    def heal_tokens(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
-        if any(hook.is_reading() for hook in _interceptions(model)):
-            _check_options({"token_healing": True}.get)
-        return function(model, *args, **kwargs)
-
-    return heal_tokens
+    if loop is not None and any(hook.is_waiting() for hook in _interceptions(model)):
+        _check_options({"custom_generate": loop}.get)
 
 
-def _without_loop(function: Method) -> Method:
-    """Wrap `function`, one of `_LOOP_METHODS`, so that it refuses "custom_generate" while readers wait for a text.
+# method -> what checks its arguments first. `generate` looks up the others when it runs, like the decoding methods.
+_CHECKS: dict[str, Callable[..., None]] = {
+    "generate": _check_generate,
+    "heal_tokens": _check_healing,
+    "_extract_generation_mode_kwargs": _check_loop,
+    "load_custom_generate": _check_loop,
+}
 
-    The option names a decoding loop, which may run without a cache, and would be read as a single pass. `_checked`
-    does not run if `model.generate` was looked up before the interception.
-    """
+
+def _checked(check: Callable[..., None], function: Method) -> Method:
+    """Wrap a method, `function`, so that `check` is called with its arguments first."""
 
     @functools.wraps(function)
     def method(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
-        loop = args[0] if args else None  # `from_pretrained` passes the name of the model by keyword
-        if loop is not None and any(hook.is_waiting() for hook in _interceptions(model)):
-            _check_options({"custom_generate": loop}.get)
+        check(model, *args, **kwargs)
         return function(model, *args, **kwargs)
 
     return method

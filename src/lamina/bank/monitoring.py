@@ -137,17 +137,13 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
         raise ConfigError(f"{op}: {problem}, the last one the log weight; {got}. See Head.token_map.")
 
 
-def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:
-    """Return a new `StackPass` over the stack that reads the generated text, with the readers named in `names`.
+def causal_pass(bank: ReaderCollection, op: str, readers: Readers) -> StackPass:
+    """Return a new `StackPass` of `readers` over the stack of the bank's model that reads the generated text.
 
-    `op` is the operation that error messages begin with.
-
-    Raises:
-        UnknownNameError: If the bank has no reader of a name.
-        ConfigError: If the frozen model has changed, or a reader reads a stack that does not read generated text, or
-            whose states depend on later tokens.
+    `op` is the operation that error messages begin with. Raises ConfigError if the frozen model has changed, or a
+    reader reads a stack that does not read generated text, or whose states depend on later tokens.
     """
-    passes = bank.passes(bank.select(names, op), grad=False)
+    passes = bank.passes(readers, grad=False)
     hint = "Use a causal language model with its head, loaded with head='causal_lm'"
     for stack_pass in passes:
         stack, (first, *_) = stack_pass.stack, stack_pass.readers
@@ -162,11 +158,6 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
 
 
 # Scores
-
-
-def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
-    """Return a monitor's scores `[batch, tokens]` for a batch; `ReaderBank.monitor_scores` calls and documents it."""
-    return scores_of_monitors(bank, [monitor], batch, mask)[str(monitor.name)]
 
 
 @torch.no_grad()
@@ -195,11 +186,11 @@ def scores_of_monitors(
     """
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))
-    readers = list(dict.fromkeys(reader for monitor in monitors for reader in monitor.readers))
+    readers = bank.select([reader for monitor in monitors for reader in monitor.readers], op)
     stop = StopForward()
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         if finished:
-            (stack_pass,) = bank.passes(bank.select(readers, op), grad=False)
+            (stack_pass,) = bank.passes(readers, grad=False)
         else:
             stack_pass = causal_pass(bank, op, readers)
         with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass():
@@ -211,7 +202,7 @@ def scores_of_monitors(
         raise ConfigError(f"{op}: {problem}; it must be [batch, tokens], like the texts.")
     for part in (stack_pass.mask, mask):
         real = real if part is None else real & part.cpu().bool()
-    heads = {name: bank[name].config.head for name in readers}
+    heads = {name: reader.config.head for name, reader in readers.items()}
     scores: dict[str, Tensor] = {}
     for names, running in start_monitors(named, heads):
         scores |= dict(zip(names, running.add(lambda name, rows: logits[name][rows], real), strict=True))
@@ -248,7 +239,8 @@ def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     with evaluating(bank):
-        template = causal_pass(bank, "bank.monitor_scores", names)
+        op = "bank.monitor_scores"
+        template = causal_pass(bank, op, bank.select(names, op))
         weights = bank.model.parameters()
         like = next((weight for weight in weights if weight.is_floating_point()), torch.zeros(()))
         device = "cpu" if like.is_meta else like.device

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.bank.reader import BankOutput, Info, Reader, ReaderModule, ReaderOutput
-from lamina.bank.recorded_base import check_needs_states, check_reads_recorded
+from lamina.bank.reader import BankOutput, Info, ReaderModule, ReaderOutput
 from lamina.bank.remap import check_blocks, check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
-from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.base_facts import StackSettings
@@ -28,8 +26,6 @@ from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating_if, is_compiled, uncompiled
-from lamina.layers.recorded import RecordedModel
-from lamina.layers.stack import tower_for
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
 from lamina.utils import check_type, check_types
@@ -46,8 +42,12 @@ class ReaderCollection(nn.Module):
     """A model, the readers that were added to it, and the passes that run both; the base class of `ReaderBank`.
 
     See `ReaderBank` for the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
+
+    Attributes:
+        model: The shared model.
     """
 
+    model: PreTrainedModel
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
 
     @check_types("bank")
@@ -71,7 +71,7 @@ class ReaderCollection(nn.Module):
         if train_base:
             check_no_adapters(model, "bank: train_base is set")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
-        self._model = (model,)  # in a tuple, so that nn.Module does not register it as a submodule
+        vars(self)["model"] = model  # so that nn.Module does not register it as a submodule
         self.train_base = train_base
         self.saves_base = train_base if saves_base is None else saves_base
         self.processor: Any = processor
@@ -117,11 +117,6 @@ class ReaderCollection(nn.Module):
     def extra_repr(self) -> str:
         """Return the class and name of the model, for `print(bank)`."""
         return f"{type(self.model).__name__} '{getattr(self.model, 'name_or_path', '')}'"
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The shared model."""
-        return self._model[0]
 
     @property
     def device(self) -> torch.device:
@@ -235,23 +230,6 @@ class ReaderCollection(nn.Module):
 
     # Readers
 
-    def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
-        """Build a reader, add it to the bank, and return its module. Arguments and errors as in `ReaderBank.add`."""
-        self._check_new_name("bank.add", name)
-        if not isinstance(reader, Reader):
-            if not isinstance(reader, ReadTask):
-                what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
-                raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
-            reader = Reader.default(reader)
-        stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
-        if isinstance(self.model, RecordedModel):
-            check_needs_states("bank.add", reader)
-        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
-        if isinstance(self.model, RecordedModel):
-            check_reads_recorded("bank.add", name, module, self.model.facts)
-        self.readers[_key(name)] = module
-        return module
-
     def _check_new_name(self, op: str, name: str) -> None:
         """Raise ConfigError, about the operation `op`, if a name cannot be a reader's name, or is taken."""
         if not isinstance(name, str) or not NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -287,7 +265,7 @@ class ReaderCollection(nn.Module):
                 problem = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
                 raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
         for name, reader in coming.items():
-            self.readers[_key(name)] = reader.train(self.training)
+            self.readers[key_of(name)] = reader.train(self.training)
 
     def remove(self, name: str) -> None:
         """Remove a reader and the monitors stored with it; raise UnknownNameError if no reader has this name.
@@ -295,7 +273,7 @@ class ReaderCollection(nn.Module):
         A cascade that is stored with another reader stays, and using it raises UnknownNameError.
         """
         check_known("bank.remove", [name], self, "reader")
-        del self.readers[_key(name)]
+        del self.readers[key_of(name)]
 
     def rename(self, name: str, to: str) -> None:
         """Rename a reader, also in the monitors that use it. Its position among the readers stays.
@@ -306,7 +284,7 @@ class ReaderCollection(nn.Module):
         """
         check_known("bank.rename", [name], self, "reader")
         self._check_new_name("bank.rename", to)
-        self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
+        self.readers = nn.ModuleDict({key_of(to if known == name else known): self[known] for known in self})
         for reader in self.select(None, "bank.rename").values():
             reader.rename_in_monitors(name, to)
 
@@ -347,13 +325,13 @@ class ReaderCollection(nn.Module):
         return {name: reader.layers for name, reader in readers.items()}
 
     def __getitem__(self, name: str) -> ReaderModule:
-        key = _key(name) if isinstance(name, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+        key = key_of(name) if isinstance(name, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
         if key in self.readers:
             return cast("ReaderModule", self.readers[key])
         return self.select([name], "bank")[name]  # raises the error
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _key(name) in self.readers
+        return isinstance(name, str) and key_of(name) in self.readers
 
     def __iter__(self) -> Iterator[str]:
         return (key.removesuffix(_SUFFIX) for key in self.readers)
@@ -412,14 +390,9 @@ class ReaderCollection(nn.Module):
         """
         labels, stop = {} if labels is None else labels, StopForward()
         passes, names = self._start(readers, labels)
-        with (
-            attach(passes, batch, None if main else stop),
-            torch.set_grad_enabled(self._grad and self.train_base),
-            self._uncompiled(),
-            self.eval_pass(),
-        ):
-            wanted = [] if main else list(map(attrgetter("stack"), passes))
-            output = run_stacks(self.model, wanted, batch, stop)
+        wanted = [] if main else list(map(attrgetter("stack"), passes))
+        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(self._grad and self.train_base):
+            output = self._run(wanted, batch, stop)
         return self._finish(passes, labels, names, main=output)
 
     @check_types("bank.record_states")
@@ -440,8 +413,8 @@ class ReaderCollection(nn.Module):
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
         self.check_base("bank", layers)
-        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), self.eval_pass():
-            run_stacks(self.model, list(wanted), batch, stop)
+        with recording(wanted, stop) as states, torch.no_grad():
+            self._run(list(wanted), batch, stop)
         return states
 
     @check_types("bank.read_states")
@@ -491,10 +464,11 @@ class ReaderCollection(nn.Module):
         """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
         return torch.is_grad_enabled() and self.training
 
-    def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
-        compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
-        return uncompiled() if compiled else nullcontext()
+    def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
+        """Run the model as `run_stacks` does: in eval mode if frozen, and not compiled, since that may skip hooks."""
+        compiled = is_compiled(self.model) or self._guard.compiled
+        with uncompiled() if compiled else nullcontext(), self.eval_pass():
+            return run_stacks(self.model, wanted, batch, stop)
 
     def _start(self, readers: Iterable[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], list[str]]:
         """Check a call; return a new `StackPass` per stack that `readers` (None: all) read, and the readers' names.
@@ -595,6 +569,6 @@ class ReaderCollection(nn.Module):
 _SUFFIX = ":"  # no reader's name contains it
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     """Return a reader's key in an `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
     return name + _SUFFIX if name == "training" or hasattr(nn.ModuleDict, name) else name

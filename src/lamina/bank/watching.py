@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from queue import Full, Queue
@@ -51,36 +51,17 @@ class Watch:
     """
 
     def __init__(
-        self,
-        template: StackPass,
-        monitors: Mapping[str, AnyMonitor],
-        *,
-        stop: Iterable[str] | None = None,
-        on_token: Callable[[Step], None] | None = None,
-        every: int = 1,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        drift: Mapping[str, DriftWatcher] | None = None,
+        self, new_text: Callable[[GenerateCall], _WatchedText], stop: Sequence[str], *, tests_drift: bool
     ) -> None:
-        self._template, self._monitors, self._every = template, monitors, every
-        self._drift: Mapping[str, DriftWatcher] = drift or {}
-        self._on_token, self._tokenizer = on_token, tokenizer
+        self._new_text, self._stop, self._tests_drift = new_text, stop, tests_drift
         # thread -> its text: threads and tasks that share the context may generate at the same time
         self._texts: dict[int, _WatchedText] = {}
         self._latest: _WatchedText | None = None
-        self._stop = tuple(monitors if stop is None else stop)
 
     def begin(self, call: GenerateCall) -> _WatchedText:
         """Begin a new text for a call of `generate`, and return it; raise ConfigError if the call cannot be watched."""
         _check_call(call)
-        self._latest = self._texts[get_ident()] = _WatchedText(
-            self._template,
-            self._monitors,
-            call,
-            every=self._every,
-            on_token=self._on_token,
-            tokenizer=self._tokenizer,
-            drift=self._drift,
-        )
+        self._latest = self._texts[get_ident()] = self._new_text(call)
         return self._latest
 
     def _text(self) -> _WatchedText:
@@ -95,7 +76,7 @@ class Watch:
         model's generation config has no end token, transformers continues a flagged sequence until all sequences have
         ended. Raises ConfigError if a drift test is in use.
         """
-        if self._drift:
+        if self._tests_drift:
             problem = "drift is tested on whole replies, and a flag that stops a reply cuts it short"
             raise ConfigError(f"bank.watch: {problem}. Leave out drift, or the stopping.")
         return _StopFlagged(self, self._stop)
@@ -376,7 +357,7 @@ def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> lis
 class _StopFlagged(StoppingCriteria):
     """A stopping criterion: it ends the sequences that a monitor in `names` has flagged in the text of `watch`."""
 
-    def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
+    def __init__(self, watch: Watch, names: Sequence[str]) -> None:
         self._watch, self._names = watch, names
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
@@ -440,10 +421,12 @@ def watch(
     names = list(dict.fromkeys(name for monitor in chosen.values() for name in monitor.readers))
     # eval mode first: a pass looks at the mode of its readers when it is built
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
-        template = causal_pass(bank, op, names)
+        template = causal_pass(bank, op, {name: readers[name] for name in names})
         check_over(bank.model, [template], over)
         tokenizer = _tokenizer_of(bank)
-        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every, tokenizer=tokenizer, drift=drift)
+        options = {"every": every, "on_token": on_token, "tokenizer": tokenizer, "drift": drift or {}}
+        new_text = partial(_WatchedText, template, chosen, **options)
+        watching = Watch(new_text, tuple(chosen if stop is None else stop), tests_drift=bool(drift))
         with listening(bank, [template], cast("Watched", over), watching.begin):
             yield watching
 
@@ -487,17 +470,12 @@ def stream(
 
     def write(put: Callable[[Step], None], left: Event) -> None:
         with new_watch(on_token=put) as watching:
-            ends = [*criteria, *_stop_on_flags(watching, stop=stop), StopOnEvent(left, watching.discard)]
+            ends = [*criteria, *([watching.stopping] if stop else ()), StopOnEvent(left, watching.discard)]
             cast("WritingModel", model).generate(**prompts, **options, stopping_criteria=ends)
 
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
-        _stop_on_flags(watching, stop=stop)
+        _ = watching.stopping if stop else None
     return _in_thread(write, bank.device.type)
-
-
-def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
-    """Return [`Watch.stopping`] if `stop` is set, else []; ConfigError if `stop` is set and a drift test is in use."""
-    return [watching.stopping] if stop else []
 
 
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
