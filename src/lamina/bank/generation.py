@@ -181,26 +181,10 @@ class GenerateCall:
 OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated], None]]]
 
 
-class _Interception(NamedTuple):
-    """The arguments of one open `intercept_generate` context: `model`, `on_generate`, `is_waiting` and `is_reading`."""
+class Interception(NamedTuple):
+    """What `intercept_generate` calls when a model generates.
 
-    model: nn.Module
-    on_generate: OnGenerate
-    is_waiting: Callable[[], bool]
-    is_reading: Callable[[], bool]
-
-
-@contextmanager
-def intercept_generate(
-    model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool], is_reading: Callable[[], bool]
-) -> Iterator[None]:
-    """Inside the `with` block, enter `on_generate` around the decoding of every `generate` call on a model or a part.
-
-    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
-    While any such context is open, methods of the class `GenerationMixin` are replaced by functions that forward every
-    call. The models themselves are not changed. If readers wait, a call with unsupported options raises ConfigError.
-
-    Args:
+    Attributes:
         model: The model.
         on_generate: Called with the `GenerateCall`. Returns a context manager that encloses the decoding; it yields a
             function that is then called with the result.
@@ -209,10 +193,24 @@ def intercept_generate(
         is_reading: Returns whether the next pass of the model is going to be read; if so, "token_healing" is refused,
             since it writes another text first.
     """
+
+    model: nn.Module
+    on_generate: OnGenerate
+    is_waiting: Callable[[], bool]
+    is_reading: Callable[[], bool]
+
+
+@contextmanager
+def intercept_generate(interception: Interception) -> Iterator[None]:
+    """Inside the `with` block, enter `on_generate` around the decoding of every `generate` call on a model or a part.
+
+    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
+    While any such context is open, methods of the class `GenerationMixin` are replaced by functions that forward every
+    call. The models themselves are not changed. If readers wait, a call with unsupported options raises ConfigError.
+    """
     from transformers import GenerationMixin
 
     mixin: Any = GenerationMixin
-    interception = _Interception(model, on_generate, is_waiting, is_reading)
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
@@ -235,13 +233,13 @@ def intercept_generate(
 
 # The interceptions of this context. A task that was started within one inherits a copy, which outlives the context:
 # an interception therefore counts only while it is in `_open` too.
-_in_context: ContextVar[tuple[_Interception, ...]] = ContextVar("intercepted_generate", default=())
-_open: list[_Interception] = []  # of all threads
+_in_context: ContextVar[tuple[Interception, ...]] = ContextVar("intercepted_generate", default=())
+_open: list[Interception] = []  # of all threads
 _original: dict[str, Method] = {}  # name -> original method; valid while they are replaced
 _lock = Lock()  # threads open and close contexts: the first replaces the methods, and the last to close restores them
 
 
-def _interceptions(model: object) -> list[_Interception]:
+def _interceptions(model: object) -> list[Interception]:
     """Return the open interceptions in this context whose model is `model`, or contains it."""
     mine = [interception for interception in _in_context.get() if interception in _open]
     return [hook for hook in mine if any(part is model for part in hook.model.modules())]

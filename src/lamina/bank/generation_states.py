@@ -179,12 +179,9 @@ class GenerationStates:
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it
             expected = min(expected, self.call.prompt)
         if count != expected:
-            problem = (
-                f"{type(self.call.model).__name__} computes states of {count} tokens where the text has {expected}"
-            )
-            raise ConfigError(
-                f"bank.listen: {problem}, so they cannot be assigned to the text. Use over='prompt', or another model."
-            )
+            name, hint = type(self.call.model).__name__, "Use over='prompt', or another model"
+            problem = f"{name} computes states of {count} tokens where the text has {expected}"
+            raise ConfigError(f"bank.listen: {problem}, so they cannot be assigned to the text. {hint}.")
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
         """Return a mask `[rows, fresh]` of the positions from `begin` on, False at padding of the prompt.
@@ -211,7 +208,11 @@ class GenerationStates:
         if not columns:
             return
         if self._observer is not None:
-            self._hand_over(self._observer, columns)
+            tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
+            self._ids.clear()
+            self._masks.clear()
+            first = self._skipped + self._columns - tokens.shape[1]
+            self._observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, columns))
             return
         if self._token_wise:
             stack_pass = self._template.restart(self._token_wise)
@@ -221,14 +222,6 @@ class GenerationStates:
                 self._features[name].append(features)
         for layer in {layer for reader in self._whole.values() for layer in reader.layers} & columns.keys():
             self._states[layer].append(columns[layer])
-
-    def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Pass `states`, and the ids and masks collected for them, to the observer; drop the ids and masks."""
-        tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
-        self._ids.clear()
-        self._masks.clear()
-        first = self._skipped + self._columns - tokens.shape[1]
-        observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
         """Return reader name -> output for the sequences in `result`; or a text that says why readers have none.

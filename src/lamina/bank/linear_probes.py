@@ -90,13 +90,12 @@ def linear_probe(probe: object) -> LinearProbe:
     if _is(model, ("Pipeline",)):
         return _pipeline([step for _, step in model.steps if step is not None and not isinstance(step, str)])
     if _module(model) == "lmprobe" and hasattr(model, "classifier_"):
-        steps = [step for step in (getattr(model, "scaler_", None), model.classifier_) if step is not None]
-        return _pipeline(steps)
+        return _pipeline([step for step in (getattr(model, "scaler_", None), model.classifier_) if step is not None])
     if _is(model, ("OneVsRestClassifier",)) and getattr(model, "multilabel_", False):
         parts = [_estimator(estimator) for estimator in model.estimators_]
         names = tuple(map(str, model.classes_))
-        rows = [part.weight[-1] for part in parts], [part.bias[-1] for part in parts]
-        return LinearProbe(np.stack(rows[0]), np.stack(rows[1]), names, "multi_label")
+        weight, bias = np.stack([part.weight[-1] for part in parts]), np.stack([part.bias[-1] for part in parts])
+        return LinearProbe(weight, bias, names, "multi_label")
     return _estimator(model)
 
 
@@ -123,22 +122,17 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
     if not classifies and not _is(model, _REGRESSORS):
         known = ", ".join((*_CLASSIFIERS[:5], *_REGRESSORS[:2]))
         raise ConfigError(f"reader: a {type(model).__name__} is not a known linear model; {known} and others are.")
+    what = f"reader: the {type(model).__name__}"
     if not hasattr(model, "coef_"):
-        raise ConfigError(
-            f"reader: the {type(model).__name__} is not fitted; it has no coefficients. Call its fit first."
-        )
+        raise ConfigError(f"{what} is not fitted; it has no coefficients. Call its fit first.")
     coefficients = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_  # after `sparsify`
     weight = np.atleast_2d(np.asarray(coefficients, dtype=np.float64))
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).reshape(-1), (len(weight),)).copy()
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        raise ConfigError(
-            f"reader: the {type(model).__name__} has coefficients that are NaN or infinite. Fit it again."
-        )
+        raise ConfigError(f"{what} has coefficients that are NaN or infinite. Fit it again.")
     if not classifies:
         if len(weight) != 1:
-            raise ConfigError(
-                f"reader: the {type(model).__name__} predicts {len(weight)} numbers; a reader predicts one."
-            )
+            raise ConfigError(f"{what} predicts {len(weight)} numbers; a reader predicts one.")
         return LinearProbe(weight, bias, (), "regression")
     classes = tuple(map(str, model.classes_))
     if len(classes) == 2 and len(weight) == 1:  # the score of the second class against the first
@@ -155,13 +149,11 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
         shape = (1, step.n_layers, step.hidden_dim)
         means, stds = (np.broadcast_to(part, shape).reshape(-1) for part in (step.means_, step.stds_))
         return 1 / stds, -means / stds
+    what = f"reader: the step {type(step).__name__}"
     if not _is(step, _SCALERS):
-        known = ", ".join(_SCALERS)
-        raise ConfigError(f"reader: the step {type(step).__name__} is not folded into weights; {known} are.")
+        raise ConfigError(f"{what} is not folded into weights; {', '.join(_SCALERS)} are.")
     if not hasattr(step, "n_features_in_"):
-        raise ConfigError(
-            f"reader: the step {type(step).__name__} is not fitted. Call fit of the whole pipeline first."
-        )
+        raise ConfigError(f"{what} is not fitted. Call fit of the whole pipeline first.")
     if _is(step, ("PCA",)):
         matrix = np.asarray(step.components_, np.float64).T
         if step.whiten:
@@ -170,8 +162,7 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
         return matrix, -np.asarray(step.mean_, np.float64) @ matrix
     size = step.n_features_in_
     if getattr(step, "clip", False):  # of MinMaxScaler and MaxAbsScaler
-        problem = f"the step {type(step).__name__} clips its output, which is not linear"
-        raise ConfigError(f"reader: {problem}. Fit the pipeline with clip=False.")
+        raise ConfigError(f"{what} clips its output, which is not linear. Fit the pipeline with clip=False.")
     if _is(step, ("MinMaxScaler",)):
         return np.asarray(step.scale_, np.float64), np.asarray(step.min_, np.float64)
     scale = 1 / np.asarray(np.ones(size) if step.scale_ is None else step.scale_, np.float64)

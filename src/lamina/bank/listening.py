@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final, get_args
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from lamina.bank.generation import DECODING_METHODS, GenerateCall, Generated, intercept_generate
+from lamina.bank.generation import DECODING_METHODS, GenerateCall, Generated, Interception, intercept_generate
 from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
@@ -51,8 +51,8 @@ def listening(
         ConfigError: If an enclosing `with` block already uses one of the readers.
     """
     listener, model = _Listener(bank, passes, over, new_observer), bank.model
-    intercepted = intercept_generate(model, listener.on_generate, listener.is_waiting, listener.is_reading)
-    with uncompiled(), _registered(listener), intercepted, ContextHooks() as hooks:
+    interception = Interception(model, listener.on_generate, listener.is_waiting, listener.is_reading)
+    with uncompiled(), _registered(listener), intercept_generate(interception), ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
             template.hook(hooks, on_state, on_start)
@@ -167,10 +167,8 @@ class _Listener:
         outside of `generate`.
         """
         if is_internal.get():
-            own = (
-                f"only a bank's own pass over the stack '{template.stack.name}' ran, which is not part of the main job"
-            )
-            self._explain(template, own)
+            ran = f"only a bank's own pass over the stack '{template.stack.name}' ran"
+            self._explain(template, f"{ran}, which is not part of the main job")
             return
         thread = get_ident()
         batch = ChainMap(*self._calls[thread].values())

@@ -302,18 +302,16 @@ class ReaderCollection(nn.Module):
                 trained again; the message names both. Also if weights of the model were changed, blocks were changed
                 other than by edits, or it is not known how the model was edited since the bank first looked at it.
         """
+        hint = "Make a new bank on the edited model, and train its readers"
         by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
         if self._stacks is None or edits is None:
-            problem = "how the model was edited since the bank was made is not known"
-            raise ConfigError(f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers.")
+            raise ConfigError(f"bank.remap_: how the model was edited since the bank was made is not known. {hint}.")
         before, readers = self._stacks[0], self.select(None, "bank.remap_")
         for name in {reader.stack for reader in readers.values()}:
             check_blocks(before[name], by_name[name], edits)
             if change := self._guard.weights[name].change():
                 problem = f"the model's weights have changed since the bank was made: {change}"
-                raise ConfigError(
-                    f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers."
-                )
+                raise ConfigError(f"bank.remap_: {problem}. {hint}.")
         check_untrained(dict(self.model.named_parameters()), edits)
         configs = {
             name: fusion_after(name, reader, before[reader.stack], by_name[reader.stack], edits, by_name)

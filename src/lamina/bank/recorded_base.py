@@ -51,15 +51,12 @@ def check_needs_states(op: str, reader: Reader) -> None:
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
     """Raise ConfigError unless reader `name` needs only the recorded states, and computes the same as on the model."""
     check_needs_states(op, reader.config)
+    what = f"reader '{name}' reads"
     if reader.stack != facts.stack:
-        raise ConfigError(
-            f"{op}: reader '{name}' reads the stack '{reader.stack}'; states of '{facts.stack}' are here."
-        )
+        raise ConfigError(f"{op}: {what} the stack '{reader.stack}'; states of '{facts.stack}' are here.")
     needed = [reader.layers[index] for index in reader.fusion.active_layers()]
     if missing := sorted({*needed} - {*facts.layers}):
-        got = (
-            f"reader '{name}' reads layer {missing[0]}, whose states were not recorded; there are {list(facts.layers)}"
-        )
+        got = f"{what} layer {missing[0]}, whose states were not recorded; there are {list(facts.layers)}"
         raise ConfigError(f"{op}: {got}. Name the layers of its fusion: layers={list(facts.layers)}.")
     if facts.pooling is not None and (problem := _pooled_problem(reader, facts.pooling)):
         raise ConfigError(f"{op}: the states are pooled ({facts.pooling}), and reader '{name}' {problem}.")

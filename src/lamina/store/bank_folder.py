@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -40,7 +41,7 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
-from lamina.layers.recorded import RecordedFacts, RecordedModel
+from lamina.layers.recorded import RecordedModel
 from lamina.layers.wrappers import checked_model
 from lamina.store.files import (
     check_finite,
@@ -76,7 +77,7 @@ from lamina.store.save_model import changed_blocks, listed_names, save, saved_na
 from lamina.utils import check_type, is_dir, is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
     from contextlib import AbstractContextManager
     from os import PathLike
 
@@ -95,7 +96,6 @@ logger = logging.getLogger(__name__)
 # Some readers use parts of the model (such as its output embeddings), which are not in their files. So the settings of
 # a reader may describe this many more parameters than its file has.
 _SPARE_PARAMETERS = 1 << 20
-_RENAMED = {"problem": "problem_type"}  # old name -> new name of settings that versions before 0.2 saved
 
 
 # Saving
@@ -152,7 +152,7 @@ def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
     """Warn if blocks of a model that is not saved with the bank were changed by hand: loading could not repeat that."""
     if bank.saves_base:
         return  # `save` refuses it
-    if (problem := changed_blocks(bank.model)) is not None:
+    if problem := changed_blocks(bank.model):
         what = f"the base was changed by hand, and loading would build another model: {problem}"
         hint = "Cut it with lamina.truncate_ and save it, or pass the changed model: from_pretrained(folder, model=...)"
         logger.warning("save: %s. %s.", what, hint)
@@ -233,11 +233,10 @@ def claimed_output(
         A context in which no other process can write to the folder. Entering it raises StoreError if nothing can be
         saved there. ConfigError is raised at once if a model with adapters (PEFT) would be saved.
     """
-    if not isinstance(target, ReaderBank | torch.nn.Module):
-        return claimed(folder, [*_names(target), *files])
-    if not isinstance(target, ReaderBank) or target.saves_base:
-        check_no_adapters(target.model if isinstance(target, ReaderBank) else target, "save")
-    names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
+    base = target.model if isinstance(target, ReaderBank) and target.saves_base else target
+    if isinstance(base, torch.nn.Module) and not isinstance(base, ReaderBank):
+        check_no_adapters(base, "save")
+    names = _names(target) if isinstance(target, ReaderBank | Mapping) else saved_names(folder)
     return claimed(folder, [*names, *files])
 
 
@@ -276,7 +275,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
     """
     model = bank.model
     if isinstance(model, RecordedModel):
-        return _recorded_facts(model.facts)
+        return BaseFacts.of_recorded(model.facts)
     used, settings = {bank[name].stack for name in bank}, bank.settings_of_base()
     saved: dict[str, StackFacts] = {}
     for name, stack in stacks(model).items():
@@ -300,44 +299,9 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
     )
 
 
-def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
-    """Return the manifest's entry about a model of which only recorded states are known."""
-    stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
-    return BaseFacts(
-        id=facts.model,
-        revision=None,
-        model_type=facts.model_type or "",
-        dtype="float32",
-        stacks={facts.stack: stack},
-        library=library_versions(),
-        recorded=list(facts.layers),
-        pooling=facts.pooling,
-    )
-
-
 def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
     """Return a bank without a model for recorded states. `ReaderBank.from_states` calls and documents it."""
     return ReaderBank(RecordedModel(StatesManifest.of_folder(folder).facts))
-
-
-def _recorded_model(base: BaseFacts) -> RecordedModel:
-    """Return a model for a bank trained on recorded states: the layers that `base` describes, without weights.
-
-    Its `forward` raises ConfigError.
-    """
-    name, stack = next(iter(base.stacks.items()))
-    return RecordedModel(
-        RecordedFacts(
-            stack=name,
-            depth=stack.layers - 1,
-            width=stack.width,
-            layers=tuple(base.recorded or ()),
-            pooling=base.pooling,
-            model=base.id,
-            model_type=base.model_type or None,
-            fingerprint=stack.fingerprint,
-        )
-    )
 
 
 def _save_reader(reader: ReaderModule, folder: Path) -> None:
@@ -405,7 +369,7 @@ def _load_bank(
     saved = {name: ReaderFacts.read(folder / READERS / name / READER) for name in names}
     given = processor
     if model is None and manifest.base.recorded is not None:
-        model = _recorded_model(manifest.base)
+        model = RecordedModel(manifest.base.recorded_facts)
     elif model is None:
         has_monitors = any(reader.info.get(MONITORS) for reader in saved.values())
         model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
@@ -492,7 +456,7 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
     differs: dict[str, tuple[object, object]] = {}
     model_type, by_name = str(model.config.model_type), stacks(model)
     if saved.recorded is not None:
-        check_recorded_base("load", by_name, model, _recorded_model(saved).facts)
+        check_recorded_base("load", by_name, model, saved.recorded_facts)
         return
     if model_type != saved.model_type:
         differs["model_type"] = (saved.model_type, model_type)
@@ -595,8 +559,10 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings, with old names updated; errors as in `table.from_dict`."""
-    for old, new in _RENAMED.items():
-        if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
-            saved = {new if key == old else key: value for key, value in saved.items()}
+    """Return the fusion or head config for saved settings; errors as in `table.from_dict`.
+
+    Versions before 0.2 called the setting "problem_type" of a head "problem".
+    """
+    if "problem" in saved and "problem_type" in {field.name for field in fields(table.get(str(saved.get("name"))))}:
+        saved = {"problem_type" if key == "problem" else key: value for key, value in saved.items()}
     return table.from_dict(dict(saved))

@@ -173,6 +173,11 @@ def _version(folder: Path, mark: str) -> tuple[object, ...]:
     return (facts.st_ino, facts.st_mtime_ns, (folder / WORK / PLAN).exists())
 
 
+def files_in(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it and with "/", sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
 def check_room(folder: Path, needed_bytes: int) -> None:
     """Raise StoreError if the disk of a folder has less than `needed_bytes` free bytes."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
@@ -206,7 +211,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
         (stage := folder / WORK / "new").mkdir(parents=True)
         try:
             yield stage
-            written = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
+            written = files_in(stage)
             _check_names(folder, [names[0], *written], force=force)
             known = [name for name in dict.fromkeys([*names, *listed, *written]) if _is_inside(folder, name)]
             if outside := [name for name in written if name not in known]:

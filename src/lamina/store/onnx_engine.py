@@ -80,9 +80,8 @@ class OnnxEngine:
             name for name, own in digests.items() if name in facts.outputs and facts.outputs[name].digest == own
         )
         if others := [name for name in (bank if names is None else names) if name not in same]:
-            raise StoreError(
-                f"{_OP}: {folder} was not exported from reader '{others[0]}' of this bank. Export it again."
-            )
+            problem = f"{folder} was not exported from reader '{others[0]}' of this bank"
+            raise StoreError(f"{_OP}: {problem}. Export it again.")
         if facts.sha256 != hash_of_graph(folder):
             raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 differs. Export it again.")
         try:

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lamina.errors import BaseMismatchError, ConfigError
 from lamina.layers.types import tokenizer_of
+from lamina.store.files import files_in
 from lamina.store.manifest import BASE, PROCESSOR, Manifest, ProcessorFacts, library_versions
 from lamina.store.models import load_processor
 
@@ -43,10 +44,7 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     The padding side is not included, because Lamina pads by itself. A processor of an unknown kind has only its class.
     A tokenizer with steps in Python raises an Exception.
     """
-    facts: dict[str, JSON] = {}
-    for part in _PARTS:
-        if (settings := _settings_of(getattr(processor, part.replace(" ", "_"), None))) is not None:
-            facts[part] = _digest(settings)
+    facts: dict[str, JSON] = {part: _digest(settings) for part, settings in _parts_of(processor).items()}
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         if not facts:
@@ -67,6 +65,12 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
         scalars = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | str)}
         facts["settings"] = _digest({name: value for name, value in _settings(scalars).items() if name not in _SET})
     return facts
+
+
+def _parts_of(processor: Processor) -> dict[str, JSONObject]:
+    """Return name in `_PARTS` -> settings, for the parts that a joint processor has; {} for any other processor."""
+    found = {part: _settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in _PARTS}
+    return {part: settings for part, settings in found.items() if settings is not None}
 
 
 def _settings_of(part: object) -> JSONObject | None:
@@ -92,8 +96,7 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
     written: list[str] = []
     if files and hasattr(processor, "save_pretrained"):
         processor.save_pretrained(folder / PROCESSOR)
-        paths = (folder / PROCESSOR).rglob("*")
-        written = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+        written = [f"{PROCESSOR}/{name}" for name in files_in(folder / PROCESSOR)]
     return ProcessorFacts(files=written, facts=processor_facts(processor))
 
 
@@ -145,9 +148,8 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     if differs and op == "fit":
         listed = "; ".join(f"{name} is {own}, and {other} there" for name, (own, other) in differs.items())
         problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes different inputs: {listed}"
-        raise ConfigError(
-            f"{op}: {problem}. Leave processor= out, or make a bank with it: ReaderBank(model, processor)."
-        )
+        hint = "Leave processor= out, or make a bank with it: ReaderBank(model, processor)"
+        raise ConfigError(f"{op}: {problem}. {hint}.")
     if differs:
         raise BaseMismatchError(op=op, differs=differs, what=_kind(bank_facts))
 
@@ -206,8 +208,7 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
-    joint = () if tokenizer is processor else _PARTS
-    settings = [_settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in joint]
+    settings = {} if tokenizer is processor else _parts_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
     key = (

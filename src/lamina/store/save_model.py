@@ -18,7 +18,7 @@ from lamina.layers.adapters import adapted_layers, check_no_adapters
 from lamina.layers.devices import check_has_weights
 from lamina.layers.stack import by_path
 from lamina.layers.wrappers import unwrapped
-from lamina.store.files import check_finite, staged, write_json
+from lamina.store.files import check_finite, files_in, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import empty_model
 from lamina.store.replay import replay_inserts, weight_problem, without_numbers
@@ -182,14 +182,13 @@ def save(
             processor.save_pretrained(stage)
         for name, write in files.items():
             write(stage / name)
-        written = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
         # files of an earlier save that stay, such as those of a processor
         staying = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
         record = {
             "format": FORMAT,
             "architecture": type(model).__name__,
             "edits": [edit.to_dict() for edit in edits(model)],
-            "files": sorted(written | staying),
+            "files": sorted(staying.union(files_in(stage))),
         }
         write_json(stage / RECORD, record)
     set_location(model, str(folder))
