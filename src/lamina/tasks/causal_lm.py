@@ -20,17 +20,10 @@ from lamina.layers import stacks
 from lamina.layers.causality import is_causal
 from lamina.layers.types import padding_of, tokenizer_of
 from lamina.tasks import labels as lab
+from lamina.tasks import language_modeling as lm
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits
 from lamina.tasks.chat_templates import Chat, chat_problem, chat_split, chats_of, is_chat, render
 from lamina.tasks.kind import TextInputs
-from lamina.tasks.language_modeling import (
-    Candidate,
-    LanguageModelingKind,
-    best_tokens,
-    candidates,
-    encode_running,
-    has_nan,
-)
 from lamina.tasks.outputs import Outputs, Results
 from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.targets import WordTargets
@@ -49,7 +42,7 @@ logger = logging.getLogger(__name__)
 class CandidatesAnswer(TypedDict):
     """A reader's prediction for a text: `candidates`, the most probable next tokens, the most probable first."""
 
-    candidates: list[Candidate]
+    candidates: list[lm.Candidate]
 
 
 @final
@@ -84,7 +77,7 @@ def shifted(labels: Int[Tensor, "batch tokens"], by: int) -> Int[Tensor, "batch 
 
 
 @final
-class CausalLMKind(LanguageModelingKind):
+class CausalLMKind(lm.LanguageModelingKind):
     """The kind of task that predicts the next token of running text, or the tokens of replies.
 
     For prediction, a whole model continues a text, and a reader lists the most probable next tokens.
@@ -131,7 +124,7 @@ class CausalLMKind(LanguageModelingKind):
             return _encode_prompts(split, processor, options, has_chats=has_chats)
         if has_chats or split.pairs:
             return _encode_replies(split, processor, options, has_chats=has_chats)
-        return CausalInputs(encode_running(split, processor, options), processor)
+        return CausalInputs(lm.encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Return why the model is not a decoder-only causal language model, as text; None if it is one.
@@ -288,12 +281,12 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         """
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):
-                self._answers[row] = best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
+                self._answers[row] = lm.best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
             else:
                 self._answers[row] = outputs[at]
 
     def first_not_finite(self) -> int | None:
-        bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and has_nan(best))
+        bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and lm.has_nan(best))
         return next(bad, None)
 
     def predictions(self) -> list[TextAnswer | CandidatesAnswer]:
@@ -301,6 +294,6 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         return [
             TextAnswer(text=answer)
             if isinstance(answer, str)
-            else CandidatesAnswer(candidates=candidates(answer, self._processor, strip=False))
+            else CandidatesAnswer(candidates=lm.candidates(answer, self._processor, strip=False))
             for answer in self._answers
         ]

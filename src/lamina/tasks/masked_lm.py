@@ -16,16 +16,9 @@ from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.layers.types import padding_of, tokenizer_of
+from lamina.tasks import language_modeling as lm
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
-from lamina.tasks.language_modeling import (
-    Candidate,
-    LanguageModelingKind,
-    best_tokens,
-    candidates,
-    encode_running,
-    has_nan,
-)
 from lamina.tasks.outputs import Results
 from lamina.tasks.split import Split, checked_texts
 from lamina.utils import derive_seed
@@ -42,7 +35,7 @@ class MaskAnswer(TypedDict):
 
     start: int
     end: int
-    candidates: list[Candidate]
+    candidates: list[lm.Candidate]
 
 
 def mask_token(processor: Processor) -> str:
@@ -138,7 +131,7 @@ class MaskedInputs(Windows):
 
 
 @final
-class MaskedLMKind(LanguageModelingKind):
+class MaskedLMKind(lm.LanguageModelingKind):
     """The kind of task that predicts masked tokens of running text; `predict` fills in the mask tokens of a text."""
 
     name = "masked_lm"
@@ -156,7 +149,7 @@ class MaskedLMKind(LanguageModelingKind):
         if options.part == "predict":
             return TextInputs(options.encode_texts(split.texts, processor, windows=True), processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
-        return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
+        return MaskedInputs(lm.encode_running(split, processor, options), processor, masking, seed, options.part)
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
         """Return a user's texts for `predict` as a split; its `words` hold the character range of each mask token.
@@ -183,15 +176,15 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         """Store the `best_tokens` of each mask token of `rows`, from `outputs` `[batch, tokens, vocabulary]`."""
         for at, row in enumerate(rows):
             for position, number in self._places[row]:
-                self._best[number] = best_tokens(outputs[at, position]).tolist()
+                self._best[number] = lm.best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
-        return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
+        return next((text for text, best in zip(texts, self._best, strict=True) if lm.has_nan(best)), None)
 
     def predictions(self) -> list[list[MaskAnswer]]:
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}
+        return {"start": mask[0], "end": mask[1], "candidates": lm.candidates(best, self._processor)}

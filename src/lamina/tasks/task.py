@@ -10,6 +10,7 @@ from typing import Any
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
+from lamina.tasks import naming_checks
 from lamina.tasks.base import (
     PARTS,
     ColumnSpec,
@@ -22,14 +23,6 @@ from lamina.tasks.base import (
 )
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of, named_class
-from lamina.tasks.naming_checks import (
-    NOTHING_SPARE,
-    check_columns,
-    check_spec,
-    classes_without_rows,
-    input_column,
-    warn_of_cases,
-)
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
 from lamina.tasks.rows_in_memory import rows_by_part
@@ -169,7 +162,7 @@ class Task:
             raise ConfigError(f"subsample: {got}; its rows do not have exactly one class each.")
         names, classes = kind.row_classes(self, train)
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
-        for name in classes_without_rows(names, (classes[row] for row in chosen)):
+        for name in naming_checks.classes_without_rows(names, (classes[row] for row in chosen)):
             logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
         facts: dict[str, JSON] = {**size.chosen(), "of": len(train), "stratified": stratified, "seed": seed}
         if self.subsampled is not None:
@@ -252,7 +245,7 @@ class Task:
         """
         train, validation = self._cut(seed, stratify)
         if not len(validation):
-            raise DataError(f"task {self.name}: {NOTHING_SPARE}")
+            raise DataError(f"task {self.name}: {naming_checks.NOTHING_SPARE}")
         test = self.splits.get("test", self.splits.get("validation"))
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
@@ -261,7 +254,7 @@ class Task:
         """Return the task with a validation split from `_cut`; or itself, with a warning, if no row can be moved."""
         train, validation = self._cut(seed, stratify)
         if not len(validation):
-            logger.warning("task %s: %s", self.name, NOTHING_SPARE)
+            logger.warning("task %s: %s", self.name, naming_checks.NOTHING_SPARE)
             return self
         splits = {**self.splits, "train": train, "validation": validation}
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
@@ -385,7 +378,7 @@ class Task:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes, flagged = check_names(labels), positive_name(positive)
         how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, flagged)
-        spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
+        spec = ColumnSpec(kind, naming_checks.input_column(text, inputs), label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -442,7 +435,7 @@ class Task:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         classes, flagged = check_names(labels), positive_name(positive)
         how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, flagged)
-        spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
+        spec = ColumnSpec(kind, naming_checks.input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         limits = (limit, limit_validation)
         return _assemble(spec, tables, metric, name, limits, seed, label_all_tokens).sized(image_size)
@@ -550,18 +543,19 @@ def _assemble(
     """
     kind = spec.kind
     spec = with_declared_names(spec, tables)
-    check_spec(spec)
+    naming_checks.check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
-    check_columns(spec, tables.values() if kind.file is None else ())  # columns of files have other defaults
+    # columns of files have other defaults, so they are checked once these are known
+    naming_checks.check_columns(spec, tables.values() if kind.file is None else ())
     named = bool(spec.labels)
     spec, splits = build_rows(spec, tables) if isinstance(tables, RecordedTables) else kind.build(spec, tables)
-    check_columns(spec, tables.values())  # now with the kind's defaults
+    naming_checks.check_columns(spec, tables.values())  # now with the kind's defaults
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
     if len(labels) == 1 and "train" in splits and is_one_class:
         raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
     if not named:
-        warn_of_cases(name, labels)
+        naming_checks.warn_of_cases(name, labels)
     if not isinstance(metrics, tuple):
         metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
     if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
@@ -590,6 +584,6 @@ def _assemble(
     if "train" in splits and limited(train := task.split("train"), limits[0], seed) is not train:
         return task.subsample(rows=limits[0], seed=seed)
     if named and "train" in splits:
-        for label in classes_without_rows(*kind.row_classes(task, task.split("train"))):
+        for label in naming_checks.classes_without_rows(*kind.row_classes(task, task.split("train"))):
             logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task
