@@ -5,6 +5,7 @@ A new kind is one file with a subclass of `Kind`, and one line in the registry `
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final
 
@@ -84,6 +85,9 @@ __all__ = [
     "usual_column",
     "without_classes",
 ]
+
+
+logger = logging.getLogger(__name__)
 
 
 class ClassKind(Kind[InputsT]):
@@ -168,9 +172,16 @@ class TextClassKind(ClassKind[EncodedInputs]):
     """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens cut long texts."""
+        """Tokenise a split as `TextInputs.of` does, with its errors; kinds that label tokens cut long texts.
+
+        Logs a warning if `stride` is set for training, and texts are truncated nevertheless.
+        """
         processor, windows = check_tokenizer(processor), options.windows or self.per_token
-        return TextInputs(options.encode_texts(split.texts, processor, windows=windows), processor)
+        encoded = options.encode_texts(split.texts, processor, windows=windows)
+        if options.part == "train" and options.stride is not None and encoded.truncated and not windows:
+            what = "fit: stride is %d, but no task labels the words of these texts, so %d are truncated and not cut"
+            logger.warning(what, options.stride, encoded.truncated)
+        return TextInputs(encoded, processor)
 
     def truncated(self, inputs: EncodedInputs) -> int:
         """Return the number of truncated texts; if none was truncated, the number of texts cut into several windows.

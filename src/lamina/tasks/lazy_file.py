@@ -74,7 +74,7 @@ class LazyFile(ABC):
             name: Name of the file in messages, unless `entry` is itself a path.
             entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
         """
-        if _is_file(entry):
+        if _holds_file(entry):
             path, data = entry.get("path"), entry.get("bytes")
             if isinstance(data, str):  # JSON has no bytes
                 with convert_errors(lambda _: cls.bad(name, f'has a text as "bytes" that is not Base64. {_PREFIX}')):
@@ -95,7 +95,7 @@ class LazyFile(ABC):
     @classmethod
     def accepts(cls, entry: object) -> bool:
         """Return whether `entry` has a form that `of` accepts, even if its values are wrong, and holds a file."""
-        if _is_file(entry):  # not by `of`, which decodes Base64
+        if _holds_file(entry):  # not by `of`, which decodes Base64
             return cls.accepts(entry.get("path") if entry.get("bytes") is None else entry["bytes"])
         try:
             cls.of("", entry)
@@ -157,7 +157,7 @@ class LazyFile(ABC):
             raise self.bad(self.name, f"cannot be read ({reason}); {advice}.") from None
 
 
-def _is_file(entry: object) -> TypeGuard[Mapping[str, object]]:
+def _holds_file(entry: object) -> TypeGuard[Mapping[str, object]]:
     """Return whether `entry` is a mapping with a path or bytes, as in `datasets`, and not with decoded samples."""
     return isinstance(entry, Mapping) and bool(entry.keys() & {"bytes", "path"}) and entry.get("array") is None
 

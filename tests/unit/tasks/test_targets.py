@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,26 @@ def test_inputs_of_texts_pickle_and_need_a_tokenizer(words: Any, name: str):
     for processor, message in [(None, "no processor was given"), (3, "the processor is a int")]:
         with pytest.raises(ConfigError, match=f"task: {message}; texts need a tokenizer"):
             kind.encode(split, processor, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "max_length", "is_told"),
+    [
+        ("sequence_classification", "train", 4, True),
+        ("sequence_classification", "train", 16, False),
+        ("sequence_classification", "test", 4, False),
+        ("token_classification", "train", 4, False),
+    ],
+)
+def test_a_stride_that_has_no_effect_is_told(
+    words: Any, caplog: pytest.LogCaptureFixture, name: str, part: str, max_length: int, is_told: bool
+):
+    options = EncodeOptions(part=part, max_length=max_length, stride=1)
+    inputs = kind_of(name).encode(Split.of(TEXTS), words, options)
+    assert ("fit: stride is 1, but no task labels the words of these texts" in caplog.text) is is_told
+    assert (len(inputs.lengths) > len(TEXTS)) is (name == "token_classification")
+    kind_of(name).encode(Split.of(TEXTS), words, replace(options, stride=None))
+    assert caplog.text.count("stride") == is_told
 
 
 def test_states_are_kept_only_of_plain_texts(words: Any):
