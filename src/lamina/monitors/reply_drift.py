@@ -8,14 +8,15 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, error_context
 from lamina.utils import check_types
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _KEPT = 400  # replies in a sketch
 _PROJECTIONS = 6  # projections of a reader's mean features
-_SCORE, _LENGTH = "score", "length"
+_SCORE, _LENGTH, _WIDTH = "score", "length", "width"
 _RUN = 10_000  # replies of one run of the test; each is inserted into a sorted list, so the cost grows slowly
 _JUMP = 0.002  # share of the wealth that is divided equally anew at each reply, so that a bet can begin to win late
 # Bets on the p-value p of a reply, as functions of u = p - 1/2 whose mean over [0, 1] is 1: values shift up or down,
@@ -42,12 +43,30 @@ class ReplyFacts:
     Attributes:
         score: Highest running score that the monitor gave the reply.
         length: Number of tokens.
-        features: Mean of the reader's features over the tokens, `[dim]`; None if it is not known.
+        features: Mean of the reader's features over the tokens, `[dim]`, an array or a tensor; None if it is not known.
+            It is stored as a tensor.
+
+    Raises:
+        ConfigError: If `features` is not one row of numbers.
     """
 
     score: float
     length: int
-    features: Float[Tensor, " dim"] | None = None
+    features: Float[Tensor, " dim"] | np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None:
+            with error_context("features are not numbers", "drift"):
+                features = torch.as_tensor(self.features)
+            if features.ndim != 1 or not len(features):
+                rule = "they are one number or more per reply"
+                raise ConfigError(f"drift: the features of a reply have the shape {list(features.shape)}; {rule}.")
+            object.__setattr__(self, "features", features)
+
+    @property
+    def width(self) -> int | None:
+        """Number of features; None if they are not known."""
+        return None if self.features is None else len(self.features)
 
 
 @final
@@ -62,9 +81,12 @@ class DriftSketch:
     Attributes:
         values: Name of a quantity ("score", "length", "state 1", ...: the projections) -> its values, in ascending
             order.
+        width: Number of features of each reply; None if replies had no features, or if the sketch was saved by a
+            version that did not record the number.
     """
 
     values: Mapping[str, Sequence[float]]
+    width: int | None = None
 
     @classmethod
     @check_types("drift")
@@ -76,13 +98,17 @@ class DriftSketch:
             seed: Seed of the random sample, which is drawn if there are more than 400 replies.
 
         Raises:
-            ConfigError: If there is no reply, or a score or feature is NaN.
+            ConfigError: If there is no reply, a score or feature is NaN, or replies differ in their number of features.
         """
         if not replies:
             raise ConfigError("drift: there is no reply to make a sketch of. Give at least one.")
+        widths = {reply.width for reply in replies}
+        if len(widths) > 1:
+            counts = " and ".join(str(width or "no") for width in sorted(widths, key=lambda width: width or 0))
+            raise ConfigError(f"drift: the replies have {counts} features; all must have as many, of the same reader.")
         kept = random.Random(seed).sample(list(replies), min(_KEPT, len(replies)))
         columns = [_quantities(reply) for reply in kept]
-        return cls({name: sorted(own[name] for own in columns) for name in columns[0]})
+        return cls({name: sorted(own[name] for own in columns) for name in columns[0]}, widths.pop())
 
     @property
     def longest(self) -> int:
@@ -90,43 +116,38 @@ class DriftSketch:
         return int(self.values[_LENGTH][-1])
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the values as JSON-ready lists, for `from_dict`."""
-        return {name: list(own) for name, own in self.values.items()}
+        """Return the values as JSON-ready lists, and the width as a list of one number, for `from_dict`."""
+        fields: dict[str, JSON] = {name: list(own) for name, own in self.values.items()}
+        return fields if self.width is None else {**fields, _WIDTH: [self.width]}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Sequence[float]]) -> Self:
         """Build a sketch from what `to_dict` returned."""
-        return cls({name: [float(value) for value in own] for name, own in fields.items()})
+        values = {name: [float(value) for value in own] for name, own in fields.items() if name != _WIDTH}
+        return cls(values, int(fields[_WIDTH][0]) if _WIDTH in fields else None)
 
 
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
     """Return name -> value of each quantity of a reply: "score", "length", and projections "state 1", "state 2", ...
 
-    Score and projections have five significant digits. Raises ConfigError if one is NaN, because it cannot be ranked.
+    Score and projections have five significant digits, like those of a saved sketch that they are compared with. Raises
+    ConfigError if one is NaN, because it cannot be ranked.
     """
-    values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
+    values = {_SCORE: float(f"{reply.score:.5g}"), _LENGTH: float(reply.length)}
     if reply.features is not None:
-        sums = _signs(len(reply.features)) @ reply.features.double().cpu()
-        values |= {f"state {number}": _rounded(float(value)) for number, value in enumerate(sums, 1)}
+        features = cast("Tensor", reply.features)
+        sums = _signs(len(features)) @ features.double().cpu()
+        values |= {f"state {number}": float(f"{value:.5g}") for number, value in enumerate(sums.tolist(), 1)}
     if missing := [name for name, value in values.items() if math.isnan(value)]:
         raise ConfigError(f"drift: the {missing[0]} of a reply is NaN; scores and features must be numbers.")
     return values
 
 
-def _rounded(value: float) -> float:
-    """Return a value at five significant digits, like the values of a saved sketch that it is compared with."""
-    return float(f"{value:.5g}")
-
-
+@lru_cache
 def _signs(dim: int) -> Float[Tensor, "projections dim"]:
     """Return the signs (1 or -1) of the projections, which depend only on `dim`, on every machine."""
-    if dim not in _SIGNS:
-        rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
-        _SIGNS[dim] = torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
-    return _SIGNS[dim]
-
-
-_SIGNS: dict[int, Tensor] = {}
+    rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
+    return torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
 
 
 @final
@@ -242,13 +263,14 @@ class DriftWatcher:
                 only scores and lengths are tested.
 
         Raises:
-            ConfigError: If the numbers of scores, lengths and features differ, or a score or feature is NaN.
+            ConfigError: If the numbers of scores, lengths and features differ, a score or feature is NaN, or the sketch
+                was made from another number of features.
         """
         own_scores, own_lengths = _listed(scores), _listed(lengths)
         rows = [None] * len(own_scores)
         if features is not None:
-            features = torch.as_tensor(features)
-            rows = list(features.unsqueeze(0) if features.ndim == 1 else features)
+            with error_context("features are not a table of numbers", "drift"):
+                rows = list(torch.atleast_2d(torch.as_tensor(features)))
         if not len(own_scores) == len(own_lengths) == len(rows):
             counts = f"{len(own_scores)} scores, {len(own_lengths)} lengths and {len(rows)} rows of features"
             raise ConfigError(f"drift: there are {counts}; each reply has one of each.")
@@ -263,9 +285,13 @@ class DriftWatcher:
         After 10,000 replies without an alarm, the reply begins a new run. After an alarm, replies are only counted.
 
         Raises:
-            ConfigError: If the reply's score or a feature is NaN.
+            ConfigError: If the reply's score or a feature is NaN, or the sketch was made from another number of
+                features.
         """
         values = _quantities(reply)
+        if None not in (reply.width, self._sketch.width) and reply.width != self._sketch.width:
+            got = f"a reply has {reply.width} features, and the replies of the calibration have {self._sketch.width}"
+            raise ConfigError(f"drift: {got}; both must come from the same reader.")
         with self._lock:
             if self._count == _RUN and self._alarm is None:
                 self._begin()
@@ -275,9 +301,8 @@ class DriftWatcher:
             for name, gambler in self._gamblers.items():
                 if name in values:
                     gambler.bet(values[name], self._random.random())
-            needed = math.log(len(self._gamblers) / self._rate)
             best = max(self._gamblers, key=lambda name: self._gamblers[name].log_wealth)
-            if self._gamblers[best].log_wealth >= needed:
+            if self._gamblers[best].log_wealth >= math.log(len(self._gamblers) / self._rate):
                 known, recent = self._sketch.values[best], sorted(self._gamblers[best].recent)
                 medians = (known[len(known) // 2], recent[len(recent) // 2])
                 self._alarm = DriftAlarm(best, self._count, *medians, self._rate)

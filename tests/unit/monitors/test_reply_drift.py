@@ -155,3 +155,36 @@ def test_nan_is_an_error(reply: ReplyFacts, name: str):
         DriftSketch.of([reply])
     with pytest.raises(ConfigError, match=rf"drift: the {name} of a reply is NaN"):
         DriftWatcher(DriftSketch.of(replies(10, 0))).add(reply)
+
+
+@pytest.mark.parametrize("width", [1, 8, 17])
+def test_features_of_another_width_than_the_calibrations_are_an_error(width: int):
+    watcher = DriftWatcher(DriftSketch.from_dict(DriftSketch.of(replies(10, 0)).to_dict()))  # pyright: ignore
+    message = rf"drift: a reply has {width} features, and the replies of the calibration have 16; both must come"
+    with pytest.raises(ConfigError, match=message):
+        watcher.update(0.5, 3, torch.ones(width))
+    with pytest.raises(ConfigError, match=message):
+        watcher.update([0.5, 0.6], [3, 4], np.ones((2, width)))
+    assert watcher.replies == 0
+    watcher.update(0.5, 3)  # without features, score and length are tested
+    old = DriftSketch.of(replies(10, 0)).values  # as an earlier version saved it, without the width
+    assert DriftSketch.from_dict(old).width is None
+
+
+@pytest.mark.parametrize(
+    ("widths", "message"), [([16, 8], "8 and 16"), ([3, None], "no and 3"), ([2, 1, 2], "1 and 2")]
+)
+def test_a_sketch_is_of_replies_with_as_many_features(widths: list[int | None], message: str):
+    facts = [ReplyFacts(0.5, 3, None if width is None else torch.ones(width)) for width in widths]
+    with pytest.raises(ConfigError, match=f"drift: the replies have {message} features; all must have as many"):
+        DriftSketch.of(facts)
+
+
+@pytest.mark.parametrize("features", [np.ones((2, 3, 4)), np.array(1.0), np.array(["text", "other"])])
+def test_features_that_are_no_row_of_numbers_are_an_error(features: Any):
+    watcher = DriftWatcher(DriftSketch.of(replies(10, 0)))
+    with pytest.raises(ConfigError, match="drift: "):
+        watcher.update([0.5] * 2, [3] * 2, features)
+    with pytest.raises(ConfigError, match=r"drift: .*features"):
+        ReplyFacts(0.5, 3, features)
+    assert ReplyFacts(0.5, 3, np.ones(4, dtype=np.float32)).width == 4
