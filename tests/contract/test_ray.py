@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.support.cells import cells, run_that_dies, runs
-from tests.support.dying import dies
+from tests.support.dying import Odd, dies
 from tests.support.film_recipes import LAST, methods, recipe, write_films
 from tests.support.stored import TEXTS, tiny_bank
 
@@ -84,6 +84,23 @@ def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
     assert [next(answers) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LaminaError, match=r"test: a worker of Ray died .* run again to continue"):
         next(answers)
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [((0,), ValueError), ((3,), DataError), ((2, 3), ValueError)])
+def test_an_error_of_the_work_is_raised_as_it_is_and_its_item_is_not_tried_again(
+    tmp_path: Path, wrong: tuple[int, ...], kind: type[Exception]
+):
+    answers = in_order(Odd(tmp_path, wrong), "local", 1, "test", range(6))
+    assert [next(answers) for _ in range(wrong[0])] == list(range(wrong[0]))
+    with pytest.raises(kind, match=rf"^item {wrong[0]}$"):
+        next(answers)
+    assert (tmp_path / str(wrong[0])).read_text() == "x"
+
+
+def test_an_error_in_the_beginning_of_the_work_is_no_death_of_the_worker(tmp_path: Path):
+    with pytest.raises(OSError, match="no GPU"):
+        next(in_order(Odd(tmp_path, (), begins=False), "local", 1, "test", range(2)))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("light")

@@ -1,9 +1,11 @@
-"""Work for workers of Ray that imports nothing, so that they start at once."""
+"""Work for workers of Ray that imports no torch, so that they start at once."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+
+from lamina.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,3 +17,21 @@ def dies(mark: Path, always: bool, item: int) -> int:
         mark.touch()
         os._exit(1)
     return item
+
+
+class Odd:
+    """Work that notes each item, and raises an error for some."""
+
+    def __init__(self, folder: Path, wrong: tuple[int, ...], *, begins: bool = True) -> None:
+        self.folder, self.wrong, self.begins = folder, wrong, begins
+
+    def begin(self) -> None:
+        if not self.begins:
+            raise OSError("no GPU")
+
+    def __call__(self, item: int) -> int:
+        with (self.folder / str(item)).open("a") as file:
+            file.write("x")
+        if item in self.wrong:
+            raise DataError(f"item {item}", row=item) if item % 2 else ValueError(f"item {item}")
+        return item

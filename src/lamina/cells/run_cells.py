@@ -140,6 +140,8 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
             number = numbers.pop(ended)
             try:
                 outcome = ray.get(ended)
+            except ray.exceptions.RayTaskError as error:  # an error outside the cell's own work, such as in unpickling
+                outcome = Failure(dict(todo[number].key), f"{type(error.cause).__name__}: {first_line(error.cause)}")
             except ray.exceptions.RayError as error:
                 reason = f"{type(error).__name__}: its worker died {RETRIES + 1} times"
                 outcome = Failure(dict(todo[number].key), reason)
@@ -194,7 +196,14 @@ class Shelf:
             StoreError: If a file is damaged.
             ConfigError: If a result depends on other settings or data than this run; the message names the difference.
         """
-        return {cell.file: self._read(self.path(cell), cell) for cell in cells if self.path(cell).exists()}
+        states: dict[str, State] = {}
+        for cell in cells:
+            if (path := self.path(cell)).exists():
+                before, states[cell.file] = self._unsealed(path)
+                if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
+                    rule = "resuming needs the same settings. Give another output folder, or leave resume out"
+                    raise ConfigError(f"{self._op}: {path} belongs to a {self._what} with {differs}; {rule}.")
+        return states
 
     def state(self, path: Path) -> State:
         """Return the result of a cell from `path`, a file of the folder, without a check of what the result depends on.
@@ -211,17 +220,6 @@ class Shelf:
         except StoreError as error:
             hint = "Remove it to compute it again."
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
-
-    def _read(self, path: Path, cell: Cell) -> State:
-        """Return a cell's result from the file `path`.
-
-        Raises ConfigError if it comes from a run with other settings, and StoreError if the file is damaged.
-        """
-        before, state = self._unsealed(path)
-        if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
-            rule = "resuming needs the same settings. Give another output folder, or leave resume out"
-            raise ConfigError(f"{self._op}: {path} belongs to a {self._what} with {differs}; {rule}.")
-        return state
 
     def write(self, cell: Cell, state: State) -> None:
         """Write a cell's result `state` to its file, atomically; replace an older file. StoreError on failure."""

@@ -24,7 +24,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
     """Yield `work(item)` for each item, in order, computed by Ray workers that each hold a copy of `work`.
 
     Each worker has two items at a time, so that neither the workers nor this process wait. If `work` has a method
-    `begin`, each worker calls it first.
+    `begin`, each worker calls it before its first item.
 
     Args:
         work: A function or object that can be pickled.
@@ -35,8 +35,9 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
     Raises:
         ConfigError: If no cluster answers at the address, or it has no room for so many workers.
-        LaminaError: If a worker died several times, or `work` failed for an item.
+        LaminaError: If a worker died several times.
         MissingExtraError: If Ray is not installed.
+        Exception: The error that `work` raised, after the answers of the items before it. The item is not tried again.
     """
     ray = import_ray(op)
     with connected(ray, address, op):
@@ -60,20 +61,27 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
             if pending:
                 place, item, answer = pending.popleft()
                 try:
-                    yield ray.get(answer)
+                    result = ray.get(answer)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
                 except ray.exceptions.RayError:
                     # The next item may have ended the worker before this answer was sent. A new worker gets it alone.
                     actors[place] = worker.remote(held)
-                    yield _alone(actors[place], item, op)
+                    result = _alone(ray, actors[place], item, op)
+                yield result
         if not isinstance(ended, StopIteration):
             raise ended
 
 
-def _alone(actor: Any, item: object, op: str) -> Any:
-    """Return the result of one item from the worker `actor`; raise LaminaError, which begins with `op`, if it fails."""
-    ray = import_ray(op)
+def _alone(ray: ModuleType, actor: Any, item: object, op: str) -> Any:
+    """Return the result of one item from the worker `actor`.
+
+    Raises LaminaError, which begins with `op`, if the worker dies, and the error that the work raises.
+    """
     try:
         return ray.get(actor.run.remote(item))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
     except ray.exceptions.RayError as error:
         kept = "Earlier answers are kept; run again to continue"
         raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error
@@ -83,10 +91,12 @@ class _Worker:
     """A Ray actor that holds its own copy of `work`, calls `work.begin()` if there is such a method, and runs items."""
 
     def __init__(self, work: Callable[[object], object]) -> None:
-        self._work = work
-        getattr(work, "begin", lambda: None)()
+        self._work, self._begin = work, getattr(work, "begin", None)
 
     def run(self, item: object) -> object:
+        if self._begin is not None:  # not in `__init__`: Ray would report its errors as the death of the worker
+            self._begin()
+            self._begin = None
         return self._work(item)
 
 
