@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ _BUSY = 0.7  # another replica starts once each holds this share of its `max_con
 class Replicas:
     """The number of replicas of the application, and the CPUs and GPUs of each; see `deployed`.
 
-    Raises ConfigError if `least` is below 1, or `most` is below `least`.
+    Raises ConfigError if `least` is below 1, `most` is below `least`, or `cpus` or `gpus` is negative, infinite or NaN.
 
     Attributes:
         least: Minimum number of replicas, which always run.
@@ -52,6 +53,8 @@ class Replicas:
     def __post_init__(self) -> None:
         check_range("serve", "replicas", self.least, 1)
         check_range("serve", "max_replicas", self.most, self.least)
+        check_range("serve", "replica_cpus", self.cpus, 0, math.inf, open_high=True)
+        check_range("serve", "replica_gpus", self.gpus, 0, math.inf, open_high=True)
 
 
 @contextmanager

@@ -80,3 +80,11 @@ def test_the_number_of_replicas_and_what_each_needs_reach_ray():
     assert (fixed.num_replicas, fixed.ray_actor_options["num_cpus"]) == (2, 0.5)  # pyright: ignore
     scaling = _deployment(FastAPI, Settings(), Replicas(1, 3))._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)  # pyright: ignore
+
+
+@pytest.mark.parametrize("resources", [{"cpus": -1}, {"gpus": -0.5}, {"cpus": float("nan")}, {"gpus": float("inf")}])
+def test_what_a_replica_needs_is_a_finite_number_from_zero_on(resources: dict[str, float]):
+    (name,) = resources
+    with pytest.raises(ConfigError, match=f"serve: replica_{name} is .*; it must be at least 0"):
+        Replicas(**resources)  # pyright: ignore[reportArgumentType]
+    assert Replicas(cpus=0).cpus == 0
