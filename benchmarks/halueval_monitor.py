@@ -54,7 +54,7 @@ from lamina.errors import ConfigError
 from lamina.monitors.calibration import allowed_positives
 from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
-from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
+from lamina.prediction.reply_file import ReplyColumns, divide, read_labels, replies_of
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -354,7 +354,7 @@ def main() -> None:
     _, tokenizer = lamina.load("minilm")
     folder = folder_of(given.data, given.rows, given.output)
     data = subset(given.data, given.rows, folder)
-    replies, _ = read_replies(data, ReplyColumns(), "yes", tokenizer)
+    replies, _ = replies_of(read_labels(data, ReplyColumns(), "yes"), tokenizer)
     results = []
     for split in given.splits:
         path = folder / f"split-{split}.json"

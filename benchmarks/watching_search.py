@@ -35,7 +35,7 @@ from lamina import AdaLayers, Concat, Reader, ReaderBank, ScalarMix, SingleLayer
 from lamina.monitors import Monitor
 from lamina.prediction.calibrate import score_texts
 from lamina.prediction.evaluate import scoring_groups
-from lamina.prediction.reply_file import LabelledReply, ReplyColumns, divide, read_replies
+from lamina.prediction.reply_file import LabelledReply, ReplyColumns, divide, read_labels, replies_of
 from lamina.prediction.train_monitor import AGGREGATES
 from lamina.studies.benchmarking.probing_sets import find_data, read_set
 from lamina.tasks.task import Task
@@ -67,7 +67,7 @@ def options() -> argparse.Namespace:
 
 def halueval(args: argparse.Namespace, tokenizer: Any) -> list[LabelledReply]:
     """Return some of HaluEval's replies; bad ones are bad as a whole."""
-    replies, _ = read_replies(args.data, ReplyColumns(), "yes", tokenizer)
+    replies, _ = replies_of(read_labels(args.data, ReplyColumns(), "yes"), tokenizer)
     return random.Random(0).sample(replies, args.rows)
 
 

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from weakref import WeakKeyDictionary
 
-from lamina.errors import ConfigError, LaminaError, StoreError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, StoreError
 from lamina.store.manifest import MANIFEST
 from lamina.store.onnx import MARK, export_onnx
 from lamina.store.onnx_engine import OnnxEngine
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Backend: TypeAlias = Literal["auto", "torch", "onnx", "int8"]
+BACKENDS = get_args(Backend)
 EXPORTED = {"onnx": "onnx", "int8": "onnx-int8"}  # backend -> folder of its export, inside the bank's folder
 
 # Bank -> backend -> its engine. A bank that is changed gets another engine.
@@ -45,10 +46,12 @@ class ChosenEngine:
     Attributes:
         engine: The ONNX Runtime session.
         strict: Whether it is an error if the engine cannot answer a batch. False: PyTorch answers that batch.
+        op: The public operation, for messages.
     """
 
     engine: OnnxEngine
     strict: bool
+    op: str = "predict"
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
         """Return reader name -> logits of a batch for the readers `names`; None if the session cannot answer the batch.
@@ -60,18 +63,13 @@ class ChosenEngine:
         answered = self.engine.run(bank, batch, names)
         if answered is None and self.strict:
             reason = self.engine.obstacle(bank, batch, names)
-            raise ConfigError(f"predict: ONNX Runtime cannot answer: {reason}. Use backend='torch' or 'auto'.")
+            raise ConfigError(f"{self.op}: ONNX Runtime cannot answer: {reason}. Use backend='torch' or 'auto'.")
         return answered
 
 
-def checked_backend(backend: str) -> Backend:
-    """Return `backend` if it is the name of a backend; otherwise raise UnknownNameError."""
-    if backend not in get_args(Backend):
-        raise UnknownNameError(op="predict", got=str(backend), known=get_args(Backend), what="backend")
-    return cast("Backend", backend)
-
-
-def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None) -> ChosenEngine | None:
+def engine_of(
+    bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None, op: str = "predict"
+) -> ChosenEngine | None:
     """Return the engine that computes a bank's answers for a backend; None if PyTorch computes them.
 
     On a CPU with onnxruntime installed, "auto" chooses ONNX Runtime if the folder from which the bank was loaded has an
@@ -83,6 +81,7 @@ def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = 
         bank: The bank.
         backend: "auto", "torch", "onnx" or "int8".
         names: Names of the readers that must answer. None: all.
+        op: The public operation, for messages.
 
     Raises:
         ConfigError: If the backend is "onnx" or "int8" and the bank is not on the CPU or its frozen model has changed;
@@ -92,19 +91,18 @@ def engine_of(bank: ReaderBank, backend: Backend, names: Sequence[str] | None = 
         UnsupportedModelError: If the backend is "onnx" and the bank cannot be exported.
         MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.
     """
-    names = list(bank if names is None else names)
     if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank)):
         return None
     try:
         with _opening:
-            engine = _engine(bank, "onnx" if backend == "auto" else backend, names, exports=backend == "onnx")
+            engine = _engine(bank, backend, list(bank if names is None else names), op)
     except LaminaError as error:
         if backend != "auto":
             raise
         _refused[bank] = _written(bank)
-        logger.warning("predict: PyTorch answers, since ONNX Runtime cannot: %s", error)
+        logger.warning("%s: PyTorch answers, since ONNX Runtime cannot: %s", op, error)
         return None
-    return ChosenEngine(engine, strict=backend != "auto")
+    return ChosenEngine(engine, backend != "auto", op)
 
 
 @contextmanager
@@ -125,7 +123,7 @@ def _is_worth_trying(bank: ReaderBank) -> bool:
     export that did not fit before is not tried again.
     """
     is_open = "onnx" in _engines.get(bank, {})
-    if bank.folder is None and not is_open:
+    if bank.folder is None and not is_open:  # the usual case, and quick
         return False
     written = _written(bank)
     if not (is_open or written) or _refused.get(bank) == written or bank.device.type != "cpu":
@@ -148,45 +146,37 @@ def export_folder(bank: ReaderBank, backend: str) -> Path | None:
     return bank.folder / EXPORTED[backend]
 
 
-def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
+def _engine(bank: ReaderBank, backend: Backend, names: Sequence[str], op: str) -> OnnxEngine:
     """Return the engine that answers for the readers `names`: an open one, or else the one in the bank's folder.
 
-    With `exports`, an export is written if there is none or if it does not fit. The engine stays open for later calls.
-
-    Raises:
-        ConfigError: If the bank is not on the CPU or its frozen model has changed, or `backend` is "int8" and the
-            bank's folder has no such export.
-        StoreError: If there is no fitting export and `exports` is False, or a new one answers differently from PyTorch.
-        UnsupportedModelError: If the bank cannot be exported.
-        MissingExtraError: If the packages of the backend are not installed.
+    For "onnx" an export is written if there is none, or it does not fit; "auto" and "int8" write none. The engine
+    stays open for later calls. Raises the errors of `engine_of`, and for "auto" StoreError if no export fits.
     """
-    engines = _engines.get(bank, {})
-    if backend in engines and engines[backend].answers_for(bank, names):
-        return engines[backend]
+    name, engines = "onnx" if backend == "auto" else backend, _engines.get(bank, {})
+    if name in engines and engines[name].answers_for(bank, names):
+        return engines[name]
     if bank.device.type != "cpu":
-        raise ConfigError(f"predict: backend is '{backend}', and the bank is on {bank.device}; it is for CPUs.")
-    folder = export_folder(bank, backend)
-    if backend == "int8" and (folder is None or not is_file(folder / MARK)):
-        hint = "Load the bank from its folder, after `lamina export BANK --int8 --validation FILE`"
-        raise ConfigError(f"predict: backend is 'int8', and the bank has no int8 export in its folder. {hint}.")
-    engine = None
+        raise ConfigError(f"{op}: backend is '{backend}', and the bank is on {bank.device}; it is for CPUs.")
+    folder, engine = export_folder(bank, name), None
     if folder is not None and is_file(folder / MARK):
         try:
             engine = OnnxEngine.open(bank, folder, names=names)
         except StoreError as error:
-            if backend == "int8" or not exports:
+            if backend != "onnx":
                 raise
-            logger.warning("predict: the bank is exported again: %s", error)
-    if engine is None and not exports and backend == "onnx":
-        raise StoreError(
-            "predict: the bank's export lacks readers that must answer. Use backend='onnx' to write another."
-        )
-    engine = engine or _exported(bank, folder)
-    _engines.setdefault(bank, {})[backend] = engine
+            logger.warning("%s: the bank is exported again: %s", op, error)
+    elif backend == "int8":
+        hint = "Load the bank from its folder, after `lamina export BANK --int8 --validation FILE`"
+        raise ConfigError(f"{op}: backend is 'int8', and the bank has no int8 export in its folder. {hint}.")
+    elif backend == "auto":
+        hint = "Use backend='onnx' to write another"
+        raise StoreError(f"{op}: the bank's export lacks readers that must answer. {hint}.")
+    engine = engine or _exported(bank, folder, op)
+    _engines.setdefault(bank, {})[name] = engine
     return engine
 
 
-def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
+def _exported(bank: ReaderBank, folder: Path | None, op: str) -> OnnxEngine:
     """Return an engine from a new export of all readers of a bank; errors as in `export_onnx` and `OnnxEngine.open`.
 
     The export is written into `folder`. If `folder` is None or cannot be written, the export is only kept in memory.
@@ -196,7 +186,7 @@ def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
             export_onnx(bank, folder)
             return OnnxEngine.open(bank, folder)
         except StoreError as error:  # if it is not the folder's fault, the second export raises it again
-            logger.info("predict: the export is kept in memory: %s", error)
+            logger.info("%s: the export is kept in memory: %s", op, error)
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         export_onnx(bank, temporary)
         return OnnxEngine.open(bank, Path(temporary))

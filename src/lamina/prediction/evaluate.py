@@ -17,7 +17,7 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, DataError, check_known, require_packages
-from lamina.prediction.backends import checked_backend, engine_of
+from lamina.prediction.backends import BACKENDS, engine_of
 from lamina.tasks import kind_of
 from lamina.tasks.class_results import class_scores
 from lamina.tasks.metrics import require_metrics
@@ -149,21 +149,12 @@ def evaluate(  # noqa: PLR0913
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
     check_range("evaluate", "errors", errors, 0)
-    options = PassOptions.checked(
-        "evaluate",
-        batch_size=batch_size,
-        max_length=max_length,
-        stride=stride,
-        add_prefix_space=add_prefix_space,
-        precision=precision,
-        prefix=prefix,
-        max_target_length=max_target_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        num_workers=num_workers,
-    )
+    options = PassOptions.of_call("evaluate", locals())
     target = checked_target("evaluate", bank_or_model)
-    _check_backend(target, backend, precision)
+    check_known("evaluate", [backend], BACKENDS, "backend")
+    if backend != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
+        what = "a whole model" if precision == "float32" else f"precision {precision}"
+        raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")
     # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task
     if isinstance(tasks, Path) or (isinstance(tasks, str) and (Path(tasks).suffix or is_dir(tasks))):
         if tfidf and split == "train":
@@ -184,18 +175,11 @@ def evaluate(  # noqa: PLR0913
     prepared = [_prepared(target, run, split, processor, options, errors, len(tasks)) for run in runs]
     for run, (runner, groups) in zip(runs, prepared, strict=True):
         if isinstance(runner, BankRunner):
-            runner.engine = engine_of(runner.bank, backend, list(run))
+            runner.engine = engine_of(runner.bank, backend, list(run), "evaluate")
         scores |= runner.score(groups, options, more=more, progress=progress)
     for name, task in tasks.items() if tfidf else ():
         scores[name]["tfidf"] = tfidf_scores(task, split)
     return {name: scores[name] for name in tasks}
-
-
-def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Raise UnknownNameError if `backend` does not exist, and ConfigError if it cannot run `target` in `precision`."""
-    if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
-        what = "a whole model" if precision == "float32" else f"precision {precision}"
-        raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
@@ -395,7 +379,7 @@ def tasks_of_file(
         heads = {name: module.config.head for name, module in readers.items()}
         infos = {name: module.info for name, module in readers.items()}
     else:
-        heads, infos = {reader or WHOLE: task_of(bank_or_model)}, {reader or WHOLE: {"columns": {}}}
+        heads, infos = {reader or WHOLE: task_of(bank_or_model, op="evaluate")}, {reader or WHOLE: {"columns": {}}}
     if reader is not None:
         infos[reader] = {**infos[reader], "columns": _columns_there(path, infos[reader].get("columns", {}))}
     if not heads:

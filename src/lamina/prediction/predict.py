@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -15,11 +15,11 @@ from torch import nn
 from lamina.bank import ReaderBank
 from lamina.data.encode import has_second_start
 from lamina.data.state_cache import hash_processor
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
 from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
-from lamina.prediction.backends import checked_backend, engine_of
+from lamina.prediction.backends import BACKENDS, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, TaskOutline
 from lamina.tasks.split import as_examples
@@ -124,17 +124,7 @@ def predict(  # noqa: PLR0913
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
         MissingExtraError: If packages for `backend` "onnx" or "int8", or for an audio file, are not installed.
     """
-    options = PassOptions.checked(
-        "predict",
-        batch_size=batch_size,
-        add_prefix_space=add_prefix_space,
-        prefix=prefix,
-        max_target_length=max_target_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        num_workers=num_workers,
-        progress=progress,
-    )
+    options = PassOptions.of_call("predict", locals())
     if isinstance(bank_or_model, str | Path):
         bank_or_model = open_cached(bank_or_model)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
@@ -243,7 +233,9 @@ class Predictor:
         processor: Processor | None = None,
         backend: str = "torch",
     ) -> None:
-        self._backend: Backend = checked_backend(backend)
+        if backend not in BACKENDS:
+            raise UnknownNameError(op="predict", got=backend, known=BACKENDS, what="backend")
+        self._backend: Backend = cast("Backend", backend)
         self.options = options
         self._readers: dict[str, ReaderModule] = {}
         self._whole: TaskOutline | None = None

@@ -70,31 +70,15 @@ class LabelledReply:
     spans: Sequence[Span] = field(default_factory=tuple)
 
 
-def read_replies(
-    path: str | Path, columns: ReplyColumns, positive: str | int | None, processor: Processor
-) -> tuple[list[LabelledReply], str]:
-    """Read a file of labelled replies.
+def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledReply], str]:
+    """Return the replies of a file that `read_labels` has read, and a digest of their prompts, texts, labels and spans.
 
-    Args:
-        path: File: .jsonl, .csv, .tsv or .parquet.
-        columns: Names of its columns.
-        positive: The label that marks bad replies.
-        processor: Tokenizer of the model, whose chat template writes the prompts of chats.
-
-    Returns:
-        The replies, and a digest of their prompts, texts, labels and spans.
+    The chat template of `processor`, the model's tokenizer, writes the prompts of chats.
 
     Raises:
-        DataError: If the file cannot be read, or it is not clear which column to use; or if a row has no prompt, reply
-            or label, or has a span that is not in its reply.
-        ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
-        UnknownNameError: If no row has the positive label.
+        DataError: If a row has no prompt or reply, or a span that is not in its reply.
+        ConfigError: If there are chats and no chat template.
     """
-    return replies_of(read_labels(path, columns, positive), processor)
-
-
-def replies_of(labelled: Labelled, processor: Processor) -> tuple[list[LabelledReply], str]:
-    """Return the replies of a file that `read_labels` has read, and a digest of them; see `read_replies`."""
     table, labels, positive, names = labelled
     texts = _chats(table, names["messages"], processor) if "messages" in names else _pairs(table, names)
     column = names.get("spans", "")
@@ -125,7 +109,18 @@ class Labelled(NamedTuple):
 
 
 def read_labels(path: str | Path, columns: ReplyColumns, positive: str | int | None) -> Labelled:
-    """Read a file of replies and its labels, before a model is loaded. See `read_replies` for arguments and errors."""
+    """Read a file of replies and its labels, before a model is loaded.
+
+    Args:
+        path: File: .jsonl, .csv, .tsv or .parquet.
+        columns: Names of its columns.
+        positive: The label that marks bad replies.
+
+    Raises:
+        DataError: If the file cannot be read, a row has no label, or it is not clear which column to use.
+        ConfigError: If no positive label is named, or all rows have one label.
+        UnknownNameError: If no row has the positive label.
+    """
     table = read_table(path)
     names = _roles(table, columns)
     labels = _labels(table, names["label"])

@@ -17,7 +17,6 @@ from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
-from lamina.train.checkpoint import starting_weights
 from lamina.train.learner import Learner, parameter_groups
 
 if TYPE_CHECKING:
@@ -100,13 +99,6 @@ class ModelRunner(Runner):
         task = self.task
         facts: dict[str, JSON] = {"kind": task.kind.name, "problem_type": task.problem_type}
         return {**facts, "labels": list(task.labels), "image_size": getattr(task, "image_size", None)}
-
-    def starting_weights(self, trained: Sequence[Tensor]) -> str:
-        """Return a fingerprint of the model's weights. Weights that start at random, such as a new head, are left out.
-
-        The argument is that of `Runner.starting_weights`.
-        """
-        return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """Check that the model can be trained on the task, and give a new head's classes the names of its labels.
@@ -193,15 +185,12 @@ class ModelRunner(Runner):
 
     def _no_head(self, reason: str) -> ConfigError:
         """Return the UnfitHeadError for a model without a head for the task; the message quotes `reason`."""
+        name, reason = type(self.model).__name__, reason.rstrip(".")
         if getattr(self.model.config, "return_dict", True) is False:
-            got = f"{type(self.model).__name__} fails with return_dict=False in its config ({reason.rstrip('.')})"
-            return UnfitHeadError(
-                f"{self.op}: {got}; its outputs are read by name. Set model.config.return_dict = True."
-            )
-        return UnfitHeadError(
-            f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
-            f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."
-        )
+            got = f"{name} fails with return_dict=False in its config ({reason}); its outputs are read by name"
+            return UnfitHeadError(f"{self.op}: {got}. Set model.config.return_dict = True.")
+        got = f"{name} has no head for a task of kind {self.task.kind} ({reason})"
+        return UnfitHeadError(f"{self.op}: {got}. Load one with {self.kind.auto_class}.")
 
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
@@ -262,7 +251,7 @@ class ModelRunner(Runner):
 _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}
 
 
-def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
+def task_of(model: PreTrainedModel, kind: str | None = None, op: str = "predict") -> TaskOutline:
     """Return the `TaskOutline` (kind, problem type and labels, no data) of the task that a model's head is for.
 
     The kind follows from the model's class, the problem type and the labels from its config.
@@ -270,6 +259,7 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
     Args:
         model: A model with a head.
         kind: Name of the kind of task. None: the first kind whose auto class has models of this class.
+        op: The public operation, for messages.
 
     Raises:
         ConfigError: If the head is for no kind of task.
@@ -285,7 +275,7 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
             break
     if kind is None:
         known = ", ".join(KINDS.names())
-        raise ConfigError(f"predict: {type(model).__name__} has no head for any kind of task; known: {known}.")
+        raise ConfigError(f"{op}: {type(model).__name__} has no head for any kind of task; known: {known}.")
     task_kind = kind_of(str(kind))
     types, labels = task_kind.problem_types, ()
     if task_kind.has_classes:

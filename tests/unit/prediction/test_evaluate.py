@@ -404,3 +404,16 @@ def test_a_tagger_is_compared(tmp_path: Path):
     assert result.baselines["who"]["always"] == "O"
     assert bank["who"].info["columns"] == {"text": "words", "label": "tags"}
     assert evaluate(bank, {"who": task}, compare=True)["who"].keys() >= {"interval", "baseline", "verdict"}
+
+
+def test_what_evaluate_cannot_run_is_told_of_evaluate(tmp_path: Path):
+    task = yes_no()
+    bank = tiny_bank({"a": reader(task)})
+    for backend in ("x", "cuda", "ONNX"):
+        with pytest.raises(UnknownNameError, match=f"^evaluate: unknown backend '{backend}'; known: auto, torch"):
+            evaluate(bank, {}, backend=backend)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"^evaluate: backend is 'int8', and the bank has no int8 export"):
+        evaluate(bank, {"a": task}, backend="int8")
+    (file := tmp_path / "texts.jsonl").write_text('{"text": "good", "label": "yes"}\n')
+    with pytest.raises(ConfigError, match=r"^evaluate: .* has no head for any kind of task"):
+        evaluate(bank.model, file)

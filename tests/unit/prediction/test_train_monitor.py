@@ -21,7 +21,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import LastScore, Monitor
 from lamina.prediction import monitor
-from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
+from lamina.prediction.reply_file import ReplyColumns, divide, read_labels, replies_of
 from lamina.prediction.train_monitor import score_replies
 from lamina.store.hub import model_card
 from lamina.tasks.task import Task
@@ -138,7 +138,7 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
     assert "after" not in found.sentences()
     found.bank.save_pretrained(tmp_path / "bank")
     bank = ReaderBank.from_pretrained(tmp_path / "bank", tiny_model())
-    parts = divide(read_replies(path, ReplyColumns(), "bad", tiny_tokenizer())[0], 0)
+    parts = divide(replies_of(read_labels(path, ReplyColumns(), "bad"), tiny_tokenizer())[0], 0)
     scores = score_replies(bank, "monitor", [(one.prompt, one.reply) for one in parts["test"]])
     assert scores == pytest.approx([score for score, _ in found.scores["test"]], abs=1e-4)
     assert [bad for _, bad in found.scores["test"]] == [one.positive for one in parts["test"]]
@@ -175,7 +175,7 @@ def test_a_finished_reply_has_the_score_that_it_had_when_it_was_written():
 def test_no_prompt_is_in_two_parts(tmp_path: Path):
     other = [row | {"prompt": f"{row['prompt'][:1]}\u200b{row['prompt'][1:]} ?".capitalize()} for row in replies()]
     rows = [other[at] if at % 2 else row for at, row in enumerate(replies())]
-    read, _ = read_replies(written(tmp_path, rows), ReplyColumns(), "bad", tiny_tokenizer())
+    read, _ = replies_of(read_labels(written(tmp_path, rows), ReplyColumns(), "bad"), tiny_tokenizer())
     parts = divide(read, 0)
     prompts = [
         {one.prompt.casefold().removesuffix(" ?").replace("\u200b", "") for one in part} for part in parts.values()
@@ -195,9 +195,9 @@ def test_chats_are_read_by_the_chat_template_and_spans_by_their_words(tmp_path: 
     ]
     path = written(tmp_path, rows)
     with pytest.raises(ConfigError, match=r"monitor: .* has no chat template, .*'messages'.* --prompt and --reply"):
-        read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
+        replies_of(read_labels(path, ReplyColumns(spans="where"), "bad"), tokenizer)
     tokenizer.chat_template = TEMPLATE
-    read, _ = read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
+    read, _ = replies_of(read_labels(path, ReplyColumns(spans="where"), "bad"), tokenizer)
     assert [(one.prompt, one.spans) for one in read] == [
         ("anna went . ", ((12, 19),)),
         ("anna went . ", ()),
