@@ -22,7 +22,7 @@ from lamina.store.save_model import check_reloads
 from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
-from lamina.train.checkpoint import reader_settings, starting_weights
+from lamina.train.checkpoint import reader_settings
 from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
 from lamina.utils import world_size
 
@@ -141,7 +141,7 @@ class BankRunner(Runner):
         not count. The argument is that of `Runner.starting_weights`.
         """
         if self.bank.train_base:
-            return starting_weights(self.base, trained)
+            return super().starting_weights(trained)
         used = sorted({self.bank[name].stack for name in self.bank})
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
@@ -161,7 +161,7 @@ class BankRunner(Runner):
             check_reloads(self.bank.model, self.op)
         self.prepare_recorded(groups, options)
         for group in groups:
-            (self._check_training if group.part == "train" else self._check_scoring)(group, options)
+            self._check_memory(group, options)
         if options.cache == "off":
             return
         settings = CacheSettings(
@@ -209,12 +209,16 @@ class BankRunner(Runner):
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
         """Return the memory that a training batch of the group needs if every row is as long as the longest one.
 
-        It is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
+        It is the larger of two amounts: what autograd saves for the gradients, and the states that are kept for fusions
+        that need all of their layers at once. A layer that several readers keep counts once.
         """
-        tokens = self._tokens(group)
+        bank, tokens = self.bank, self._tokens(group)
         with self.autocast(options):
-            saved = memory.reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
-        return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
+            saved = memory.reader_memory(bank.model, self._readers(group), tokens, partial(self._labels, group))
+        buffered = [bank[name] for name in group.names if not bank[name].config.fusion.streams]
+        layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
+        width = sum(bank.stacks[stack].width for stack, _ in layers)
+        return saved._replace(row=max(saved.row, tokens * width * bank.model.dtype.itemsize))
 
     def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
         """Return the memory that scoring a batch of the group needs if every row is as long as the group's longest."""
@@ -251,52 +255,31 @@ class BankRunner(Runner):
         from_inputs = None if labels is None else labels.expand(rows, -1)
         return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
-    def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Return how many bytes of hidden states the fusions of the readers `names` keep in memory per token.
+    def _check_memory(self, group: Group, options: FitOptions) -> None:
+        """Raise ConfigError if a batch of the group needs more memory than is free, and say what would fit.
 
-        Only fusions that need all of their layers at once keep states. A layer that several readers keep counts once.
+        In training it is the memory for the gradients. Smaller batches with accumulated gradients leave the rows per
+        optimizer step the same.
         """
-        bank = self.bank
-        buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
-        layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
-        return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
-
-    def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if scoring a batch of the group needs more memory than is free, and say what would fit."""
-        rows = min(self.rows_per_pass(group, group.names, options), len(group.inputs.lengths))
-        memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
-        needed = memory_of.total(rows)
-        if needed <= free:
+        trains, free, tokens = group.part == "train", free_bytes(self.device), self._tokens(group)
+        size = math.ceil(options.batch_size / world_size())
+        rows = min(size if trains else self.rows_per_pass(group, group.names, options), len(group.inputs.lengths))
+        needs = (self.training_memory if trains else self.scoring_memory)(group, options)
+        if (needed := needs.total(rows)) <= free:
             return
-        fit = memory_of.max_rows(free)
-        hint = f"Use eval_batch_size={fit}, or a" if fit else "Not one row fits. Use a"
+        names, larger = ", ".join(group.names), None
+        if trains:
+            what = f"the gradients of {names} keep"
+            if (steps := needs.accumulation_steps(options.step_size, free * world_size())) is not None:
+                size = options.step_size // steps
+                larger = f"batch_size={size} with gradient_accumulation_steps={steps}, which makes the same steps"
+        else:
+            what = f"scoring {names} takes"
+            larger = f"eval_batch_size={fit}" if (fit := needs.max_rows(free)) else None
+        hint = "Not one row fits. Use a" if larger is None else f"Use {larger}, or a"
         raise ConfigError(
-            f"{self.op}: scoring {', '.join(group.names)} takes {needed / GIB:.1f} GiB for {rows} rows of "
-            f"{tokens} tokens; {free / GIB:.1f} GiB are free. {hint} smaller max_length, fewer layers or fewer readers."
-        )
-
-    def _check_training(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if the gradients of a batch of the group need more memory than is free.
-
-        The message suggests smaller batches with accumulated gradients, which leave the rows per optimizer step the
-        same.
-        """
-        rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
-        memory_of, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
-        needed = memory_of.total(rows)
-        if needed <= free:
-            return
-        steps = memory_of.accumulation_steps(options.step_size, free * world_size())
-        hint = "Not one row fits. Use a smaller max_length, fewer layers or fewer readers."
-        if steps is not None:
-            size = options.step_size // steps
-            hint = (
-                f"Use batch_size={size} with gradient_accumulation_steps={steps}, which makes the same steps, or a "
-                "smaller max_length, fewer layers or fewer readers."
-            )
-        raise ConfigError(
-            f"{self.op}: the gradients of {', '.join(group.names)} keep {needed / GIB:.1f} GiB for {rows} rows "
-            f"of {tokens} tokens; {free / GIB:.1f} GiB are free. {hint}"
+            f"{self.op}: {what} {needed / GIB:.1f} GiB for {rows} rows of {tokens} tokens; {free / GIB:.1f} GiB are "
+            f"free. {hint} smaller max_length, fewer layers or fewer readers."
         )
 
     def learners(
@@ -375,12 +358,9 @@ class BankRunner(Runner):
 
         None if one of the readers has no record of the option.
         """
-        largest: int | None = None
-        for name in names:
-            if (value := self.bank[name].info.get(option)) is None:
-                return None
-            largest = int(value) if largest is None else max(largest, int(value))
-        return largest
+        values = [self.bank[name].info.get(option) for name in names]
+        known = [int(value) for value in values if value is not None]
+        return max(known, default=None) if len(known) == len(values) else None
 
 
 def free_bytes(device: torch.device) -> int:

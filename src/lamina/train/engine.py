@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator, PartialState
 
 from lamina.data.batches import batches
-from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
+from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import eval_mode, evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
@@ -54,10 +54,8 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
         MissingExtraError: If TensorBoard is set and not installed.
     """
     check_device(options, output)
-    cpu = not torch.cuda.is_available()
-    if not (trackers := options.all_trackers()):
-        return Accelerator(cpu=cpu)
-    return Accelerator(cpu=cpu, log_with=list(trackers), project_dir=output)
+    trackers = options.all_trackers() or None
+    return Accelerator(cpu=not torch.cuda.is_available(), log_with=trackers, project_dir=output)  # pyright: ignore
 
 
 def join_processes() -> None:
@@ -79,18 +77,13 @@ def check_device(options: FitOptions, output: Path | None) -> None:
     """
     if options.precision == "float16" and not torch.cuda.is_available():
         raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
-    trackers = options.all_trackers()
-    for name in trackers:
-        if name != "tensorboard" and find_spec(name) is None:
+    for name in options.all_trackers():
+        if name == "tensorboard":
+            if output is None:
+                raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")
+            require_packages("fit", "tensorboard", "tensorboard")
+        elif find_spec(name) is None:
             raise ConfigError(f"fit: trackers has '{name}', which is not installed. Run pip install {name}.")
-    if "tensorboard" not in trackers:
-        return
-    if output is None:
-        raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError.of(error, op="fit", extra="tensorboard") from error
 
 
 class Engine:
@@ -306,13 +299,15 @@ class Engine:
         for name, metrics in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **metrics})
             self._note_importance(self.learners[name], epoch)
-        if self.base is None:
-            for name, metrics in scores.items():
-                self._conclude(self.learners[name], metrics)
-        else:
+        if self.base is not None:
             self._conclude_together(self.base, scores)
-        for name in scores:
-            progress = self.learners[name].progress
+        for name, metrics in scores.items():
+            learner = self.learners[name]
+            if self.base is None:
+                learner.record(self._epoch, metrics)
+                if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
+                    learner.begin_stage()
+            progress = learner.progress
             if progress.stopped is not None:
                 self.plan.stopped[name] = progress.stopped
             if name in results and progress.best_epoch == epoch:
@@ -320,15 +315,6 @@ class Engine:
             elif not progress.best_epoch:  # a new stage has begun
                 self.best_results.pop(name, None)
         self._show(scores, bar)
-
-    def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner: decide from its scores whether this epoch is its best, and whether it stops.
-
-        If the next training stage of its fusion is due, the stage begins.
-        """
-        learner.record(self._epoch, scores)
-        if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
-            learner.begin_stage()
 
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
         """End an epoch of the base model and the readers that are trained with it; `scores` is reader name -> scores.

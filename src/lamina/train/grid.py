@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, cast
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, error_context
+from lamina.errors import ConfigError, UnknownNameError, check_known, error_context
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.registry import lists_to_tuples
@@ -127,14 +127,14 @@ def apply_sweep(
         ConfigError: If a short key may mean two full ones.
         UnknownNameError: If a key of `grid` is not among `keys`.
     """
-    changed = {key: list(values) for key, values in grid.items()}
-    used = {key for key in sweeps if _full_keys(key, keys)}
-    for key in sweeps:
-        if key in used:
-            full = full_key(key, keys, "sweep")
-            changed = {old: values for old, values in changed.items() if full_key(old, keys, "sweep") != full}
-            changed[full] = list(sweeps[key])
-    return changed, used
+    full = {key: full_key(key, keys, "sweep") for key in sweeps if _full_keys(key, keys)}
+    replaced = set(full.values())
+    changed = {
+        key: list(values)
+        for key, values in grid.items()
+        if not replaced or full_key(key, keys, "sweep") not in replaced
+    }
+    return changed | {full[key]: list(sweeps[key]) for key in full}, set(full)
 
 
 def _full_keys(key: str, known: Sequence[str]) -> list[str]:
@@ -215,8 +215,7 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
     Raises UnknownNameError for an unknown name or key, and ConfigError for a wrong type or a value that does not fit.
     The message of a ConfigError begins with `op`, the operation.
     """
-    if isinstance(value, str):
-        value = {"name": value}
+    value = {"name": value} if isinstance(value, str) else value
     if isinstance(value, Mapping):
         with error_context(f"fusion {dict(value)}", op):
             return FUSIONS.from_dict(dict(value))
@@ -290,25 +289,12 @@ def expand_into(
             rate = rates[name] if spec.learning_rate is None else spec.learning_rate
             count = epochs[name] if spec.epochs is None else spec.epochs
             specs[spec.name] = replace(spec, learning_rate=rate, epochs=count)
-    _add(bank, [spec for spec in specs.values() if spec.task in grid])
+    with undo_grid_on_error(bank, ()):
+        for spec in specs.values():
+            if spec.task in grid:
+                with error_context(spec.title, f"grid of '{spec.task}'"):
+                    bank.add(spec.name, cast("Reader", spec.reader))
     return specs
-
-
-def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
-    """Add the readers of `specs` to a bank: all of them, or none if one cannot be built.
-
-    The error is that of `bank.add`, and names the settings of the reader.
-    """
-    added: list[str] = []
-    try:
-        for spec in specs:
-            with error_context(spec.title, f"grid of '{spec.task}'"):
-                bank.add(spec.name, cast("Reader", spec.reader))
-            added.append(spec.name)
-    except LaminaError:
-        for name in added:
-            bank.remove(name)
-        raise
 
 
 @contextmanager

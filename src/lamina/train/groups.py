@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
-    from lamina.tasks.split import Split
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 
@@ -38,12 +37,13 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
     """
     if isinstance(tasks, Task):
         return {tasks.name: tasks}
-    if not isinstance(tasks, Mapping) or not all(isinstance(task, Task) for task in tasks.values()):
+    if not isinstance(tasks, Mapping):
         came = type(tasks).__name__
-        if isinstance(tasks, Mapping):
-            came = f"a mapping to {type(next(task for task in tasks.values() if not isinstance(task, Task))).__name__}"
-        raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
-    return dict(tasks)
+    elif odd := [task for task in tasks.values() if not isinstance(task, Task)]:
+        came = f"a mapping to {type(odd[0]).__name__}"
+    else:
+        return dict(tasks)
+    raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
 
 
 def with_positive(
@@ -139,7 +139,14 @@ def group_tasks(
         inputs = _inputs(tasks, names, options, processor, made)
         per_token = [name for name in names if tasks[name].kind.per_token]
         others = [name for name in names if not tasks[name].kind.per_token]
-        if per_token and others and _reads_other(tasks[others[0]].kind, splits[others[0]], inputs, processor):
+        # Tasks on whole texts truncate long ones in their own way, and may join pairs differently.
+        if (
+            per_token
+            and others
+            and (
+                tasks[others[0]].kind.truncated(inputs) > 0 or (splits[others[0]].pairs and has_second_start(processor))
+            )
+        ):
             logger.info("fit: %s and %s read long texts differently, so they share no passes", per_token, others)
             yield _group(tasks, per_token, options.part, inputs)
             names, inputs = others, _inputs(tasks, others, options, processor, made)
@@ -159,15 +166,6 @@ def _inputs(
     if key not in encodings:
         encodings[key] = recorded_inputs(split, kind) or kind.encode(split, processor, how)
     return encodings[key]
-
-
-def _reads_other(kind: Kind, split: Split, windows: Inputs, processor: Processor) -> bool:
-    """Return whether tasks of `kind`, on whole texts, read different rows than tasks on tokens, which read `windows`.
-
-    They do if an example is too long for one window: tasks on whole texts truncate it in their own way, and read no
-    further windows. They also do if pairs are joined differently; see `has_second_start`.
-    """
-    return kind.truncated(windows) > 0 or (split.pairs and has_second_start(processor))
 
 
 def _group(tasks: Mapping[str, Task], names: Sequence[str], part: str, inputs: Inputs) -> Group:
@@ -229,15 +227,12 @@ def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
             elif text:
                 repeated += hash(text) in train
         if blank:
-            yield f"{pluralize(blank, 'text')} of {count:,} in the {part} split {_are(blank)} blank. Remove these rows"
+            are = "is" if blank == 1 else "are"
+            yield f"{pluralize(blank, 'text')} of {count:,} in the {part} split {are} blank. Remove these rows"
         if repeated:
             share = f"{repeated:,} of {pluralize(count, 'text')} in the {part} split ({100 * repeated / count:.3g} %)"
             hint = "their scores say little about new texts. Remove them from one of the splits"
-            yield f"{share} {_are(repeated)} in the train split too; {hint}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
+            yield f"{share} {'is' if repeated == 1 else 'are'} in the train split too; {hint}"
 
 
 def _plain(text: str | Sequence[str]) -> str:

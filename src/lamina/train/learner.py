@@ -306,13 +306,23 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
     Raises:
         ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter.
     """
+    groups = _groups(module, {name: rate for name, _ in module.named_parameters()}, options, op)
+    return sorted(groups, key=lambda group: -group["weight_decay"])
+
+
+def _groups(module: nn.Module, rates: dict[str, float], options: FitOptions, op: str) -> list[ParameterGroup]:
+    """Return groups of the parameters that are trained; `rates` is parameter name -> learning rate.
+
+    Frozen parameters, and those with rate 0, are left out. Raises the ConfigError of `decayed_names`.
+    """
     decayed = decayed_names(module, options, op)
-    groups: dict[float, ParameterGroup] = {}
+    groups: dict[tuple[float, float], ParameterGroup] = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and rates[name]:
             decay = options.weight_decay if name in decayed else 0.0
-            groups.setdefault(decay, ParameterGroup(params=[], lr=rate, weight_decay=decay))["params"].append(parameter)
-    return sorted(groups.values(), key=lambda group: -group["weight_decay"])
+            empty = ParameterGroup(params=[], lr=rates[name], weight_decay=decay)
+            groups.setdefault((rates[name], decay), empty)["params"].append(parameter)
+    return list(groups.values())
 
 
 def decayed_names(module: nn.Module, options: FitOptions, op: str) -> set[str]:
@@ -357,22 +367,16 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
             without "!" matches no parameter.
         LaminaError: For the reasons that `learning_rates` names.
     """
-    rates, decayed = learning_rates(model, options, rate), decayed_names(model, options, op)
-    groups: dict[tuple[float, float], ParameterGroup] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or rates[name] == 0:
-            continue
-        if parameter.dtype == torch.float16:
-            raise ConfigError(
-                f"{op}: '{name}' is in float16, in which small steps are lost; trained parameters must be in float32 "
-                "or bfloat16. Call model.float(), and set precision='float16' for mixed precision."
-            )
-        decay = options.weight_decay if name in decayed else 0.0
-        empty = ParameterGroup(params=[], lr=rates[name], weight_decay=decay)
-        groups.setdefault((rates[name], decay), empty)["params"].append(parameter)
+    groups = _groups(model, learning_rates(model, options, rate), options, op)
     if not groups:
         raise ConfigError(f"{op}: every parameter is frozen or has the learning rate 0; at least one must be trained.")
-    return list(groups.values())
+    halves = {id(weight) for group in groups for weight in group["params"] if weight.dtype == torch.float16}
+    if half := [name for name, parameter in model.named_parameters() if id(parameter) in halves]:
+        raise ConfigError(
+            f"{op}: '{half[0]}' is in float16, in which small steps are lost; trained parameters must be in float32 "
+            "or bfloat16. Call model.float(), and set precision='float16' for mixed precision."
+        )
+    return groups
 
 
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
@@ -407,7 +411,10 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
         if key == HEAD:
             rates |= dict.fromkeys(outside_layers, key_rate)
         elif key == INSERTED:
-            rates |= dict.fromkeys(_inserted(model, names), key_rate)
+            inserted = _names([part for part in model.modules() if isinstance(part, InsertedLayer)], names)
+            if not inserted:
+                raise ConfigError(f"{_OP}: '{INSERTED}' has a learning rate; the model has no inserted layers.")
+            rates |= dict.fromkeys(inserted, key_rate)
     return rates
 
 
@@ -428,17 +435,6 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
             with suppress(LayerIndexError):  # only a deeper stack has the layer
                 rates |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
     return rates
-
-
-def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
-    """Return the names of the inserted layers' parameters; raise ConfigError if the model has none.
-
-    `names` maps a parameter's id to its name.
-    """
-    inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)]
-    if not inserted:
-        raise ConfigError(f"{_OP}: '{INSERTED}' has a learning rate; the model has no inserted layers.")
-    return _names(inserted, names)
 
 
 def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:

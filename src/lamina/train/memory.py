@@ -58,11 +58,9 @@ class BatchBytes(NamedTuple):
 
         None if not even one row fits.
         """
-        fit = self.max_rows(free_bytes)
-        if fit < 1:
+        if (fit := self.max_rows(free_bytes)) < 1:
             return None
-        parts = range(math.ceil(rows / fit), rows + 1)
-        return next((count for count in parts if rows % count == 0), rows)
+        return next(count for count in range(math.ceil(rows / fit), rows + 1) if rows % count == 0)
 
 
 def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from lamina.data.recorded_states import RowStates
     from lamina.layers.types import Processor
     from lamina.store.files import Files
-    from lamina.tasks.outputs import Results
     from lamina.train.base import Runner
     from lamina.train.engine import Engine
     from lamina.train.groups import Encodings
@@ -56,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _FEW_ROWS = 8  # with fewer validation rows, the choice of the best epoch is a matter of chance
 _READ_PARTS = ("train", "validation")  # parts that are read in every epoch
+_FILES = ("history.json", "table.parquet", "importances.parquet")  # the last one only for a bank, see `_write`
 READER_RATE, MODEL_RATE = 1e-3, 2e-5  # default learning rates of readers, and of a whole model
 
 
@@ -122,9 +122,9 @@ def train(  # noqa: PLR0913
     tasks = tasks_by_name(op, tasks)
     runner = open_runner(target, tasks, op, processor, options)
     scored, accelerator = _scored_tasks(op, runner, tasks, options), start_accelerator(options, folder or events)
-    reserved, names = folder or place, [*_file_names(target), *(tables.names if tables else ())] if folder else ()
+    names = [*_FILES[: 3 if isinstance(target, ReaderBank) else 2], *(tables.names if tables else ())] if folder else ()
     with (
-        nullcontext() if reserved is None or rank() else claimed_output(target, Path(reserved), names),
+        nullcontext() if place is None or rank() else claimed_output(target, Path(folder or place), names),
         undo_grid_on_error(target, grid or {}) as begin_training,
     ):
         specs = _specs(target, tasks, {} if grid is None else grid, options)
@@ -133,22 +133,17 @@ def train(  # noqa: PLR0913
         groups = _training_groups(runner, tasks, specs, options, encodings, states or {})
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = list(groups_of(runner, validated, "validation", options, encodings))
-        plan = Plan(
-            _keep_learnt(runner, groups),
-            {name: int(spec.epochs or 1) for name, spec in specs.items()},
-            options.step_size,
-            options.seed,
-            options.max_steps,
-        )
-        start = time.perf_counter()
-        runner.prepare([*groups, *validation], options, max(plan.epochs.values()))
+        _keep_learnt(runner, groups)
+        start, epochs = time.perf_counter(), {name: int(spec.epochs or 1) for name, spec in specs.items()}
+        plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
+        runner.prepare([*groups, *validation], options, plan.last_epoch())
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
         learners, saved = runner.learners(tasks, plan, rates, options), None
-        if place is not None and reserved is not None:
+        if place is not None:
             saved = Checkpoints(Path(place), op, identity(runner, learners, plan, validation, rates, options))
             if rank() == 0:
-                needed = saved.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
-                check_room(Path(reserved), needed + (saved_bytes(target) if folder else 0))
+                size = sum(learner.checkpoint_bytes for learner in learners)
+                check_room(Path(folder or place), saved.needed_bytes(size) + (saved_bytes(target) if folder else 0))
         engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=saved)
         begin_training()
         engine.run()
@@ -156,8 +151,7 @@ def train(  # noqa: PLR0913
         scores = runner.score(groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
-            files = {name: file for name, file in _files(result).items() if name in _file_names(target)}
-            _write(target, runner.processor, folder, files | (tables.files(result) if tables else {}))
+            _write(target, runner.processor, folder, result, tables.files(result) if tables else {})
         barrier()
     _warn_of_few_rows(op, scored, options)
     return result
@@ -203,15 +197,14 @@ def _training_groups(
     groups = list(groups_of(runner, tasks, "train", options, encodings))
     for group in groups if states else ():
         group.states = states.get(group.inputs.digest)
-    task_of = {name: spec.task for name, spec in specs.items()}
-    for group in (group for group in groups if len({task_of[name] for name in group.names}) == 1):
-        for name in group.names:
-            task: Task = group.tasks[name]
-            if task.missing_labels is None and (count := task.split("train").unlabelled):
-                got = f"{count} of {len(task.split('train'))} training rows of '{task_of[name]}' have no label"
-                rule = "no other task shares these rows"
-                hint = "Give the task missing_labels='mask' to train on the others, or 'drop' to leave them out"
-                raise DataError(f"{runner.op}: {got}, and {rule}. {hint}.")
+    for group in groups:
+        task: Task = group.tasks[group.names[0]]
+        names = {specs[name].task for name in group.names}  # the readers of a grid have one task
+        if len(names) == 1 and task.missing_labels is None and (count := task.split("train").unlabelled):
+            got = f"{count} of {len(task.split('train'))} training rows of '{names.pop()}' have no label"
+            rule = "no other task shares these rows"
+            hint = "Give the task missing_labels='mask' to train on the others, or 'drop' to leave them out"
+            raise DataError(f"{runner.op}: {got}, and {rule}. {hint}.")
     return groups
 
 
@@ -321,18 +314,14 @@ def _specs(
     return specs
 
 
-def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Store the facts that `Kind.learnt` finds in the train split, in place of older ones, in each learner's `info`.
-
-    Returns `groups`.
-    """
+def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> None:
+    """Store the facts that `Kind.learnt` finds in the train split, in place of older ones, in each learner's `info`."""
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)
             for key in task.kind.learnt_keys:
                 info.pop(key, None)
             runner.set_learnt(name, task.kind.learnt(task, task.split("train"), group.inputs))
-    return groups
 
 
 def _record_training(engine: Engine) -> None:
@@ -342,6 +331,7 @@ def _record_training(engine: Engine) -> None:
     processor's facts (`record_inputs`). The location from which a trained base or whole model was loaded is cleared,
     because the weights there are now different.
     """
+    options = engine.options
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
     for name, task in engine.plan.tasks.items():
@@ -350,8 +340,12 @@ def _record_training(engine: Engine) -> None:
             record_inputs([learner.module], engine.runner.processor)
             learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
             split = task.split("train")
-            recorded = recorded_of(split)
-            spaced = recorded and recorded.manifest.add_prefix_space
+            length, spaced, pairs = None, None, split.pairs
+            if (recorded := recorded_of(split)) is not None:
+                length, spaced = recorded.manifest.max_length, recorded.manifest.add_prefix_space
+                length, pairs = length or options.max_length, pairs or bool(recorded.manifest.pairs)
+            else:
+                length = max_length(engine.runner, {task.name: task}, options.max_length)
             learner.module.info = {
                 **learnt,
                 "task": task.name,
@@ -359,23 +353,16 @@ def _record_training(engine: Engine) -> None:
                 "scores": learner.progress.scores,
                 "epoch": learner.progress.best_epoch,
                 "rows": len(split) - split.unlabelled,
-                "pair": split.pairs or (recorded is not None and bool(recorded.manifest.pairs)),
-                "max_length": _max_length(engine, task),
-                "stride": engine.options.stride,
-                "add_prefix_space": engine.options.add_prefix_space if spaced is None else spaced,
+                "pair": pairs,
+                "max_length": length,
+                "stride": options.stride,
+                "add_prefix_space": options.add_prefix_space if spaced is None else spaced,
                 **({"columns": dict(task.columns)} if task.columns else {}),
                 **({"positive": task.positive} if task.positive else {}),
             }
     if isinstance(engine.runner, BankRunner):
         for name in engine.runner.bank:
             engine.runner.bank[name].drop_monitors_of(engine.plan.tasks)
-
-
-def _max_length(engine: Engine, task: Task) -> int | None:
-    """Return the maximum length with which a task's examples were read; None for recorded states of unknown length."""
-    if (recorded := recorded_of(task.split("train"))) is not None:
-        return recorded.manifest.max_length or engine.options.max_length
-    return max_length(engine.runner, {task.name: task}, engine.options.max_length)
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:
@@ -412,35 +399,24 @@ def _result(
     `test` has the scores on the test split, `seconds` the duration, and `folder` is where the target is saved, or None.
     """
     progress = {name: learner.progress for name, learner in engine.learners.items()}
+    results, tasks = dict(engine.best_results), engine.plan.tasks
+    # a resumed run lacks the results of best epochs before its checkpoint
+    if missing := {name for group in engine.validation for name in group.names} - results.keys():
+        engine.runner.score(engine.validation, engine.options, names=missing, collected=results)
     return FitResult(
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in progress.items()},
         history=engine.history,
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
         baselines=_baselines(engine),
-        results={name: (result, engine.plan.tasks[name].metrics) for name, result in _best_results(engine).items()},
-        unlabelled={
-            name: count for name, task in engine.plan.tasks.items() if (count := task.split("train").unlabelled)
-        },
+        results={name: (result, tasks[name].metrics) for name, result in results.items()},
+        unlabelled={name: count for name, task in tasks.items() if (count := task.split("train").unlabelled)},
         table=sorted_rows([_row(engine, learner, specs[name]) for name, learner in engine.learners.items()]),
         test=test,
         steps=engine.steps,
         seconds=seconds,
         folder=folder,
     )
-
-
-def _best_results(engine: Engine) -> dict[str, Results]:
-    """Return learner name -> validation results of the weights of its best epoch.
-
-    A resumed run lacks the results of epochs before its checkpoint, so learners whose best epoch is one of them are
-    scored again.
-    """
-    results = dict(engine.best_results)
-    missing = {name for group in engine.validation for name in group.names} - results.keys()
-    if missing:
-        engine.runner.score(engine.validation, engine.options, names=missing, collected=results)
-    return results
 
 
 def _baselines(engine: Engine) -> Scores:
@@ -458,26 +434,21 @@ def _baselines(engine: Engine) -> Scores:
     return baselines
 
 
-def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
-    return ["history.json", "table.parquet", *(["importances.parquet"] if isinstance(target, ReaderBank) else [])]
+def _write(
+    target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, result: FitResult, others: Files
+) -> None:
+    """Save the bank, or the model with its processor, to a folder, with the result and `others`, all or nothing.
 
-
-def _files(result: FitResult) -> Files:
-    """Return "history.json" and two Parquet files, as file name -> function that writes the file to a path."""
+    The result is in "history.json", "table.parquet" and, for a bank, "importances.parquet". `others` is file name ->
+    function that writes the file to a path. Errors are those of `save_bank` or `lamina.save`.
+    """
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
-    return {
+    files: Files = {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
         "table.parquet": lambda path: write_parquet(result.table, path),
-        "importances.parquet": lambda path: write_parquet(result.importances, path, IMPORTANCES),
     }
-
-
-def _write(target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, files: Files) -> None:
-    """Save the bank, or the model with its processor, and further files to a folder, all or nothing.
-
-    Errors are those of `save_bank` or `lamina.save`.
-    """
     if isinstance(target, ReaderBank):
-        save_bank(target, folder, files=files)
+        files["importances.parquet"] = lambda path: write_parquet(result.importances, path, IMPORTANCES)
+        save_bank(target, folder, files={**files, **others})
     else:
-        save(target, folder, processor, files=files)
+        save(target, folder, processor, files={**files, **others})
