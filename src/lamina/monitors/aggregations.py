@@ -22,17 +22,9 @@ if TYPE_CHECKING:
 class LastScore(Aggregation):
     """Score of the last token: `S_t = s_t`."""
 
-    def first(self, score: Tensor) -> State:
-        """Return the first token's score."""
-        return (score,)
-
     def next(self, state: State, score: Tensor) -> State:
         """Return the new token's score alone; `state`, the score of the token before, is not used."""
         return (score,)
-
-    def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the score of the last token."""
-        return state[0]
 
 
 @final
@@ -80,17 +72,9 @@ class EMA(Aggregation):
         if not 0 < self.half_life < float("inf"):
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
-    def first(self, score: Tensor) -> State:
-        """Return the first token's score, which is the average so far."""
-        return (score,)
-
     def next(self, state: State, score: Tensor) -> State:
         """Return the average after one more token: the old average in `state`, moved towards the new score."""
         return (state[0] + (1 - 2 ** (-1 / self.half_life)) * (score - state[0]),)
-
-    def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the average."""
-        return state[0]
 
 
 @final
@@ -152,10 +136,6 @@ class MultiMax(Aggregation):
     """
 
     per_label: ClassVar[bool] = True
-
-    def first(self, score: Tensor) -> State:
-        """Return the scores `[batch, labels]` of the first token."""
-        return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
         """Return the highest score of each label so far, `[batch, labels]`: the larger one of state and new score."""

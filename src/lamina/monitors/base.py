@@ -42,17 +42,23 @@ class Aggregation(ABC):
     per_label: ClassVar[bool] = False
     weighted: ClassVar[bool] = False
 
-    @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state of each text after its first token; `score` has the token's scores, as the class says."""
+        """Return the state of each text after its first token; `score` has the token's scores, as the class says.
+
+        By default, the state is these scores.
+        """
+        return (score,)
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
         """Return the state after one more token; `state` is the state before it, and `score` as in `first`."""
 
-    @abstractmethod
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the running score of each text, `[batch]`, from the state after its latest token."""
+        """Return the running score of each text, `[batch]`, from the state after its latest token.
+
+        By default, it is the first tensor of the state.
+        """
+        return state[0]
 
     def running(
         self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
