@@ -22,6 +22,7 @@ from lamina.estimators.examples import as_texts, data_errors
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.prediction.predict import Predictor
 from lamina.store import load, save_bank
 from lamina.store.files import damaged, read_json, read_steady, write_json
@@ -29,6 +30,7 @@ from lamina.store.manifest import MANIFEST, Manifest
 from lamina.store.models import load_processor
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import metrics_of, named_class
+from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from lamina.prediction.backends import Backend
     from lamina.tasks.class_results import ClassResults
     from lamina.tasks.outputs import Results
-    from lamina.tasks.split import Split
     from lamina.utils import JSON, JSONObject
 
 
@@ -197,13 +198,15 @@ class LaminaEstimator(BaseEstimator):
         if given is None:
             fusion, head, stack = default.fusion, default.head, None
         elif isinstance(given, FusionConfig):
-            fusion, head, stack = given, replace(default.head, **self._head_of_a_fusion()), None
+            fusion, head, stack = given, default.head, None
+            if isinstance(head, SequenceClassification):
+                head = replace(head, pooling=getattr(self, "pooling", "mean"))
         elif isinstance(given, Reader) and type(given.head) is type(default.head):
             fusion, head, stack = given.fusion, given.head, given.stack
         else:
             came = f"reader is {type(given.head if isinstance(given, Reader) else given).__name__}"
-            rule = f"it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a {_name(default)}"
-            raise ConfigError(f"{self._op()}: {came}; {rule}.")
+            rule = "it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a"
+            raise ConfigError(f"{self._op()}: {came}; {rule} {type(default.head).__name__}.")
         own: dict[str, object] = {"labels": task.labels, "problem_type": task.problem_type}
         own |= {name: value for name, value in settings.items() if value is not None}
         known = {field.name for field in fields(head)}
@@ -216,10 +219,6 @@ class LaminaEstimator(BaseEstimator):
             raise ConfigError(f"{self._op()}: {came}, in this order. Give class_weight to the estimator instead.")
         head = replace(head, **{key: value for key, value in own.items() if key in known})
         return Reader(fusion, head, stack=stack, seed=seed)
-
-    def _head_of_a_fusion(self) -> dict[str, object]:
-        """Return settings of the head that is made if the parameter `reader` is a fusion. Subclasses override this."""
-        return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader on the task with `lamina.fit` and `seed`, and set `bank_` and `result_`.
@@ -261,12 +260,14 @@ class LaminaEstimator(BaseEstimator):
         prepared.warn(self._op(method))
         return predictor.results(prepared)
 
-    def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
-        """Return reader name -> logits `[texts, labels]` for a split; messages begin with the calling `method`.
+    def _logits_of(self, X: object, method: str) -> dict[str, Tensor]:
+        """Return reader name -> logits `[texts, labels]` for texts X; messages begin with the calling `method`.
 
-        The readers' heads must give one row per text. Raises the errors of `_results`.
+        The readers' heads must give one row per text. Raises NotFittedError before `fit`, DataError if X has the wrong
+        form, and the errors of `_results`.
         """
-        results = self._results(split, method)
+        self._check_fitted()
+        results = self._results(Split.of(self._texts(X, method, reset=False)), method)
         return {name: cast("ClassResults", result).logits for name, result in results.items()}
 
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
@@ -359,10 +360,6 @@ class LaminaEstimator(BaseEstimator):
             return estimator
 
         return read_steady(Path(folder), MANIFEST, read)
-
-
-def _name(reader: Reader) -> str:
-    return type(reader.head).__name__
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:

@@ -76,8 +76,11 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     rows = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
     single = isinstance(rows[0], str)
     for row, text in enumerate(rows):
-        parts = [text] if single else list(text) if isinstance(text, tuple | list | np.ndarray) else [text]
-        _check_text(parts, op, row, count=1 if single else 2)
+        parts = list(text) if not single and isinstance(text, tuple | list | np.ndarray) else [text]
+        wrong = next((part for part in parts if not isinstance(part, str)), parts)
+        if wrong is not parts or len(parts) != (1 if single else 2):
+            came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
+            raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
     return [str(text) for text in rows] if single else [(str(first), str(second)) for first, second in rows]
 
 
@@ -100,15 +103,6 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
     elif None not in (before, columns) and columns != before:
         expects = f"{type(estimator).__name__} is expecting {before} features as input"
         raise DataError(f"{op}: X has {columns} features, but {expects}.")
-
-
-def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> None:
-    """Raise DataError, which begins with `op`, unless `parts`, the content of row `row` of X, are `count` strings."""
-    if len(parts) == count and all(isinstance(part, str) for part in parts):
-        return
-    wrong = next((part for part in parts if not isinstance(part, str)), parts)
-    came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
-    raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
 
 
 def as_words(X: TextsLike, op: str) -> list[list[str]]:

@@ -84,9 +84,6 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
     positive: object = None
 
-    def _head_of_a_fusion(self) -> dict[str, object]:
-        return {"pooling": "mean"}
-
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
@@ -132,9 +129,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return tuple(float(weight) for weight in weights)
 
     def _logits(self, X: object, method: str) -> torch.Tensor:
-        self._check_fitted()
-        texts = self._texts(X, method, reset=False)
-        return self._logits_of(Split.of(texts), method)[READER]
+        return self._logits_of(X, method)[READER]
 
     @property
     def _several(self) -> bool:
@@ -219,9 +214,6 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
 
     reader: FusionConfig | Reader | None = None
 
-    def _head_of_a_fusion(self) -> dict[str, object]:
-        return {"pooling": "mean"}
-
     def fit(self, X: object, y: object) -> Self:
         """Train a new reader, set the fitted attributes, and return the estimator.
 
@@ -262,10 +254,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             DataError: If X has the wrong form.
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
-        self._check_fitted()
-        texts = self._texts(X, "predict", reset=False)
-        logits = self._logits_of(Split.of(texts), "predict")[READER]
-        return logits[:, 0].double().numpy()
+        return self._logits_of(X, "predict")[READER][:, 0].double().numpy()
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:
         """Return R², as scikit-learn computes it. Errors as in `predict`, and DataError if `y` does not fit X."""

@@ -104,9 +104,6 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self._n_features_out = sum(bank[name].fusion.dim for name in bank)
         return self
 
-    def _head_of_a_fusion(self) -> dict[str, object]:
-        return {"pooling": self.pooling}
-
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
         """Return the config of a reader whose logits are the pooled features of `fusion`.
 
@@ -140,9 +137,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             DataError: If X has the wrong form.
             LaminaError: If the backend cannot be used, or an output is NaN or infinite.
         """
-        self._check_fitted()
-        texts = self._texts(X, "transform", reset=False)
-        logits = self._logits_of(Split.of(texts), "transform")
+        logits = self._logits_of(X, "transform")
         return np.hstack([logits[name].numpy() for name in self.bank_])
 
     def __sklearn_tags__(self) -> Tags:
