@@ -22,7 +22,7 @@ from lamina.store.save_model import check_reloads
 from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
-from lamina.train.checkpoint import reader_settings
+from lamina.train.checkpoint import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
 from lamina.utils import world_size
 
@@ -141,7 +141,7 @@ class BankRunner(Runner):
         not count. The argument is that of `Runner.starting_weights`.
         """
         if self.bank.train_base:
-            return super().starting_weights(trained)
+            return starting_weights(self.base, trained)
         used = sorted({self.bank[name].stack for name in self.bank})
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 

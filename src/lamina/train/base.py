@@ -19,7 +19,6 @@ from lamina.layers.devices import check_has_weights, main_device
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.position_interpolation import size_arguments
-from lamina.train.checkpoint import starting_weights
 from lamina.train.learner import BASE
 from lamina.utils import progress_bar
 
@@ -150,14 +149,13 @@ class Runner(ABC):
     def settings(self, name: str) -> dict[str, JSON]:
         """Return the settings of the learner `name`, JSON-ready. A checkpoint with other settings is refused."""
 
+    @abstractmethod
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
-        """Return a fingerprint of the model's weights at the start of a run.
+        """Return a fingerprint of the weights at the start of a run.
 
         Args:
-            trained: The parameters that the run trains. Those that start at random, such as a new head, are left out of
-                the fingerprint.
+            trained: The parameters that the run trains. Those that start at random are left out of the fingerprint.
         """
-        return starting_weights(self.base, trained)
 
     @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:

@@ -17,6 +17,7 @@ from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
+from lamina.train.checkpoint import starting_weights
 from lamina.train.learner import Learner, parameter_groups
 
 if TYPE_CHECKING:
@@ -99,6 +100,13 @@ class ModelRunner(Runner):
         task = self.task
         facts: dict[str, JSON] = {"kind": task.kind.name, "problem_type": task.problem_type}
         return {**facts, "labels": list(task.labels), "image_size": getattr(task, "image_size", None)}
+
+    def starting_weights(self, trained: Sequence[Tensor]) -> str:
+        """Return a fingerprint of the model's weights. Weights that start at random, such as a new head, are left out.
+
+        The argument is that of `Runner.starting_weights`.
+        """
+        return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """Check that the model can be trained on the task, and give a new head's classes the names of its labels.
