@@ -28,8 +28,6 @@ from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from lamina.data.arrow import Column
@@ -166,11 +164,7 @@ class LazyAudio(LazyFile):
 
         Raises DataError if the file is not audio or has too many channels; MissingExtraError if soundfile is missing.
         """
-        source, soundfile = self._whole(), _soundfile()
-        try:
-            info = soundfile.info(source)
-        except Exception as error:  # decoders raise errors of many types
-            raise self._undecodable(error) from error
+        info = self._call("info")
         if info.frames >= _UNKNOWN:
             rule = "the header of a clip says it, which programs that write to a pipe leave out. Save it as a file"
             raise self.bad(self.name, f"does not say its number of samples; {rule}.")
@@ -208,18 +202,24 @@ class LazyAudio(LazyFile):
 
         Raises DataError if it cannot be decoded or is cut off, and MissingExtraError if soundfile is not installed.
         """
-        source, soundfile = self._whole(), _soundfile()
-        try:
-            values = soundfile.read(source, frames=frames, dtype="float32")[0]
-        except Exception as error:
-            raise self._undecodable(error) from error
+        values: Samples = self._call("read", frames=frames, dtype="float32")[0]
         if len(values) < _LEAST * frames and ("MPEG" not in self._info().subtype or _COUNT.search(self.read())):
             raise self.bad(self.name, f"is cut off after {len(values)} of {frames} samples; every row is a whole clip.")
         return values
 
-    def _undecodable(self, error: Exception) -> DataError:
-        reason = first_line(getattr(error, "error_string", None) or error)
-        return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
+    def _call(self, function: str, **options: object) -> Any:
+        """Call a function of soundfile on the file, and return its result; for errors see `_info`."""
+        try:
+            import soundfile
+        except ImportError as error:
+            raise MissingExtraError.of(error, op="audio", extra="audio") from error
+        source = self._whole()
+        try:
+            return getattr(soundfile, function)(source, **options)
+        except Exception as error:  # decoders raise errors of many types
+            reason = first_line(getattr(error, "error_string", None) or error)
+            problem = f"cannot be decoded ({reason}); every row of an audio task is a whole clip."
+            raise self.bad(self.name, problem) from error
 
 
 def _is_cut_page(end: bytes) -> bool:
@@ -235,15 +235,6 @@ def _resample(values: Samples, up: int, down: int) -> Samples:
     except ImportError as error:
         raise MissingExtraError.of(error, op="audio", extra="audio") from error
     return resample_poly(values, up, down)
-
-
-def _soundfile() -> ModuleType:
-    """Import and return the package soundfile; raise MissingExtraError if it is not installed."""
-    try:
-        import soundfile
-    except ImportError as error:
-        raise MissingExtraError.of(error, op="audio", extra="audio") from error
-    return soundfile
 
 
 def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
