@@ -272,9 +272,8 @@ def _checked_rate(name: str, rate: object) -> int:
     rate = plain(rate)
     rate = int(rate) if isinstance(rate, float) and rate.is_integer() else rate
     if isinstance(rate, bool) or not isinstance(rate, int) or not 1 <= rate <= _MOST_RATE:
-        raise LazyAudio.bad(
-            name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
-        )
+        problem = f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
+        raise LazyAudio.bad(name, problem)
     return rate
 
 

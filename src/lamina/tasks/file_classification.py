@@ -210,9 +210,8 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
     with path.open("rb") as file:
         file.seek(end)
         if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end of the file
-            raise file_class.bad(
-                path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros."
-            )
+            problem = f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros."
+            raise file_class.bad(path, problem)
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
@@ -221,9 +220,8 @@ def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> Data
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
-        return file_class.bad(
-            path, f"is compressed with {packed}; {file_class.many} are read in place. Unpack it first."
-        )
+        problem = f"is compressed with {packed}; {file_class.many} are read in place. Unpack it first."
+        return file_class.bad(path, problem)
     rule = f"{file_class.many} are read from a folder or a plain tar file"
     return file_class.bad(path, f"is not a whole tar file ({first_line(error)}); {rule}.")
 

@@ -135,9 +135,8 @@ class ClassKind(Kind[InputsT]):
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:
             got = f"a {type(model).__name__} gives logits of {list(getattr(logits, 'shape', ()))}"
-            raise ConfigError(
-                f"task: {got}; its head is for no task of kind '{self.name}'. Load it as {self.auto_class}."
-            )
+            rule = f"its head is for no task of kind '{self.name}'. Load it as {self.auto_class}"
+            raise ConfigError(f"task: {got}; {rule}.")
         return logits
 
 

@@ -218,9 +218,8 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
             return [name for name in names if trimmed(name)]
         cell = plain(spelled)
     if isinstance(cell, Mapping):
-        raise LabelCellError(
-            shown(cell), f", which is {_type_name(cell)}; a row has a list of names. {_what_to_do(cell)}"
-        )
+        rule = f"{_type_name(cell)}; a row has a list of names. {_what_to_do(cell)}"
+        raise LabelCellError(shown(cell), f", which is {rule}")
     if not isinstance(cell, list):
         return [cell]
     for part in cell:

@@ -192,9 +192,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
         (first_row, first_cell), (row, cell) = sorted(first.values(), key=itemgetter(0))[:2]
         got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
-        raise bad_cell(
-            table, row, spec.label, f"{got}; all labels must have one form. Correct the file, or set problem_type."
-        )
+        hint = "Correct the file, or set problem_type"
+        raise bad_cell(table, row, spec.label, f"{got}; all labels must have one form. {hint}.")
     if "list" in first:
         return "multi_label"
     if not labels:
@@ -344,10 +343,8 @@ def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> Column
         in_order = [name for name in spec.labels if name in names]
         if in_order != list(names) and names != tuple(map(str, range(len(spec.labels)))):
             got = f"labels are {', '.join(spec.labels)}, but column '{spec.label}' of {table.path} has the class names"
-            rule = "the same names must come in the same order"
-            raise ConfigError(
-                f"task: {got} {', '.join(names)}; {rule}. Leave labels out, or rename the column's classes."
-            )
+            rule = "the same names must come in the same order. Leave labels out, or rename the column's classes"
+            raise ConfigError(f"task: {got} {', '.join(names)}; {rule}.")
     return spec
 
 

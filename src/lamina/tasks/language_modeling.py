@@ -171,6 +171,5 @@ class TokenSums(Results[Tensor, None]):
             raise DataError("metrics: no token has a label; a score needs at least one.")
         mean = self._loss / self._count
         perplexity = math.exp(mean if mean < _MOST_EXPONENT else _MOST_EXPONENT)  # NaN becomes the largest number too
-        return named_scores(
-            metrics, {"perplexity": lambda: perplexity, "accuracy": lambda: self._correct / self._count}
-        )
+        known = {"perplexity": lambda: perplexity, "accuracy": lambda: self._correct / self._count}
+        return named_scores(metrics, known)

@@ -95,9 +95,8 @@ def find_preset(name: str) -> tuple[str, Preset]:
     if not slash:
         return short, preset
     if not _LANGUAGE.fullmatch(language):
-        raise ConfigError(
-            f"task: '{name}' names the language '{language}'; a language is a short code, as in {short}/de."
-        )
+        rule = f"a language is a short code, as in {short}/de"
+        raise ConfigError(f"task: '{name}' names the language '{language}'; {rule}.")
     return f"{short}-{language}", replace(preset, config=language)
 
 

@@ -297,9 +297,8 @@ def held_out(
     """
     count = len(split)
     if count < 2:
-        raise DataError(
-            f"task: the train split has {count} rows; two are needed, because one is held out for validation."
-        )
+        rule = "two are needed, because one is held out for validation"
+        raise DataError(f"task: the train split has {count} rows; {rule}.")
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))
@@ -330,9 +329,8 @@ def as_examples(examples: object) -> list[object]:
     listed = examples if to_list is None else to_list()
     is_single = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
     if is_single or not isinstance(listed, Iterable):
-        raise ConfigError(
-            f"predict: got one {type(examples).__name__}; a list of texts, pairs of texts, images or clips is needed."
-        )
+        rule = "a list of texts, pairs of texts, images or clips is needed"
+        raise ConfigError(f"predict: got one {type(examples).__name__}; {rule}.")
     return list(listed)
 
 

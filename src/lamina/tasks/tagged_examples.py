@@ -122,10 +122,9 @@ def _refuse_odd_tag(table: Table, tags: TagNames, spec: ColumnSpec, odd: str | N
         if odd in marks:
             number = marks.index(odd)
             got = f"has the tag '{odd}' (word '{sentence[number]}') in column '{spec.label}', and other tags mark spans"
-            rule = (
-                "all tags must be written alike, such as B-x, I-x and O. Correct it, or give labels=[...] with all tags"
-            )
-            raise lab.bad_cell(table, row + number * table.numbered, spec.label, f"{got}; {rule}.")
+            rule = "all tags must be written alike, such as B-x, I-x and O"
+            problem = f"{got}; {rule}. Correct it, or give labels=[...] with all tags."
+            raise lab.bad_cell(table, row + number * table.numbered, spec.label, problem)
 
 
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: tag_schemes.TagScheme | None) -> tuple[str, ...]:

@@ -113,9 +113,8 @@ class Task:
         """Return name, kind, labels, metric and the number of rows of each split."""
         rows = ", ".join(f"{name}: {len(split)}" for name, split in self.splits.items())
         labels = f"[{', '.join(self.labels[:_SHOWN])}{', ...' * (len(self.labels) > _SHOWN)}]"
-        return (
-            f"Task('{self.name}', {self.kind}, {len(self.labels)} labels {labels}, metric {self.metric}; rows: {rows})"
-        )
+        facts = f"{len(self.labels)} labels {labels}, metric {self.metric}; rows: {rows}"
+        return f"Task('{self.name}', {self.kind}, {facts})"
 
     @property
     def pairs(self) -> bool:
