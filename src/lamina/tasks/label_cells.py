@@ -116,9 +116,9 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     list in JSON or Python, or is an array, dict or object as Python prints it.
     """
     cell = plain(cell)
-    name = trimmed(cell) if isinstance(cell, str) else str(cell) if isinstance(cell, bool) else ""
-    if not isinstance(cell, str | bool) and (isinstance(cell, int) or (isinstance(cell, float) and cell.is_integer())):
-        name = str(int(cell))
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    name = trimmed(str(cell)) if isinstance(cell, str | int) else ""
     if name not in labels and _is_list(name):
         raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
     if name not in labels and name[-1:] in "])}>" and _PRINTED.fullmatch(name):
