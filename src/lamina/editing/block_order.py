@@ -64,7 +64,7 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
     path = _path_of_blocks(model, stack, op)
     plan = _plan(model, stack, order, path, op)
     now = dict(model.named_parameters(remove_duplicate=False))
-    gone = tuple(name for name in now if path is not None and not plan.renamed(name))
+    gone = tuple(name for name in now if not plan.renamed(name))
     if path is not None:
         _move_blocks(model, path, plan)
     for name in plan.tables.keys() & now.keys():
@@ -74,12 +74,12 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
         if name in old and name in new and (path is None or not name.startswith(f"{path}.")):
             _copy_changes(module, old[name], new[name])
     _rename_ties(model, plan)
-    copies = [f"{path}.{place}." for place, layer in enumerate(order) if layer in order[:place]]
-    added = tuple(name for name, _ in model.named_parameters() if copies and name.startswith(tuple(copies)))
+    copies = tuple(f"{path}.{place}." for place, layer in enumerate(order) if path and layer in order[:place])
+    added = tuple(name for name, _ in model.named_parameters() if name.startswith(copies))
     settings: dict[str, JSON] = {"order": list(order), "path": path}
     if plan.first:
         settings["first"] = list(plan.first)
-    return Rearranged(path, gone, added if path is not None else (), settings)
+    return Rearranged(path, gone, added, settings)
 
 
 @dataclass
@@ -309,10 +309,8 @@ def _check_shapes(model: nn.Module, plan: _Plan, depth: int) -> None:
     Parameters that the user has added or removed are left out; `plan.before` shows which. `depth` is the number of
     blocks before the move.
     """
-    now, was, will_be = (
-        {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
-        for built in (model, plan.before, plan.after)
-    )
+    named = (built.named_parameters(remove_duplicate=False) for built in (model, plan.before, plan.after))
+    now, was, will_be = ({(name, part.shape) for name, part in pairs} for pairs in named)
     known = {new for name, _ in now ^ was for new in plan.renamed(name)}
     staying = {(new, plan.shape_after(name, shape, depth)) for name, shape in now for new in plan.renamed(name)}
     if wrong := sorted({name for name, _ in staying ^ will_be} - known):
@@ -386,12 +384,8 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
     The list is a dict of the model, changed in place; `plan` has the new names of parameters.
     """
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    renamed = {
-        new: sources[0]
-        for name, source in tied.items()
-        for new in plan.renamed(name)
-        if (sources := plan.renamed(source))
-    }
+    sources = {name: new[0] for name, source in tied.items() if (new := plan.renamed(source))}
+    renamed = {new: source for name, source in sources.items() for new in plan.renamed(name)}
     now = dict(model.named_parameters(remove_duplicate=False))
     planned: dict[str, str] = getattr(plan.after, "all_tied_weights_keys", None) or {}
     ties = {name: source for name, source in planned.items() if name in now and now[name] is now.get(source)}

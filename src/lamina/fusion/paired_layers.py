@@ -15,7 +15,7 @@ from lamina.fusion.base import LayerView
 from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 _MATCHES = 8  # size of `LayerView.matches`
 
@@ -88,9 +88,10 @@ class _PairedStream(PoolingStream):
         self._matched = self._matched + torch.einsum("lbj,lmdj->mbd", matches, matching)
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
-    def total(self) -> Float[Tensor, "members batch dim"]:
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
         """Return each member's features: the weighted sum over the layers, plus `gelu(b + sum_i M_i m_i)`."""
-        return super().total() + F.gelu(self._matched)
+        mixed = super().finish(mask)
+        return (mixed[:, :, :1] + F.gelu(self._matched).unsqueeze(2)).expand_as(mixed)
 
 
 @final

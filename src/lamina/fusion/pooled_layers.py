@@ -180,20 +180,16 @@ class PoolingStream(Stream):
         self._total = part if self._total is None else self._total + part
         self._counts[1], self._pooled = layers.stop, []
 
-    def total(self) -> Float[Tensor, "members batch dim"]:
-        """Return each member's sum over all layers, after pooling and projecting what is still stored.
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
+        """Return each member's sum over all layers, repeated for every token; only the shape of `mask` is used.
 
-        ConfigError if no state was fed.
+        States that are still stored are pooled and projected first. ConfigError if no state was fed.
         """
         if self._views:
             self._pool()
         if self._pooled:
             self._project()
-        return require_fed(self._total)
-
-    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "members batch tokens dim"]:
-        """Return the sum of each member, repeated for every token. Only the shape of `mask` is used."""
-        return self.total().unsqueeze(2).expand(-1, -1, mask.shape[1], -1)
+        return require_fed(self._total).unsqueeze(2).expand(-1, -1, mask.shape[1], -1)
 
 
 class PoolingFusion(Fusion):

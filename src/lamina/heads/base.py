@@ -274,9 +274,8 @@ class LabelHead(Head):
         for name, part in parts.items():
             self.add_module(name, part)
         count, has_map = len(config.labels), getattr(config, "linear", True)
-        self.output: nn.Linear | PassThrough = (
-            nn.Linear(dim, count) if has_map else PassThrough(config.kind, dim, count)
-        )
+        output = nn.Linear(dim, count) if has_map else PassThrough(config.kind, dim, count)
+        self.output: nn.Linear | PassThrough = output
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
 

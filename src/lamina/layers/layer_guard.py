@@ -109,7 +109,6 @@ class LayerGuard:
             guard.follow(model)
         for guard in self.modules.values():
             guard.look_again()
-        self._edits = {owner: getattr(owner, EDITS, ()) for owner in self._edits}
         self._remember_modules(model)
 
     def changed_modules(self, model: nn.Module, name: str) -> str | None:

@@ -54,7 +54,9 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
         NoInputError: If the model reads another kind of input, or its config does not state a size that is needed.
     """
     accepted = inspect.signature(model.forward).parameters
-    name = _main_input(model, accepted)
+    name = str(getattr(model, "main_input_name", "input_ids"))
+    if name == "input_ids" and name not in accepted:  # some towers inherit this name, but read pixels or patches
+        name = next((other for other in _MAKERS if other in accepted), name)
     maker = _MAKERS.get(name)
     if maker is None:
         raise NoInputError(f"it reads '{name}', and inputs are known for {', '.join(_MAKERS)}")
@@ -114,18 +116,6 @@ def _others(
         image = _image(model, tokens, rng)["pixel_values"]
         others["pixel_values"] = image.expand(rows, *image.shape[1:]) if len(image) == 1 else image
     return others
-
-
-def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
-    """Return the name of the input that a model reads: its `main_input_name`.
-
-    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches. So if "input_ids"
-    is not in `accepted`, the first known name that is in `accepted` is returned in its place.
-    """
-    name = str(getattr(model, "main_input_name", "input_ids"))
-    if name != "input_ids" or name in accepted:
-        return name
-    return next((other for other in _MAKERS if other in accepted), name)
 
 
 def _configs(model: nn.Module) -> list[object]:
@@ -215,16 +205,19 @@ def _video(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Te
 def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns.
 
-    The image has more columns if `tokens` is larger, so that two probes differ in length.
+    The image has more columns if `tokens` is larger, so that two probes differ in length. Some vision towers call this
+    input `hidden_states`. Raises NoInputError if the model reads no grid, so that its `hidden_states` are no patches.
     """
     accepted = inspect.signature(model.forward).parameters
+    if not (grids := [name for name in _GRIDS if name in accepted]):
+        raise NoInputError("it reads 'hidden_states' of another model")
     merged = max(_count(model, "spatial_merge_size"), *_counts(model, "merge_kernel_size"), 2)
     rows, columns = 2 * merged, merged * (2 if tokens < _LONGER else 3)
     frames, channels = _count(model, "temporal_patch_size", default=1), _count(model, *_CHANNELS, default=3)
     values = _count(model, "patch_size", default=14) ** 2 * frames * channels
     name = next(name for name in ("hidden_states", "pixel_values") if name in accepted)
     inputs = {name: torch.randn(rows * columns, values, generator=rng)}
-    inputs |= {grid: torch.tensor([[1, rows, columns]]) for grid in _GRIDS if grid in accepted}
+    inputs |= {grid: torch.tensor([[1, rows, columns]]) for grid in grids}
     return inputs | ({"merge_sizes": torch.tensor([merged])} if "merge_sizes" in accepted else {})
 
 
@@ -295,16 +288,6 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
     return {"input_features": features, "attention_mask": mask, "input_features_mask": mask}
 
 
-def _hidden(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return the packed patches of an image. Some vision towers call this input `hidden_states`.
-
-    Raises NoInputError if the model does not read patches under that name.
-    """
-    if not any(name in inspect.signature(model.forward).parameters for name in _GRIDS):
-        raise NoInputError("it reads 'hidden_states' of another model")
-    return _packed(model, tokens, rng)
-
-
 _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
 _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]]] = {
     "input_ids": _text,
@@ -312,6 +295,6 @@ _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]
     "pixel_values_videos": _video,
     "input_values": _audio,
     "input_features": _spectrogram,
-    "hidden_states": _hidden,
+    "hidden_states": _packed,
 }
 MAIN_INPUTS = frozenset(_MAKERS) - {"hidden_states"}  # values of `main_input_name` for which an input can be made
