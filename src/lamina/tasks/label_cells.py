@@ -128,30 +128,23 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
         raise LabelCellError(shown(cell), f"; {rule}. {_NAMES}")
     if name or isinstance(cell, str):
         return name
-    rule = "a class is a text, a whole number, or true or false"
-    raise LabelCellError(shown(cell), f", which is {_type_name(cell)}; {rule}. {_what_to_do(cell)}")
+    what, hint = _described(cell)
+    raise LabelCellError(shown(cell), f", which is {what}; a class is a text, a whole number, or true or false. {hint}")
 
 
 _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
-def _what_to_do(cell: Cell) -> str:
-    """Return a sentence that says what a user can do about `cell`, which is not a class name."""
+def _described(cell: Cell) -> tuple[str, str]:
+    """Return what `cell`, which is not a class name, is, and a sentence that says what a user can do about it."""
     if isinstance(cell, list):
-        return _SEVERAL
+        return "a list", _SEVERAL
     if isinstance(cell, Mapping):
-        return "Name the field that has the class, as in label='label.name'."
+        return "an object with keys", "Name the field that has the class, as in label='label.name'."
+    what = f"of type {type(cell).__name__}"
     if isinstance(cell, float):
-        return "Set problem_type='regression' if it is a score."
-    if isinstance(cell, bytes | bytearray):
-        return "Decode it to a text."
-    return "Convert it to a text."
-
-
-def _type_name(cell: Cell) -> str:
-    if isinstance(cell, Mapping):
-        return "an object with keys"
-    return "a list" if isinstance(cell, list) else f"of type {type(cell).__name__}"
+        return what, "Set problem_type='regression' if it is a score."
+    return what, f"{'Decode' if isinstance(cell, bytes | bytearray) else 'Convert'} it to a text."
 
 
 def shown(cell: object) -> str:
@@ -218,8 +211,8 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
             return [name for name in names if trimmed(name)]
         cell = plain(spelled)
     if isinstance(cell, Mapping):
-        rule = f"{_type_name(cell)}; a row has a list of names. {_what_to_do(cell)}"
-        raise LabelCellError(shown(cell), f", which is {rule}")
+        what, hint = _described(cell)
+        raise LabelCellError(shown(cell), f", which is {what}; a row has a list of names. {hint}")
     if not isinstance(cell, list):
         return [cell]
     for part in cell:

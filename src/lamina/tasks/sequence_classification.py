@@ -21,11 +21,8 @@ from lamina.tasks.split import Split
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_CONFIG = {
-    "classification": "single_label_classification",
-    "regression": "regression",
-    "multi_label": "multi_label_classification",
-}  # problem type -> its name in transformers' configs
+# problem types that have another name in transformers' configs
+_CONFIG = {"classification": "single_label_classification", "multi_label": "multi_label_classification"}
 
 
 @final
@@ -76,7 +73,7 @@ class SequenceClassificationKind(TextClassKind):
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
         """Write the task's class names and problem type into a model's config; errors as in `ClassKind.configure`."""
         super().configure(config, task)
-        config.problem_type = _CONFIG[task.problem_type]  # pyright: ignore[reportAttributeAccessIssue]
+        config.problem_type = _CONFIG.get(task.problem_type, task.problem_type)  # pyright: ignore[reportAttributeAccessIssue]
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Return a batch's labels in the dtype that transformers' losses expect: floats for multi-label tasks."""
