@@ -191,7 +191,7 @@ class CausalLMKind(lm.LanguageModelingKind):
 def _pairs(table: Table, spec: ColumnSpec) -> Split:
     """Return a table's rows as pairs of prompt (`spec.text`) and reply (`spec.text_pair`); errors as in `build`."""
     reply = spec.text_pair or ""
-    table = lab.labelled({"": table}, replace(spec, label=reply), texts=True)[""]
+    table = lab.labelled_table(table, replace(spec, label=reply), texts=True)
     return Split.of(zip(lab.texts(table, spec.text), lab.texts(table, reply), strict=True))
 
 

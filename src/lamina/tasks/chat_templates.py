@@ -88,7 +88,7 @@ def chats_of(table: Table, spec: ColumnSpec) -> Split:
         "".join(message["content"] for message in chat if message["role"] == REPLIES) for chat in table.column(column)
     ]
     table = replace(table, columns={**table.columns, name: replies})
-    return chat_split(lab.labelled({"": table}, replace(spec, label=name), texts=True)[""].column(column))
+    return chat_split(lab.labelled_table(table, replace(spec, label=name), texts=True).column(column))
 
 
 def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = "causal_lm") -> tuple[str, list[Span]]:

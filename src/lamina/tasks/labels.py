@@ -52,7 +52,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
         spec: Which column has the labels, and what to do with rows without a label.
         texts: Whether labels are texts to generate; then "null" is a text like any other.
     """
-    return {part: _labelled(table, spec, texts=texts) for part, table in with_labels(tables, spec).items()}
+    return {part: labelled_table(table, spec, texts=texts) for part, table in with_labels(tables, spec).items()}
 
 
 def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
@@ -118,7 +118,7 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
         yield next(following) if row in places else gap(row)
 
 
-def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
+def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
     column, labels = spec.label, () if texts else spec.labels or ()
     present: list[int] = []
