@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
-    from lamina.prediction.predict import Answers, Prepared
+    from lamina.prediction.predict import Prepared
     from lamina.tasks.lazy_file import LazyFile
     from lamina.utils import JSONObject
 
@@ -188,10 +188,10 @@ def predict_file(  # noqa: PLR0913
     predictor.choose_engine()  # an error, or an export, comes before the first row
     predictor.engine = None  # Ray's workers have sessions of their own
     with Partial.open(output, same, resume=resume) as partial:
-        read = functools.partial(read_examples, source, columns, file=predictor.file)
-        job = _Job(read, partial, skip_bad=skip_bad)
-        here = answering.in_turn if ray is None else functools.partial(in_order, answering, ray, workers, "predict")
-        job.run(here, chunk_rows, progress=progress)
+        read = functools.partial(read_examples, source, columns, file=predictor.file, rows=chunk_rows)
+        left = _chunks(partial, read, skip_bad=skip_bad)
+        outcomes = answering.in_turn(left) if ray is None else in_order(answering, ray, workers, "predict", left)
+        _write_rows(partial, outcomes, progress=progress)
         partial.finish(output)
     if partial.skipped:
         logger.warning("predict: left out %s of %s that cannot be read", pluralize(partial.skipped, "row"), source)
@@ -500,11 +500,6 @@ class Answering:
             answered = Answered(failed=error)
         return answered
 
-    def _answers(self, prepared: Prepared) -> list[Answers]:
-        predictor = self._predictor
-        budget = _BUDGETS["cpu" if predictor.device.type == "cpu" else "accelerator"]
-        return predictor.predict(prepared, budget=budget if self._by_tokens else None)
-
     def _rows(
         self,
         lines: Sequence[int],
@@ -523,7 +518,8 @@ class Answering:
             prepared = self._prepare(examples) if prepared is None else prepared
             if isinstance(prepared, LaminaError):
                 raise prepared
-            answers = self._answers(prepared)
+            budget = _BUDGETS["cpu" if self._predictor.device.type == "cpu" else "accelerator"]
+            answers = self._predictor.predict(prepared, budget=budget if self._by_tokens else None)
         except NotFiniteError as error:
             row = lines[error.row or 0]
             raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None
@@ -542,51 +538,44 @@ class Answering:
             yield {"row": line, "text": name_of(example), "readers": answer}
 
 
-class _Job:
-    """The work of `predict_file`: read a file's rows, have them predicted, and write the predictions to a `Partial`."""
+def _chunks(
+    partial: Partial, read: Callable[..., Iterator[tuple[list[int], list[object], int]]], *, skip_bad: bool
+) -> Iterator[Chunk]:
+    """Yield the rows that are not written yet in chunks. With `skip_bad`, a chunk also has the errors of bad rows.
 
-    def __init__(self, read: functools.partial[Iterator[Any]], partial: Partial, *, skip_bad: bool) -> None:
-        self._read, self._partial, self._skip_bad = read, partial, skip_bad
+    `read` takes the options `start` and `bad` of `read_examples`.
+    """
+    problems: list[DataError] = []
+    told = partial.bad  # a resumed run parses bad rows after the last good one again
 
-    def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
-        """Predict and write all rows that are not written yet.
+    def note(problem: DataError) -> None:
+        if problem.row is None or problem.row > told:
+            problems.append(problem)
 
-        `answers` turns an iterator of chunks into their outcomes; a chunk has `chunk_rows` rows. `progress` shows a
-        bar. An outcome's error is raised once its rows are written.
-        """
-        from tqdm.auto import tqdm
+    for lines, examples, count in read(start=partial.read, bad=note if skip_bad else None):
+        yield Chunk(lines, examples, count, tuple(problems))
+        problems.clear()
+    if problems:
+        yield Chunk([], [], 0, tuple(problems))
 
-        partial = self._partial
-        with tqdm(initial=partial.rows, disable=not progress, unit="row") as bar:
-            for answered in answers(self._chunks(chunk_rows)):
-                for problem in answered.problems:
-                    self._skip(problem)
-                    partial.bad = max(partial.bad, -1 if problem.row is None else problem.row)
-                partial.add(answered.rows, read=answered.read)
-                bar.update(len(answered.rows))
-                if answered.failed is not None:
-                    raise answered.failed
 
-    def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield the remaining rows in chunks of `rows`. If bad rows are skipped, a chunk also has their errors."""
-        problems: list[DataError] = []
-        told = self._partial.bad  # a resumed run parses bad rows after the last good one again
+def _write_rows(partial: Partial, outcomes: Iterator[Answered], *, progress: bool) -> None:
+    """Write the outcomes of chunks, in order, and count and log rows that cannot be read, the first 20 one by one.
 
-        def note(problem: DataError) -> None:
-            if problem.row is None or problem.row > told:
-                problems.append(problem)
+    `progress` shows a bar. An outcome's error is raised once its rows are written.
+    """
+    from tqdm.auto import tqdm
 
-        bad = note if self._skip_bad else None
-        for lines, examples, read in self._read(rows=rows, start=self._partial.read, bad=bad):
-            yield Chunk(lines, examples, read, tuple(problems))
-            problems.clear()
-        if problems:
-            yield Chunk([], [], 0, tuple(problems))
-
-    def _skip(self, problem: DataError) -> None:
-        """Count a row that cannot be read because of `problem`, which is logged for the first 20 rows."""
-        self._partial.skipped += 1
-        if self._partial.skipped <= _SHOWN:
-            logger.warning("%s", problem)
-        if self._partial.skipped == _SHOWN:
-            logger.warning("predict: further rows that cannot be read are only counted")
+    with tqdm(initial=partial.rows, disable=not progress, unit="row") as bar:
+        for answered in outcomes:
+            for problem in answered.problems:
+                partial.skipped += 1
+                partial.bad = max(partial.bad, -1 if problem.row is None else problem.row)
+                if partial.skipped <= _SHOWN:
+                    logger.warning("%s", problem)
+                if partial.skipped == _SHOWN:
+                    logger.warning("predict: further rows that cannot be read are only counted")
+            partial.add(answered.rows, read=answered.read)
+            bar.update(len(answered.rows))
+            if answered.failed is not None:
+                raise answered.failed
