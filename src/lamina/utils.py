@@ -196,6 +196,15 @@ def check_range(
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
+def check_inside(op: str, name: str, value: float, high: float = 1, usual: float = 0.01) -> None:
+    """Raise ConfigError unless `value` is above 0 and below `high`; NaN does not pass.
+
+    `op` and `name` are the operation and the option, for the message, and `usual` is a value that it suggests.
+    """
+    if not 0 < value < high:
+        raise ConfigError(f"{op}: {name} is {value}; it must be above 0 and below {high:g}, such as {usual:g}.")
+
+
 MAX_BYTES = 1 << 26  # largest file of settings, and longest line of a data file, that is read
 _SHOWN = 100  # characters of a key that an error repeats
 _NESTED = (list, dict)  # a tuple, because `list | dict` would be built for each value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
@@ -69,7 +70,7 @@ class EMA(Aggregation):
 
     def __post_init__(self) -> None:
         check_fields("ema", self)
-        if not 0 < self.half_life < float("inf"):
+        if not 0 < self.half_life < math.inf:
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
     def next(self, state: State, score: Tensor) -> State:
@@ -190,7 +191,7 @@ class SoftmaxMean(ExponentialMean):
 
     def __post_init__(self) -> None:
         check_fields("softmax_mean", self)
-        if not 0 < self.temperature < float("inf"):
+        if not 0 < self.temperature < math.inf:
             raise ConfigError(f"softmax_mean: temperature is {self.temperature}; it must be positive and finite.")
 
     def first(self, score: Tensor) -> State:

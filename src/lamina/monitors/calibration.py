@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, Self, SupportsFloat, TypedDict, Unpack, cast, final
 
 from lamina.errors import ConfigError, require_packages
-from lamina.utils import check_types
+from lamina.utils import check_inside, check_types
 
 if TYPE_CHECKING:
     from lamina.utils import JSON
@@ -142,7 +142,7 @@ class Calibration:
             MissingExtraError: If scipy is not installed.
         """
         require_packages("calibrate", "metrics", "scipy")
-        check_confidence(confidence)
+        check_inside("calibrate", "confidence", confidence, usual=0.95)
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("calibrate: the threshold is NaN; it must be a number.")
         if threshold is not None and guarantee:
@@ -159,7 +159,7 @@ class Calibration:
         negatives, positives = by_label(scores, positive)
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
-            _check_rate(false_positive_rate)
+            check_inside("calibrate", "false_positive_rate", false_positive_rate)
             least = needed_negatives(false_positive_rate, confidence if guarantee else None)
             if len(negatives) < least:
                 problem = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
@@ -207,17 +207,6 @@ def by_label(highest: Sequence[float], positive: Sequence[object]) -> tuple[list
     return negatives, positives
 
 
-def check_confidence(confidence: float, op: str = "calibrate") -> None:
-    """Raise ConfigError unless a confidence level is above 0 and below 1; the message begins with `op`."""
-    if not 0 < confidence < 1:
-        raise ConfigError(f"{op}: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
-
-
-def _check_rate(false_positive_rate: float) -> None:
-    if not 0 < false_positive_rate < 1:
-        raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
-
-
 @check_types("calibrate")
 def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
     """Return the smallest number of negative texts from which a threshold for this false positive rate can be chosen.
@@ -229,10 +218,10 @@ def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95
     Raises:
         ConfigError: If the rate or the confidence level is out of range.
     """
-    _check_rate(false_positive_rate)
+    check_inside("calibrate", "false_positive_rate", false_positive_rate)
     if confidence is None:
         return math.ceil(1 / false_positive_rate - 1e-9)
-    check_confidence(confidence)
+    check_inside("calibrate", "confidence", confidence, usual=0.95)
     # the highest of n negatives bounds the rate unless all n lie below its quantile, with probability (1 - rate) ** n
     return math.ceil(math.log1p(-confidence) / math.log1p(-false_positive_rate) - 1e-9)
 

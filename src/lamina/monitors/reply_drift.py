@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, error_context
-from lamina.utils import check_types
+from lamina.utils import check_inside, check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -208,9 +208,7 @@ class DriftWatcher:
 
     @check_types("drift")
     def __init__(self, sketch: DriftSketch, *, false_alarm_rate: float = 0.01, seed: int = 0) -> None:
-        if not 0 < false_alarm_rate < 1:
-            rule = "it must be above 0 and below 1, such as 0.01"
-            raise ConfigError(f"drift: false_alarm_rate is {false_alarm_rate}; {rule}.")
+        check_inside("drift", "false_alarm_rate", false_alarm_rate)
         self._sketch, self._rate, self._random = sketch, false_alarm_rate, random.Random(seed)
         self._lock = Lock()
         self.restart()

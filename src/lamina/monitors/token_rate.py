@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from lamina.errors import ConfigError
-from lamina.monitors.calibration import by_label, check_confidence, lowest_threshold
+from lamina.monitors.calibration import by_label, lowest_threshold
+from lamina.utils import check_inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +41,6 @@ def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> t
     low = float(chi2.ppf(tail, 2 * alarms)) / 2 if alarms else 0.0
     high = float(chi2.ppf(1 - tail, 2 * alarms + 2)) / 2
     return alarms * scale, (low * scale, high * scale)
-
-
-def check_token_rate(rate: float) -> None:
-    """Raise ConfigError unless a rate per thousand tokens is above 0 and below 1000."""
-    if not 0 < rate < 1000:
-        raise ConfigError(f"calibrate: the rate per thousand tokens is {rate}; it must be above 0 and below 1000.")
 
 
 @final
@@ -76,13 +71,12 @@ class TokenRateTest:
     """
 
     def __init__(self, lengths: Sequence[int], rate: float, confidence: float | None) -> None:
-        check_token_rate(rate)
-        if confidence is not None:
-            check_confidence(confidence)
+        check_inside("calibrate", "the rate per thousand tokens", rate, 1000)
         self._rate, self._confidence = rate, confidence
         self._lengths = np.array(lengths, dtype=float)
         self._stakes = np.zeros(len(lengths))
         if confidence is not None:
+            check_inside("calibrate", "confidence", confidence, usual=0.95)
             order = np.random.default_rng(0).permutation(len(lengths))
             self._stakes[order] = self._chosen_stakes(self._lengths[order], confidence)
 

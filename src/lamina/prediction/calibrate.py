@@ -20,13 +20,13 @@ from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
-from lamina.monitors.calibration import Facts, Unit, check_confidence
+from lamina.monitors.calibration import Facts, Unit
 from lamina.monitors.token_rate import alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
-from lamina.utils import check_types, progress_bar
+from lamina.utils import check_inside, check_types, progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,7 @@ def calibrate(  # noqa: PLR0913
         NotFiniteError: If a score is NaN.
         MissingExtraError: If scipy is not installed.
     """
-    check_confidence(confidence)
+    check_inside("calibrate", "confidence", confidence, usual=0.95)
     check_known("calibrate", [per], get_args(Unit), "unit")
     unused = {"guarantee": guarantee, "per": per != "reply", "false_positive_rate": false_positive_rate != 0.01}
     if threshold is not None and (names := [name for name, is_set in unused.items() if is_set]):

@@ -13,12 +13,11 @@ import torch
 from lamina.bank.monitoring import reader_seconds
 from lamina.errors import ConfigError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, Monitor
-from lamina.monitors.calibration import check_confidence
 from lamina.prediction.calibrate import TextScores, facts_of, flagged_labels, positives_of, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
-from lamina.utils import check_types
+from lamina.utils import check_inside, check_types
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -129,9 +128,8 @@ def choose_cascade(  # noqa: PLR0913
         Fixed-sequence testing as in Angelopoulos et al. 2021, "Learn then Test", arXiv:2110.01052.
     """
     op = "choose_cascade"
-    check_confidence(confidence, op)
-    if not 0 < recall < 1:
-        raise ConfigError(f"{op}: recall is {recall}; it must be above 0 and below 1, such as 0.9.")
+    check_inside(op, "confidence", confidence, usual=0.95)
+    check_inside(op, "recall", recall, usual=0.9)
     require_packages(op, "metrics", "scipy")
     check_known(op, [first.reader, second.reader], bank, "reader")
     share = _relative_work(bank, first.reader, second.reader)

@@ -20,7 +20,7 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
 from lamina.layers.devices import usable_device
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
-from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
+from lamina.monitors.calibration import Unit, needed_negatives
 from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts, today
 from lamina.prediction.evaluate import scoring_groups
@@ -32,7 +32,7 @@ from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.fit import fit
 from lamina.train.options import PassOptions
-from lamina.utils import check_types
+from lamina.utils import check_inside, check_types
 
 if TYPE_CHECKING:
     import torch
@@ -193,7 +193,7 @@ def monitor(  # noqa: PLR0913
         StoreError: If `output` cannot be written.
         MissingExtraError: If scipy is not installed.
     """
-    promise = _Promise(rate, per, confidence).checked()
+    promise = _Promise(rate, per, confidence)
     scores_on = None if device is None else usable_device(device)
     require_packages("monitor", "metrics", "scipy")
     columns = ReplyColumns(messages, prompt, reply, label, spans)
@@ -449,20 +449,19 @@ def _auroc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class _Promise:
-    """The rate of false alarms that is promised, its unit, and the confidence with which it holds."""
+    """The rate of false alarms that is promised, its unit, and the confidence with which it holds.
+
+    Raises ConfigError if a number is out of range, UnknownNameError for an unknown unit.
+    """
 
     rate: float
     per: Unit
     confidence: float
 
-    def checked(self) -> _Promise:
-        """Return this object; raise ConfigError if a number is out of range, UnknownNameError for an unknown unit."""
+    def __post_init__(self) -> None:
         check_known("monitor", [self.per], get_args(Unit), "unit")
-        high = 1 if self.per == "reply" else 1000
-        if not 0 < self.rate < high:
-            raise ConfigError(f"monitor: the rate is {self.rate}; it must be above 0 and below {high}, such as 0.01.")
-        check_confidence(self.confidence, "monitor")
-        return self
+        check_inside("monitor", "the rate", self.rate, 1 if self.per == "reply" else 1000)
+        check_inside("monitor", "confidence", self.confidence, usual=0.95)
 
     def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
         """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lamina.errors import ConfigError, require_packages
 from lamina.tasks.metrics import LOWER
-from lamina.utils import JSONObject, atomic_write
+from lamina.utils import JSONObject, atomic_write, check_inside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -196,8 +196,7 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     """
     if not values:
         raise ConfigError("summarise: there are no values; at least one is needed.")
-    if not 0 < confidence < 1:
-        raise ConfigError(f"summarise: confidence is {confidence}; it must be between 0 and 1.")
+    check_inside("summarise", "confidence", confidence, usual=0.95)
     count, mean = len(values), statistics.fmean(values)
     if count == 1:
         return Summary(1, mean, 0.0, None)
