@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 from weakref import finalize
 
 import torch
@@ -44,6 +44,12 @@ class BatchBytes(NamedTuple):
 
     fixed: int
     row: int
+
+    @classmethod
+    def of(cls, measure: Callable[[int], int], few: int) -> Self:
+        """Return the memory from two calls of `measure` (rows -> bytes): with `few` rows, and with one more."""
+        less, more = measure(few), measure(few + 1)
+        return cls(max(0, less - few * (more - less)), more - less)
 
     def total(self, rows: int) -> int:
         """Return the bytes that a batch of `rows` rows needs."""
@@ -186,9 +192,7 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
     values = _EveryLayer() if main_device(model).type == "meta" else nullcontext()
     with preserve_randomness(), evaluating(model), torch.enable_grad(), values:
         model.train()
-        less, more = (saved_bytes(partial(run, rows), excluded) for rows in (2, 3))
-    row = more - less
-    return BatchBytes(max(0, less - 2 * row), row)
+        return BatchBytes.of(lambda rows: saved_bytes(partial(run, rows), excluded), 2)
 
 
 def _measure(
@@ -222,16 +226,13 @@ def _measure(
     with preserve_randomness(), evaluating(*modules), torch.set_grad_enabled(grad), values:
         for module in modules:
             module.train(grad)
-        less, more = (
-            (saved_bytes if grad else peak_bytes)(
-                partial(_run, model, readers, (rows, tokens), labels, grad=grad), excluded
-            )
-            for rows in (few, few + 1)
+        count = saved_bytes if grad else peak_bytes
+        found = BatchBytes.of(
+            lambda rows: count(partial(_run, model, readers, (rows, tokens), labels, grad=grad), excluded), few
         )
         for module in modules:
             module.train(not grad)  # a change of mode resets the importances that fusions counted on the zeros
-    row = more - less
-    return BatchBytes(max(0, less - few * row), row)
+    return found
 
 
 reader_memory, scoring_memory = partial(_measure, grad=True), partial(_measure, grad=False)
