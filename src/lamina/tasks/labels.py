@@ -121,27 +121,25 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
 def labelled_table(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     """Return one table without the rows that have no label, or raise DataError; see `labelled`."""
     column, labels = spec.label, () if texts else spec.labels or ()
-    present: list[int] = []
-    dropped: dict[int, object] = {}  # row -> its cell
-    for at, (row, cell) in enumerate(zip(table.rows, table.cells(column), strict=True)):
-        if not is_missing(cell, labels, texts=texts):
-            present.append(at)
-        elif spec.missing_labels in ("drop", "mask") or (spec.missing_labels is None and _may_be_shared(table, spec)):
-            dropped[row] = cell
-        else:
-            raise _no_label(table, row, column, cell, spec)
-    if not dropped:
+    missing = {at: cell for at, cell in enumerate(table.cells(column)) if is_missing(cell, labels, texts=texts)}
+    if not missing:
         return table
+    how = spec.missing_labels
+    if how not in ("drop", "mask") and not (how is None and _may_be_shared(table, spec)):
+        at, cell = next(iter(missing.items()))
+        raise _no_label(table, table.rows[at], column, cell, spec)
+    present = [at for at in range(len(table)) if at not in missing]
     if not present:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
-    fate = "are left out" if spec.missing_labels == "drop" else "give no loss and no score for it"
+    fate = "are left out" if how == "drop" else "give no loss and no score for it"
     what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
-    there = dict.fromkeys(repr(trimmed(cell)) for cell in dropped.values() if isinstance(cell, str) and cell.strip())
-    is_told = there and spec.missing_labels is None
+    there = dict.fromkeys(repr(trimmed(cell)) for cell in missing.values() if isinstance(cell, str) and cell.strip())
+    is_told = there and how is None
     hint = f". Some hold {listed(list(there))}; if one is a class, name it in labels" if is_told else ""
-    logger.warning(f"task: {what}%s", table.path, len(dropped), len(table), column, listed(list(dropped)), hint)
+    numbers = listed([table.rows[at] for at in missing])
+    logger.warning(f"task: {what}%s", table.path, len(missing), len(table), column, numbers, hint)
     rest = table.select_rows(present)
-    return rest if spec.missing_labels == "drop" else replace(rest, whole=table, places=present)
+    return rest if how == "drop" else replace(rest, whole=table, places=present)
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
