@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from lamina.vllm.engine_types import Method, Route
+from lamina.vllm.engine_types import Configured, Method, Route
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -46,10 +46,12 @@ class RequestState(Protocol):
 class Params(Protocol):
     """The parameters of a request: `SamplingParams` to generate text, or `PoolingParams`.
 
-    `skip_reading_prefix_cache` says whether all tokens of the prompt are computed again.
+    `skip_reading_prefix_cache` says whether all tokens of the prompt are computed again; only `PoolingParams` have
+    `extra_kwargs`, the request's own arguments.
     """
 
     skip_reading_prefix_cache: bool | None
+    extra_kwargs: dict[str, object] | None
 
 
 class NewRequest(Protocol):
@@ -74,7 +76,7 @@ class OutputProcessor(Protocol):
     process_outputs: Method
 
 
-class Frontend(Protocol):
+class Frontend(Configured, Protocol):
     """The frontend of an engine, an `LLMEngine` or `AsyncLLM`. It has an input and an output processor."""
 
     input_processor: InputProcessor
@@ -104,15 +106,17 @@ class Request(Protocol):
 
 
 class ResponseChoice(Protocol):
-    """A choice (one output sequence) of a response; `lamina` has the readers' answers."""
+    """A choice (one output sequence) of a response, and why its text ended; `lamina` has the readers' answers."""
 
     index: int
+    finish_reason: str | None
     lamina: dict[str, JSON]
 
 
 class Response(Protocol):
-    """A response of a server, to which the attribute `lamina` is added."""
+    """A response of a server, to which the attribute `lamina` is added. `/v1/responses` has no choices."""
 
+    choices: Sequence[ResponseChoice]
     lamina: dict[str, JSON]
 
 
@@ -123,34 +127,16 @@ class Serving(Route, Protocol):
 
 
 class ChatServing(Serving, Protocol):
-    """Serves `/v1/chat/completions` (`OpenAIServingChat`); its methods make whole and streamed responses."""
+    """Serves `/v1/chat/completions` (`OpenAIServingChat`); its methods make whole and streamed responses.
+
+    The third is only in `OpenAIServingChatBatch`, which serves `/v1/chat/completions/batch`; the last two are only in
+    `AnthropicServingMessages`, which converts the responses for `/v1/messages`.
+    """
 
     chat_completion_full_generator: Callable[..., Awaitable[Response]]
     chat_completion_stream_generator: Callable[..., AsyncIterator[str]]
-
-
-class BatchServing(ChatServing, Protocol):
-    """Serves `/v1/chat/completions/batch` (`OpenAIServingChatBatch`); its method makes whole responses."""
-
     chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
-
-
-class EndedChoice(Protocol):
-    """A choice of a response of `/v1/chat/completions`, with the reason why its text ended."""
-
-    finish_reason: str | None
-
-
-class ChatResponse(Protocol):
-    """A response of `/v1/chat/completions`."""
-
-    choices: Sequence[EndedChoice]
-
-
-class MessagesServing(ChatServing, Protocol):
-    """Serves `/v1/messages` (`AnthropicServingMessages`); its methods convert whole and streamed responses."""
-
-    messages_full_converter: Callable[[ChatResponse], BaseModel]
+    messages_full_converter: Callable[[Response], BaseModel]
     message_stream_converter: Callable[[AsyncIterator[str]], AsyncIterator[str]]
 
 
@@ -174,23 +160,11 @@ class ResponsesServing(Serving, Protocol):
     responses_full_generator: Callable[..., Awaitable[StatusResponse]]
 
 
-class PoolingParams(Protocol):
-    """The parameters of a request to a pooling model."""
-
-    extra_kwargs: dict[str, object] | None
-
-
-class PoolingResult(Protocol):
-    """The output of a pooling model for one text; `lamina` has the readers' answers."""
-
-    lamina: Answers
-
-
 class PoolingContext(Protocol):
     """What a server keeps for a request to a pooling model: its parameters and, at the end, its results."""
 
-    pooling_params: PoolingParams
-    final_res_batch: Sequence[PoolingResult]
+    pooling_params: Params
+    final_res_batch: Sequence[Output]
 
 
 class PoolingRequest(Protocol):

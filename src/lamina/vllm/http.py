@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -18,17 +18,13 @@ from lamina.vllm.layout import KEY, Layout
 if TYPE_CHECKING:
     from lamina.vllm.answers import Answers
     from lamina.vllm.frontend_types import (
-        BatchServing,
-        ChatResponse,
         ChatServing,
         CompletionServing,
-        MessagesServing,
         PoolingContext,
         PoolingRequest,
         PoolingServing,
         Request,
         Response,
-        ResponseChoice,
         ResponsesServing,
         Result,
         Results,
@@ -63,9 +59,7 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
 
     async def full_with_answers(request: object, results: Results, *args: object, **kwargs: object) -> Response:
         latest: Latest = {}
-        response = await full(request, _remember(results, latest), *args, **kwargs)
-        _fill(response, {index: choice.answers for index, choice in latest.items()})
-        return response
+        return _filled(await full(request, _remember(results, latest), *args, **kwargs), latest)
 
     def stream_with_answers(request: object, results: Results, *args: object, **kwargs: object) -> AsyncIterator[str]:
         latest: Latest = {}
@@ -74,19 +68,19 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
     serving.chat_completion_full_generator = full_with_answers
     serving.chat_completion_stream_generator = stream_with_answers
     if hasattr(serving, "chat_completion_full_generator_batch"):
-        _install_batch(cast("BatchServing", serving), layout)
+        _install_batch(serving, layout)
     if hasattr(serving, "messages_full_converter"):
-        _install_messages(cast("MessagesServing", serving))
+        _install_messages(serving)
 
 
-def _install_messages(serving: MessagesServing) -> None:
+def _install_messages(serving: ChatServing) -> None:
     """Let responses of `/v1/messages`, also streams, say that a monitor ended the text: by the stop reason "refusal".
 
     Anthropic's API has this reason if a classifier ends a text. vLLM leaves the reason empty.
     """
     convert, stream = serving.messages_full_converter, serving.message_stream_converter
 
-    def convert_with_reason(response: ChatResponse) -> BaseModel:
+    def convert_with_reason(response: Response) -> BaseModel:
         message = convert(response)
         if response.choices[0].finish_reason != "content_filter":
             return message
@@ -115,7 +109,7 @@ def _refusable(message: type[BaseModel]) -> type[BaseModel]:
     return create_model("Refused", __base__=message, stop_reason=(str, "refusal"))
 
 
-def _install_batch(serving: BatchServing, layout: Layout) -> None:
+def _install_batch(serving: ChatServing, layout: Layout) -> None:
     """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, where each conversation is a choice.
 
     Requests for which the readers of `layout` cannot run get status 422.
@@ -127,10 +121,8 @@ def _install_batch(serving: BatchServing, layout: Layout) -> None:
         request: object, results: Sequence[Results], *args: object, **kwargs: object
     ) -> Response:
         latest: list[Latest] = [{} for _ in results]
-        remembered = [_remember(*pair) for pair in zip(results, latest, strict=True)]
-        response = await full(request, remembered, *args, **kwargs)
-        _fill(response, {index: choices[0].answers for index, choices in enumerate(latest) if choices})
-        return response
+        response = await full(request, list(map(_remember, results, latest)), *args, **kwargs)
+        return _filled(response, {index: choices[0] for index, choices in enumerate(latest) if choices})
 
     serving.chat_completion_full_generator_batch = full_with_answers
 
@@ -144,10 +136,9 @@ def install_completion(serving: CompletionServing, layout: Layout) -> None:
     respond, stream = serving.request_output_to_completion_response, serving.completion_stream_generator
 
     def respond_with_answers(results: Sequence[Result], *args: object, **kwargs: object) -> Response:
-        response = respond(results, *args, **kwargs)
         outputs = [output for result in results for output in result.outputs]
-        _fill(response, {index: output.lamina for index, output in enumerate(outputs)})
-        return response
+        latest = {index: Choice(output.lamina, len(output.token_ids)) for index, output in enumerate(outputs)}
+        return _filled(respond(results, *args, **kwargs), latest)
 
     def stream_with_answers(
         request: Request, inputs: object, results: Results, *args: object, **kwargs: object
@@ -255,16 +246,17 @@ async def _remember(results: Results, latest: Latest, choices: int = 1) -> Resul
         yield item
 
 
-def _fill(response: Response, answers: dict[int, Answers]) -> None:
-    """Add the readers' answers to each choice of a response. The response itself gets the answers of its first choice.
+def _filled(response: Response, latest: Latest) -> Response:
+    """Return a response, with the readers' answers added to each choice, and those of its first choice to itself.
 
-    The keys of `answers` are the choices' indices. A response without choices, such as an error, is left alone.
+    A response without choices, such as an error, is left alone.
     """
-    choices: Sequence[ResponseChoice] = getattr(response, "choices", ())  # an error has none
+    choices = getattr(response, "choices", ())
     for choice in choices:
-        choice.lamina = answers[choice.index].to_dict()
+        choice.lamina = latest[choice.index].answers.to_dict()
     if choices:
         response.lamina = choices[0].lamina
+    return response
 
 
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:

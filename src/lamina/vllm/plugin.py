@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from lamina.vllm.frontend_types import Frontend
     from lamina.vllm.layout import Layout
 
-    class ConfiguredFrontend(Frontend, Configured, Protocol):
-        """A frontend with the config of its engine."""
-
     class Offline(Protocol):
         """vLLM's `LLM`, which runs an engine without a server."""
 
@@ -124,7 +121,7 @@ def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, 
         warn_untried(layout, vllm.__version__, str(config.dtype).removeprefix("torch."))
 
 
-def _start_frontend(engine: ConfiguredFrontend) -> None:
+def _start_frontend(engine: Frontend) -> None:
     """Make a frontend, and the routes of its server, return the readers' answers, if its engine has a bank.
 
     An offline beam search then raises ConfigError.

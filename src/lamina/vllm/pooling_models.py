@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lamina.bank.stack_pass import StackPass
+from lamina.data.batches import Budget, length_batches
 from lamina.errors import ConfigError
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.layers import LayerStack
     from lamina.vllm.engine_types import Runner
+
+
+_OVERHEAD = 64  # fixed cost of a pass of the readers, in tokens, with which texts are grouped by length
 
 
 @final
@@ -42,7 +46,7 @@ class TextReaders:
         self._pass = StackPass(bank.model, stack, readers, grad=False, processor=bank.processor)
         self._taps = tap(runner, stack)
         self._depth = stack.depth
-        self._begun: dict[str, list[list[Tensor]]] = {}  # request id -> states of each piece of its text, by layer
+        self._begun: dict[str, list[Tensor]] = {}  # request id -> states of its text so far, by layer
 
     @torch.inference_mode()
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
@@ -57,24 +61,27 @@ class TextReaders:
         scheduled = self._runner.query_start_loc.np[: batch.num_reqs + 1].tolist()
         ended: dict[str, list[Tensor]] = {}
         ids: dict[str, Tensor] = {}
-        begun: dict[str, list[list[Tensor]]] = {}
+        begun: dict[str, list[Tensor]] = {}
         for row, request in enumerate(batch.req_ids):
             first, end = scheduled[row], scheduled[row + 1]
             before = int(batch.num_computed_tokens_cpu[row])
-            pieces = [*(self._begun.get(request, []) if before else []), [state[first:end] for state in states]]
-            whole = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+            whole = [state[first:end] for state in states]
+            if before and request in self._begun:
+                whole = [torch.cat(parts) for parts in zip(self._begun[request], whole, strict=True)]
             read, prompt = before + end - first, int(self._runner.requests[request].num_prompt_tokens)
             if len(whole[0]) != read:
                 raise RuntimeError(f"vllm: readers got {len(whole[0])} of the {read} tokens of request {request}.")
             if read < prompt:
-                begun[request] = [[part.clone() for part in whole]]
+                begun[request] = [part.clone() for part in whole]
             else:
                 ended[request], ids[request] = whole, torch.from_numpy(batch.token_ids_cpu[row, :read].copy())
         # a text whose turn did not come in this step goes on later
         going_on = self._begun.keys() & self._runner.requests.keys() - ended.keys()
         self._begun = {request: self._begun[request] for request in going_on} | begun
         scores: dict[str, StepScores] = {}
-        for group in _groups({request: len(part) for request, part in ids.items()}, self._runner.max_num_tokens):
+        requests, budget = list(ids), Budget(self._runner.max_num_tokens, _OVERHEAD)
+        for rows in length_batches(list(map(len, ids.values())), len(ids) or 1, budget=budget):
+            group = [requests[row] for row in rows]
             scores |= self._answer({request: ended[request] for request in group}, [ids[request] for request in group])
         return scores
 
@@ -119,18 +126,3 @@ def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None
             raise ConfigError(
                 f"vllm: reader '{name}' has a head of the kind {head.kind} for a vocabulary. Leave it out."
             )
-
-
-def _groups(lengths: dict[str, int], most: int) -> Iterator[list[str]]:
-    """Yield groups of requests of similar length. Padded to its longest text, a group has at most `most` tokens.
-
-    A longer text is a group by itself. `lengths` is request id -> number of tokens.
-    """
-    group: list[str] = []
-    for request in sorted(lengths, key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[request] > most:
-            yield group
-            group = []
-        group.append(request)
-    if group:
-        yield group
