@@ -25,7 +25,7 @@ from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, StoreError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.monitors import Cascade
-from lamina.serve import responses, telemetry
+from lamina.serve import responses
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.monitors.cascade import AnyMonitor
     from lamina.serve.scheduler import ServedBank
-    from lamina.serve.telemetry import BatchTiming
-    from lamina.serve.workers import AnyWorker
 
 # Errors -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
 _STATUS: dict[tuple[type[Exception], ...], tuple[int, str]] = {
@@ -128,11 +126,7 @@ def create_app(
         lambda: scheduler.unanswered, lambda: generator.running, lambda: generator.drift.evidence(scheduler.bank)
     )
 
-    def on_batch(worker: AnyWorker, timing: BatchTiming) -> None:
-        metrics.count_batch(worker, timing)
-        telemetry.record_batch(worker.tasks, timing)
-
-    scheduler = Scheduler(bank, settings, on_batch)
+    scheduler = Scheduler(bank, settings, metrics.count_batch)
     generator = TextGenerator(scheduler, metrics.count_generation)
 
     @asynccontextmanager

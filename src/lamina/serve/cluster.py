@@ -15,7 +15,7 @@ import torch
 from fastapi import FastAPI
 
 from lamina.errors import ConfigError, MissingExtraError, first_line
-from lamina.prediction.ray_workers import LOCAL, connected
+from lamina.prediction.ray_workers import LOCAL, connected, import_ray
 from lamina.serve.application import create_app
 from lamina.serve.settings import Settings
 from lamina.store import load, load_bank
@@ -78,7 +78,7 @@ def deployed(
         port: Port at which every node of the cluster listens.
     """
     serve, deployment = _ray_serve(), _deployment(build, settings, replicas)
-    with connected(_ray(), address, "serve"):
+    with connected(import_ray("serve"), address, "serve"):
         _check_room(replicas)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": host, "port": port}, logging_config=_QUIET)
@@ -164,15 +164,9 @@ def _ray_serve() -> ModuleType:
     return serve
 
 
-def _ray() -> ModuleType:
-    import ray
-
-    return ray
-
-
 def _check_room(replicas: Replicas) -> None:
     """Raise ConfigError if the cluster has too few CPUs or GPUs for `replicas.least`; Ray would wait forever."""
-    available: dict[str, float] = _ray().cluster_resources()
+    available: dict[str, float] = import_ray("serve").cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):
             came = f"{replicas.least} replicas need {needed:g} {resource} each"

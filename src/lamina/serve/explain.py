@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, TypedDict, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 
@@ -14,6 +15,7 @@ from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.serve.workers import ReaderWorker
+from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,35 +29,8 @@ _ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seco
 _DIGITS = 6  # digits of a share after the point
 
 
-class PassSeconds(TypedDict):
-    """Seconds of a pass over one text without and with its readers, up to the highest layer that they need."""
-
-    without_readers: float
-    with_readers: float
-
-
-class TaskExplanation(TypedDict):
-    """The contributions of layers and tokens to one reader's answer. `importance` and `contributions` each sum to 1.
-
-    Keys:
-        layers: Indices of the layers that the reader reads.
-        importance: Learned share of each of these layers. None: the fusion has none, or its shares depend on the input.
-        tokens: The text's tokens as the model reads them; None for images and audio.
-        contributions: Share of each layer and token in this answer, `[layers][tokens]`; None for images and audio, and
-            if the reader's fusion cannot compute it.
-    """
-
-    layers: list[int]
-    importance: list[float] | None
-    tokens: list[str] | None
-    contributions: list[list[float]] | None
-
-
-class Explanation(TypedDict):
-    """The response of `/explain`: in `seconds` the time of a pass, in `tasks` the explanation of each answer."""
-
-    seconds: PassSeconds
-    tasks: dict[str, TaskExplanation]
+# The response of `/explain`: "seconds" has the times of `_timed`, "tasks" the explanation of each answer by `_task`.
+Explanation: TypeAlias = JSONObject
 
 
 @final
@@ -82,16 +57,14 @@ class ExplainWorker(ReaderWorker[Explanation]):
 
         Raises NotFiniteError if a contribution is NaN or infinite.
         """
-        seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
-        tasks: dict[str, TaskExplanation] = {}
+        seconds = Counter[str]()
+        tasks: JSONObject = {}
         for group in prepared.groups:
             batch = {name: value.to(self.bank.device) for name, value in group.inputs.batch([0]).items()}
             tokens, amounts = self._tokens(batch), layer_amounts(self.bank, [*group.tasks], batch)
             tasks |= {name: self._task(name, tokens, amounts[name]) for name in group.tasks}
-            measured = self._timed(group, batch)
-            seconds["without_readers"] += measured["without_readers"]
-            seconds["with_readers"] += measured["with_readers"]
-        return {"seconds": seconds, "tasks": {name: tasks[name] for name in self.names}}
+            seconds.update(self._timed(group, batch))
+        return {"seconds": dict(seconds), "tasks": {name: tasks[name] for name in self.names}}
 
     def _tokens(self, batch: Batch) -> list[str] | None:
         """Return the text of each token in a batch of one row; None for images and audio."""
@@ -100,12 +73,22 @@ class ExplainWorker(ReaderWorker[Explanation]):
         tokenizer = tokenizer_of(self.bank.processor)
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
-    def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
+    def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> JSONObject:
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
 
-        `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`,
-        which are scaled to sum to 1; None if the reader's fusion cannot compute them. Without tokens, no contributions
-        are returned. Raises NotFiniteError if a contribution is NaN or infinite.
+        Args:
+            name: Name of the reader.
+            tokens: The text's tokens as the model reads them; None for images and audio.
+            amounts: Contributions to the answer, `[layers, tokens]`. None: the reader's fusion cannot compute them.
+
+        Returns:
+            "layers": indices of the layers that the reader reads. "importance": learned share of each of these layers,
+            all together 1; None if the fusion has none, or its shares depend on the input. "tokens": as given.
+            "contributions": share of each layer and token in this answer, `[layers][tokens]`, all together 1; None
+            without tokens or amounts.
+
+        Raises:
+            NotFiniteError: If a contribution is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.
@@ -122,8 +105,8 @@ class ExplainWorker(ReaderWorker[Explanation]):
             "contributions": shares,
         }
 
-    def _timed(self, group: Group, batch: Batch) -> PassSeconds:
-        """Time passes over a batch; return the shortest time without readers, and with the readers of `group`.
+    def _timed(self, group: Group, batch: Batch) -> dict[str, float]:
+        """Time passes over a batch; return the shortest "without_readers", and "with_readers" (those of `group`).
 
         Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
         Further passes take at most a tenth of a second in all, because other requests wait meanwhile.

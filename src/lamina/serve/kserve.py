@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
 
@@ -15,7 +16,7 @@ from lamina.serve.problems import wait_while_connected
 from lamina.serve.responses import scores_whole_texts
 from lamina.serve.schemas import InferRequest, InferTensor
 from lamina.serve.uploads import Example
-from lamina.utils import JSON
+from lamina.utils import JSON, JSONObject
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -26,21 +27,6 @@ if TYPE_CHECKING:
 
 _HEADER = "inference-header-content-length"  # size of the JSON before binary data
 _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-
-
-class OutputTensor(TypedDict):
-    """A tensor of a KServe response: its `name`, `shape` and `data`.
-
-    The data is flat, row by row; `datatype` "FP32" holds numbers, "BYTES" holds JSON.
-
-    A tensor that is sent as binary data has its size in `parameters` in place of the data.
-    """
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: NotRequired[list[float] | list[str]]
-    parameters: NotRequired[dict[str, int]]
 
 
 class InferHTTPRequest(JSONRequest):
@@ -122,7 +108,7 @@ def _strings(data: bytes, size: int) -> list[str]:
     return texts
 
 
-def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
+def infer_response(found: Mapping[str, object], outputs: Sequence[JSONObject], binary: Sequence[str]) -> object:
     """Return the response to an inference request: the output tensors, and `found`, the other keys of the response.
 
     It is a dict; but if `binary` names outputs, a `Response` in which these follow the JSON as bytes.
@@ -130,21 +116,21 @@ def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor],
     if not binary:
         return {**found, "outputs": outputs}
     data: list[bytes] = []
-    shown: list[OutputTensor] = []
+    shown: list[JSONObject] = []
     for output in outputs:
         if output["name"] not in binary:
             shown.append(output)
             continue
         data.append(packed(output))
         about = {key: output[key] for key in ("name", "datatype", "shape")}
-        shown.append(cast("OutputTensor", {**about, "parameters": {"binary_data_size": len(data[-1])}}))
+        shown.append({**about, "parameters": {"binary_data_size": len(data[-1])}})
     head = json.dumps({**found, "outputs": shown}).encode()
     return Response(b"".join([head, *data]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
 
 
-def packed(output: OutputTensor) -> bytes:
+def packed(output: JSONObject) -> bytes:
     """Return a tensor's data as bytes: 4 per number; a text is its length in 4 bytes, then its UTF-8 bytes."""
-    data = output.get("data", [])
+    data = output["data"]
     if output["datatype"] == "FP32":
         return struct.pack(f"<{len(data)}f", *data)
     texts = [str(text).encode() for text in data]
@@ -181,17 +167,15 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     """
     rows = [part if isinstance(part, list) else [part] for part in tensor.data]
     cells = [cell for row in rows for cell in row]
-    size = 1
-    for length in tensor.shape:
-        size *= length
-    columns = tensor.shape[1] if len(tensor.shape) == 2 else 1
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    if len(texts) < len(cells):
-        number, other = next((row, cell) for row, cell in enumerate(cells) if not isinstance(cell, str))
-        raise ConfigError(f"serve: cell {number} of the data is not a text ({type(other).__name__}); texts are needed.")
+    columns, texts = tensor.shape[1] if len(tensor.shape) == 2 else 1, list[str]()
+    for number, cell in enumerate(cells):
+        if not isinstance(cell, str):
+            came = f"cell {number} of the data is not a text ({type(cell).__name__})"
+            raise ConfigError(f"serve: {came}; texts are needed.")
+        texts.append(cell)
     is_nested = len(tensor.shape) == 2 and any(isinstance(part, list) for part in tensor.data)
     is_torn = is_nested and any(len(row) != columns for row in rows)
-    if size != len(cells) or columns not in (1, 2) or not cells or is_torn:
+    if math.prod(tensor.shape) != len(cells) or columns not in (1, 2) or not cells or is_torn:
         came = f"the shape is {tensor.shape} for {len(cells)} cells{' in other rows' if is_torn else ''}"
         rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
         raise ConfigError(f"serve: {came}; {rule}.")
@@ -200,10 +184,11 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
     return [(texts[row], texts[row + 1]) for row in range(0, len(texts), 2)]
 
 
-def kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return a task's tensor, with a row for each of its predictions about texts.
+def kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> JSONObject:
+    """Return a task's tensor, with a row for each of its predictions about texts: its name, datatype, shape and data.
 
-    Scores have a column per label; predictions without scores, such as spans, become JSON texts.
+    The data is flat, row by row. Scores have the datatype "FP32" and a column per label; predictions without scores,
+    such as spans, become JSON texts of the datatype "BYTES".
     """
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:

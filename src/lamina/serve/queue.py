@@ -45,6 +45,7 @@ class Job(Generic[AnswerT]):
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
+        group: Jobs can share a batch if this is equal: the worker, and whether the texts are pairs.
         overtaken: Total cost, in tokens, of the batches that were started before this job although it was queued first.
     """
 
@@ -58,7 +59,7 @@ class Job(Generic[AnswerT]):
         self.lengths = [_estimated_tokens(text) for text in self.texts]
         self.size, self.overtaken = sum(self.lengths), 0
         self._started = self._fits = False
-        self._group = (self.worker, isinstance(self.texts[0], tuple))
+        self.group = self.worker, isinstance(self.texts[0], tuple)
 
     def fit(self, limit: int) -> None:
         """Cut texts that are too long, if `truncate` is set. A second call changes nothing.
@@ -76,10 +77,6 @@ class Job(Generic[AnswerT]):
         if not self._started:
             self._started = self.future.set_running_or_notify_cancel()
         return self._started
-
-    def is_like(self, other: AnyJob) -> bool:
-        """Return whether two jobs can share a batch: they have the same worker, and both have pairs or neither has."""
-        return self._group == other._group
 
 
 AnyJob: TypeAlias = Job[Any]  # a job whose type of answer does not matter
@@ -157,7 +154,7 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: in
         return [jobs[first]]
     leader, alike, count = jobs[first], list[AnyJob](), 0
     for job in jobs:
-        if job is leader or (count < _PLANNED and job.size <= piece and job.is_like(leader)):
+        if job is leader or (count < _PLANNED and job.size <= piece and job.group == leader.group):
             alike.append(job)
             count += len(job.texts)
     lengths = [length for job in alike for length in job.lengths]

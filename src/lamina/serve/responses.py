@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 from lamina.errors import ConfigError
 from lamina.serve.schemas import FileInput
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # labels that flag a text
-
-
-class LabelScore(TypedDict):
-    """A label and its probability, or its logit if raw scores are requested; null in JSON if that is not finite."""
-
-    label: str
-    score: float | None
 
 
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
@@ -70,7 +63,7 @@ def _example(part: str | Sequence[str] | FileInput) -> Example:
     return part[0] if len(part) == 1 else (part[0], part[1])
 
 
-def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON | list[LabelScore]:
+def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON:
     """Return one text's answer in the shape of text-embeddings-inference: `top_k` labels per task (None: all).
 
     If `only_task` is set, the prediction of this task is returned alone; otherwise task -> prediction.
@@ -95,13 +88,13 @@ def check_function(bank: ReaderBank, names: Sequence[str], function: str) -> Non
             raise ConfigError(f"serve: function_to_apply is {function}, but scores of '{name}' are by {own}.")
 
 
-def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
+def _ranked(prediction: JSON, top_k: int | None) -> JSON:
     """Return the `top_k` best labels (None: all) with their scores, or a prediction without classes as it is."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction
     ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]
-    return [LabelScore(label=name, score=scores[name]) for name in ranked]
+    return [{"label": name, "score": scores[name]} for name in ranked]
 
 
 def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:

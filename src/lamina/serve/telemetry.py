@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, final
 
@@ -166,32 +166,28 @@ class ServerMetrics:
         self, unanswered: Callable[[], int], running: Callable[[], int], drift: Callable[[], Mapping[str, float]]
     ) -> None:
         self._registry = own = CollectorRegistry()
+        times, sizes = partial(Histogram, registry=own, buckets=_SECONDS), partial(Histogram, registry=own)
         self.requests = Counter("lamina_requests", "Requests, by path and status", ["path", "status"], registry=own)
-        self.seconds = Histogram(
-            "lamina_request_seconds", "Time of a request", ["path"], buckets=_SECONDS, registry=own
-        )
-        self._queue = Histogram("lamina_queue_seconds", "Time before tokenising", buckets=_SECONDS, registry=own)
-        self._read = Histogram("lamina_tokenise_seconds", "Tokenising, by batch", buckets=_SECONDS, registry=own)
-        self._run = Histogram("lamina_inference_seconds", "Passes, by batch", buckets=_SECONDS, registry=own)
-        self._tokens = Histogram("lamina_batch_tokens", "Tokens of a batch", buckets=_TOKENS, registry=own)
-        self._batch = Histogram("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8], registry=own)
+        self.seconds = times("lamina_request_seconds", "Time of a request", ["path"])
+        self._queue = times("lamina_queue_seconds", "Time before tokenising")
+        self._read = times("lamina_tokenise_seconds", "Tokenising, by batch")
+        self._run = times("lamina_inference_seconds", "Passes, by batch")
+        self._tokens = sizes("lamina_batch_tokens", "Tokens of a batch", buckets=_TOKENS)
+        self._batch = sizes("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8])
         self._answers = Counter("lamina_answers", "Texts answered, by task", ["task"], registry=own)
         Gauge("lamina_unanswered_requests", "Requests accepted and not answered", registry=own).set_function(unanswered)
-        self._first = Histogram(
-            "lamina_first_token_seconds", "Time to the first token of a text", buckets=_SECONDS, registry=own
-        )
-        self._next = Histogram(
-            "lamina_next_token_seconds", "Mean time per further token of a text", buckets=_SECONDS, registry=own
-        )
+        self._first = times("lamina_first_token_seconds", "Time to the first token of a text")
+        self._next = times("lamina_next_token_seconds", "Mean time per further token of a text")
         self._written = Counter("lamina_written_tokens", "Generated tokens", registry=own)
         Gauge("lamina_running_generations", "Texts being generated", registry=own).set_function(running)
-        self._drift = Gauge(
-            "lamina_monitor_drift", "Evidence that replies have drifted; alarm from 1 on", ["monitor"], registry=own
-        )
-        self._drift_now = drift
+        drifts = "Evidence that replies have drifted; alarm from 1 on"
+        self._drift, self._drift_now = Gauge("lamina_monitor_drift", drifts, ["monitor"], registry=own), drift
 
     def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
-        """Record the times and size of a batch that `worker` has answered, and count its texts for each task."""
+        """Record the times and size of a batch that `worker` has answered, and count its texts for each task.
+
+        With OpenTelemetry, the batch gets a span too.
+        """
         for seconds in timing.queue:
             self._queue.observe(seconds)
         self._read.observe(timing.read)
@@ -200,6 +196,7 @@ class ServerMetrics:
         self._batch.observe(timing.requests)
         for task in worker.tasks:
             self._answers.labels(task).inc(timing.texts)
+        record_batch(worker.tasks, timing)
 
     def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
         """Record a text: seconds to its first token, mean seconds per further token (if any), number of tokens."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, final
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from lamina.vllm.layout import KEY, Layout
+from lamina.vllm.layout import KEY
+from lamina.vllm.plugin import layout_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from lamina.utils import JSON
     from lamina.vllm.engine_types import Configured
+    from lamina.vllm.layout import Layout
 
 ROUTE = "/v1/lamina"  # vLLM asks for its API key below /v1
 
@@ -44,9 +46,7 @@ class ReadersEndpoint:
 
     async def init_state(self, engine_client: Configured, state: State, args: Namespace) -> None:  # noqa: ARG002
         """Store what the route returns in the server's `state`, once: readers do not change while an engine runs."""
-        config = engine_client.vllm_config
-        pooling = config.model_config.runner_type == "pooling"
-        if (layout := Layout.from_config(config.additional_config, pooling=pooling)) is not None:
+        if (layout := layout_of(engine_client.vllm_config)) is not None:
             state.lamina = describe(layout)
 
 

@@ -36,7 +36,6 @@ class ReaderColumns:
     """One reader of the bank, and its columns in the matrix of scores: logits, then maybe the token's weight.
 
     Attributes:
-        name: Name of the reader.
         head: Config of its head, which has the labels.
         whole: Whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token.
         first: Its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted
@@ -44,7 +43,6 @@ class ReaderColumns:
         logits: Number of columns with logits, one per label.
     """
 
-    name: str
     head: HeadConfig
     whole: bool
     first: int
@@ -135,7 +133,7 @@ class Layout:
             head, whole = HEADS.from_dict(saved.head), saved.fusion["name"] == "pooled_layers"
             if pooling:
                 whole = isinstance(head, SequenceClassification)
-            columns[name] = ReaderColumns(name, head, whole, first[whole], len(head.labels))
+            columns[name] = ReaderColumns(head, whole, first[whole], len(head.labels))
             first[whole] = columns[name].last
             infos[name] = saved.info
         monitors = {} if pooling else saved_monitors(infos)

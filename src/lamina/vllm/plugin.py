@@ -93,7 +93,7 @@ def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
         raise ConfigError(f"vllm: {what}; versions that were tried: {', '.join(TRIED)}. Install one of these.")
 
 
-def _layout(vllm_config: EngineConfig) -> Layout | None:
+def layout_of(vllm_config: EngineConfig) -> Layout | None:
     """Return the layout of the readers for an engine with this config; None if it has no readers.
 
     An engine without readers imports nothing else of Lamina. Raises the errors of `Layout.from_config`.
@@ -109,9 +109,9 @@ def _check_frontend(_engine: object, vllm_config: EngineConfig, *_args: object, 
     """Check, before an engine starts, that the readers can run in it; log warnings about untried combinations.
 
     Raises ConfigError if the engine has settings that readers do not support, BaseMismatchError if its model has
-    another size than the bank's, and the errors of `_layout`.
+    another size than the bank's, and the errors of `layout_of`.
     """
-    if (layout := _layout(vllm_config)) is not None:
+    if (layout := layout_of(vllm_config)) is not None:
         import vllm
         from lamina.vllm.layout import check_engine, warn_untried
 
@@ -126,7 +126,7 @@ def _start_frontend(engine: Frontend) -> None:
 
     An offline beam search then raises ConfigError.
     """
-    if (layout := _layout(engine.vllm_config)) is not None:
+    if (layout := layout_of(engine.vllm_config)) is not None:
         from vllm.entrypoints.generate.beam_search.offline import BeamSearchOfflineMixin
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -149,7 +149,7 @@ def _start_frontend(engine: Frontend) -> None:
 
 def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
     """Raise ConfigError if an engine with a bank is asked for a beam search, whose outputs would have no answers."""
-    if _layout(llm.llm_engine.vllm_config) is not None:
+    if layout_of(llm.llm_engine.vllm_config) is not None:
         from lamina.errors import ConfigError
 
         raise ConfigError("vllm: readers do not run with beam search. Use generate(), or an engine without a bank.")
@@ -157,13 +157,13 @@ def _refuse_beams(llm: Offline, *_args: object, **_kwargs: object) -> None:
 
 def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
     """Call `install` with a route's object (`serving`) and the readers' layout, if the engine has a bank."""
-    if (layout := _layout(serving.engine_client.vllm_config)) is not None:
+    if (layout := layout_of(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 
 
 def _start_scheduler(scheduler: Scheduler) -> None:
     """Make a scheduler send the readers' scores to the frontend, and end flagged requests, if its engine has a bank."""
-    if (layout := _layout(scheduler.vllm_config)) is not None:
+    if (layout := layout_of(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
 
         transport.install(scheduler, layout)
@@ -171,7 +171,7 @@ def _start_scheduler(scheduler: Scheduler) -> None:
 
 def _start_worker(runner: Runner) -> None:
     """Make a model runner run the readers on each step, if its engine has a bank. Raises the errors of `install`."""
-    if (layout := _layout(runner.vllm_config)) is not None:
+    if (layout := layout_of(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 
         worker.install(runner, layout, pooling_models.TextReaders if layout.pooling else worker.EngineReaders)
@@ -179,7 +179,7 @@ def _start_worker(runner: Runner) -> None:
 
 def _refuse_second_runner(runner: Configured) -> None:
     """Raise ConfigError if an engine with a bank uses vLLM's second model runner."""
-    if _layout(runner.vllm_config) is not None:
+    if layout_of(runner.vllm_config) is not None:
         from lamina.errors import ConfigError
 
         raise ConfigError("vllm: readers run on the first model runner only. Set VLLM_USE_V2_MODEL_RUNNER=0.")

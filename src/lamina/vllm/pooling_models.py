@@ -113,13 +113,10 @@ class TextReaders:
 def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None:
     """Raise ConfigError if a reader cannot run in a pooling engine.
 
-    That is so if it compares two texts, reads inside blocks, or has a head that is not for sequence or token
-    classification.
+    That is so if it reads inside blocks, or has a head that is not for sequence or token classification.
     """
     for name in layout.readers:
         fusion, head = bank[name].config.fusion, bank[name].config.head
-        if fusion.reads_pairs:
-            raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")
         if fusion.needs_block_inputs or fusion.site != "output":
             raise ConfigError(f"vllm: reader '{name}' reads inside the blocks, where an engine does not. Leave it out.")
         if not isinstance(head, SequenceClassification | TokenClassification):

@@ -288,7 +288,8 @@ def load_bank(
 
     The model is loaded with transformers for the check, and its weights are freed afterwards. `check`, called with the
     bank, the stack and `layout`, raises an error if the readers cannot run. Raises ConfigError if they read several
-    stacks; and the errors of `lamina.load` and `ReaderBank.from_pretrained`, such as BaseMismatchError.
+    stacks, or one of them compares two texts; and the errors of `lamina.load` and `ReaderBank.from_pretrained`, such as
+    BaseMismatchError.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -297,6 +298,8 @@ def load_bank(
     stacks = {bank[name].stack for name in names}
     if len(stacks) > 1:
         raise ConfigError(f"vllm: the readers read several stacks ({', '.join(sorted(stacks))}); an engine has one.")
+    if pairs := [name for name in names if bank[name].config.fusion.reads_pairs]:
+        raise ConfigError(f"vllm: reader '{pairs[0]}' tells two texts apart, which an engine does not. Leave it out.")
     stack = bank.stacks[stacks.pop()]
     check(bank, stack, layout)
     cast("nn.Module", bank.model).to("meta")
@@ -306,8 +309,7 @@ def load_bank(
 def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
     """Raise ConfigError if a reader cannot read a text that is still being generated.
 
-    That is so if the model is not causal, a reader of tokens looks at other tokens, or a reader of whole prompts
-    compares two texts.
+    That is so if the model is not causal, or a reader of tokens looks at other tokens.
     """
     if not is_causal(bank.model, stack):
         model = type(bank.model).__name__
@@ -315,5 +317,3 @@ def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
     for name, columns in layout.readers.items():
         if not columns.whole:
             check_token_wise("vllm", name, bank[name])
-        elif bank[name].config.fusion.reads_pairs:
-            raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")

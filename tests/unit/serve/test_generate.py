@@ -475,7 +475,7 @@ def test_a_client_that_reads_nothing_is_given_up(bank: ReaderBank, version: str,
 
     async def serve() -> None:
         items = Items(generator, GenerationRequest(PROMPT, max_new_tokens=20, stream=True), 1.0)
-        response = Events(items, await items.next(), generate_events(), nested=False, timeout_s=items.timeout_s)
+        response = Events(items, await items.next(), generate_events(), "/generate")
         await response({"type": "http", "asgi": {"spec_version": version}}, stays, stalled)
 
     asyncio.run(asyncio.wait_for(serve(), 10))

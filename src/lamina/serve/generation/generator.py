@@ -18,9 +18,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaL
 
 from lamina.bank.detokenizer import Detokenizer
 from lamina.data.batches import tokenizer_of
-from lamina.errors import LaminaError
+from lamina.errors import ConfigError, LaminaError
 from lamina.monitors import Monitor
-from lamina.serve.generation.prompts import GenerationRequest, check_generates, encode_prompt, token_budget
+from lamina.serve.generation.prompts import GenerationRequest, encode_prompt, generates_text, token_budget
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids
 from lamina.serve.generation.token_scores import TokenScores
 from lamina.serve.scheduler import ClosedError, OverloadedError
@@ -144,7 +144,9 @@ class TextGenerator:
         thread can be started; ClosedError if the server is shutting down.
         """
         bank, limit = self._scheduler.bank, self._scheduler.settings.max_concurrent_generations
-        check_generates(bank)
+        if not generates_text(bank):
+            came = f"the model of this bank, a {type(bank.model).__name__}, does not generate text"
+            raise ConfigError(f"serve: {came}. Use /predict.")
         with self._lock:
             if self._ends_at < math.inf or not self._scheduler.is_open:
                 raise ClosedError("serve: the server is shutting down. Try again later.")

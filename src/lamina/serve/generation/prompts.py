@@ -59,13 +59,6 @@ class GenerationRequest:
     stream: bool = False
 
 
-def check_generates(bank: ReaderBank) -> None:
-    """Raise ConfigError unless the bank's model generates text."""
-    if not generates_text(bank):
-        came = f"the model of this bank, a {type(bank.model).__name__}, does not generate text"
-        raise ConfigError(f"serve: {came}. Use /predict.")
-
-
 def generates_text(bank: ReaderBank) -> bool:
     """Return whether the bank's model generates text from text, and the bank has a tokenizer."""
     return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None

@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from fastapi import HTTPException, Request
@@ -17,7 +18,8 @@ from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
-from lamina.serve.problems import OPENAI, problem_body, wait_while_connected
+from lamina.serve.middleware import path_of
+from lamina.serve.problems import problem_body, wait_while_connected
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
 from lamina.serve.telemetry import note_failure
@@ -86,28 +88,27 @@ class Events(StreamingResponse):
     """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
     `first` is the first token (or the end), already taken from `items`; its events come before those of all later
-    items. `shape` converts a token or the end to the data of events. `nested` says whether errors are sent in OpenAI's
-    shape. Clients that read nothing for `timeout_s` seconds are disconnected.
+    items. `shape` converts a token or the end to the data of events. Errors have the shape for `path`, the path of the
+    request. Clients that read nothing for `items.timeout_s` seconds are disconnected.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, items: Items, first: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool, timeout_s: float
-    ) -> None:
-        self._items, self._timeout_s = items, timeout_s
+    def __init__(self, items: Items, first: Item, shape: Callable[[Item], Iterator[Event]], path: str) -> None:
+        self._items = items
         # The header asks proxies, such as nginx, to pass events on at once.
-        super().__init__(self._events(first, shape, nested=nested), headers={"x-accel-buffering": "no"})
+        super().__init__(self._events(first, shape, path), headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the text ends or the client leaves."""
+        timeout_s = self._items.timeout_s
 
         async def send_in_time(message: Message) -> None:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(timeout_s):
                     await send(message)
             except TimeoutError:
-                logger.warning("serve: a client read nothing of its stream for %g s, so it was closed", self._timeout_s)
+                logger.warning("serve: a client read nothing of its stream for %g s, so it was closed", timeout_s)
                 raise
 
         try:
@@ -116,12 +117,10 @@ class Events(StreamingResponse):
         finally:
             self._items.leave()
 
-    async def _events(
-        self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, item: Item, shape: Callable[[Item], Iterator[Event]], path: str) -> AsyncIterator[bytes]:
         """Yield the events of `item` and of all later items, as bytes; `shape` converts them to data.
 
-        An error becomes the last event, in OpenAI's shape if `nested`, and marks the request's span as failed.
+        An error becomes the last event, in the shape for `path`, and marks the request's span as failed.
         """
         try:
             while True:
@@ -134,7 +133,7 @@ class Events(StreamingResponse):
             text = str(error.detail) if isinstance(error, HTTPException) else str(error)
             kind = "Backend" if not isinstance(error, ClosedError | HTTPException) else "Unhealthy"
             note_failure()
-            yield _encoded(problem_body(OPENAI if nested else "", text, kind))
+            yield _encoded(problem_body(path, text, kind))
 
 
 def _encoded(event: Event) -> bytes:
@@ -164,9 +163,7 @@ def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     return shape
 
 
-def generate_body(
-    tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = ""
-) -> dict[str, JSON]:
+def generate_body(tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = "") -> JSONObject:
     """Return the response of text-generation-inference for a whole text.
 
     `before` is put in front of the text: the prompt, or "". With `details`, the response says how the text ended and
@@ -224,7 +221,7 @@ class ChatShape:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(item)}
         yield "[DONE]"
 
-    def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> dict[str, JSON]:
+    def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> JSONObject:
         """Return the response for a whole text, cut off before the first stop string; `tokens` hold the scores."""
         text = self._stop.add(ending.text) + self._stop.rest()
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -255,9 +252,8 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
         """
         items, options = Items(generator, body.generation(), timeout_s), body.parameters
         before = body.inputs if options.return_full_text else ""
-        if body.stream:
-            return await _streamed(items, request, generate_events(before), nested=False)
-        return generate_body(*await _whole(items, request), details=options.details, before=before)
+        whole = partial(generate_body, details=options.details, before=before)
+        return await _response(body, request, items, generate_events(before), whole)
 
     @app.post("/generate_stream", responses={200: event_stream})
     async def generate_stream(body: GenerateRequest, request: Request) -> object:
@@ -270,36 +266,37 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
     async def chat(body: ChatRequest, request: Request) -> object:
         """Return or stream the reply to a chat in the shape of OpenAI's endpoint, with the scores for each token."""
         items, shape = Items(generator, body.generation(), timeout_s), ChatShape(body, name)
+        return await _response(body, request, items, shape.events, shape.body)
+
+
+async def _response(
+    body: GenerateRequest | ChatRequest,
+    request: Request,
+    items: Items,
+    shape: Callable[[Item], Iterator[Event]],
+    whole: Callable[[list[TokenEvent], GenerationEnd], JSONObject],
+) -> Events | JSONObject:
+    """Wait for a text, and return the response: its events if `body` asks for a stream, else that of the whole text.
+
+    Args:
+        body: The body of `request`.
+        request: The request. If its client leaves, the text ends early.
+        items: The tokens and the end of the text, which has begun.
+        shape: Converts an item to the data of events; see `Events`.
+        whole: Converts all tokens and the end to the response for the whole text.
+
+    Raises:
+        HTTPException: With status 499 if the client leaves, or 503 if no token comes in time; in a stream, before the
+            first token. A later error of a stream is sent as an event.
+        LaminaError: If the generation of the text fails; in a stream, before the first token.
+    """
+    try:
         if body.stream:
-            return await _streamed(items, request, shape.events, nested=True)
-        return shape.body(*await _whole(items, request))
-
-
-async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
-    """Wait for a whole text, and return its tokens and its end. If the client of `request` leaves, end the text early.
-
-    Raises HTTPException with status 499 if the client leaves, or 503 if no token comes in time; LaminaError if the
-    generation of the text fails.
-    """
-    try:
-        return await wait_while_connected(request, items.all())
-    finally:
-        items.leave()
-
-
-async def _streamed(
-    items: Items, request: Request, shape: Callable[[Item], Iterator[Event]], *, nested: bool
-) -> Events:
-    """Wait for the first of `items`, and return the response that streams the text; see `Events` for the parameters.
-
-    An error before the first token ends the text and is raised, so that the client gets it as an HTTP status.
-    """
-    try:
-        first = await wait_while_connected(request, items.next())
+            return Events(items, await wait_while_connected(request, items.next()), shape, path_of(request.scope))
+        return whole(*await wait_while_connected(request, items.all()))
     except BaseException:
         items.leave()
         raise
-    return Events(items, first, shape, nested=nested, timeout_s=items.timeout_s)
 
 
 @final
