@@ -10,7 +10,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TypeAlias, TypeGuard, cast, final
 
 import regex
@@ -271,11 +270,10 @@ def utf16_units(text: str) -> list[int]:
 
     Most annotation tools in a browser count UTF-16 units: an emoji is two.
     """
-    ends = accumulate((1 + (ord(char) > 0xFFFF) for char in text), initial=0)
-    units = [-1] * (len(text) + sum(ord(char) > 0xFFFF for char in text) + 1)
-    for number, unit in enumerate(ends):
-        units[unit] = number
-    return units
+    units: list[int] = []
+    for number, char in enumerate(text):
+        units += [number, -1] if ord(char) > 0xFFFF else [number]
+    return [*units, len(text)]
 
 
 def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
