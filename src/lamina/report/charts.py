@@ -134,12 +134,9 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
     return max(mean - half, low), min(mean + half, high)
 
 
-def single_runs(mean: float, spread: float, runs: int) -> list[float]:
-    """Return two runs' scores, the lower first, from their mean and sample standard deviation; [] unless `runs` is 2.
-
-    Two values a and b have the sample standard deviation |a - b| / sqrt(2), which is `spread`.
-    """
-    return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
+def count_range(counts: Sequence[int]) -> str:
+    """Return the lowest and highest of sorted counts as text, such as "1 to 3"; "3" if they are equal, "" if empty."""
+    return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
@@ -218,13 +215,18 @@ def _is_sideways(drawing: Drawing) -> bool:
     return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
 
 
+def values_of(rows: Iterable[Mark]) -> list[float]:
+    """Return all values in rows of charts, and the ends of their intervals."""
+    return [row[key] for row in rows for key in ("low", "value", "high") if key in row]
+
+
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
     """Return the lowest and highest value of the value axis: `domain`, or the data's if `domain` is None.
 
     Without data they are 0 and 1.
     """
-    ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
-    return domain or (min(ends, default=0.0), max(ends, default=1.0))
+    values = values_of(drawing.rows)
+    return domain or (min(values, default=0.0), max(values, default=1.0))
 
 
 def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> alt.Scale:
@@ -258,20 +260,19 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
     return channels
 
 
-def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
-    """Return the selection that a click on the legend makes, and a function from an opacity to the opacity channel.
+def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[Callable[[Chart], Chart], Callable[[float], Any]]:
+    """Return a function that lets a click on the legend of a chart select series, and one that returns opacities.
 
-    In this channel, marks of the selected series have the given opacity, and all others are faint. Without a legend,
-    the selection is None and the opacity is constant.
+    The second returns the opacity channel for an opacity: marks of the selected series have it, and all others are
+    faint. Without a legend, the first returns its chart unchanged, and the opacity is constant.
     """
     if not drawing.has_legend:
-        return None, altair.value
+        return lambda chart: chart, altair.value
     picked = altair.selection_point(name="picked", fields=["colour"], bind="legend")
-    return picked, lambda opacity: altair.condition(picked, altair.value(opacity), altair.value(0.08))
-
-
-def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
-    return chart if picked is None else chart.add_params(picked)
+    return (
+        lambda chart: chart.add_params(picked),
+        lambda opacity: altair.condition(picked, altair.value(opacity), altair.value(0.08)),
+    )
 
 
 def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
@@ -328,7 +329,7 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
     If x is a name, no line connects the points, intervals are vertical rules, and the points of several series stand
     side by side. `base` is an empty chart, and `domain` that of `spec_of`.
     """
-    picked, opacity = _highlight(altair, drawing)
+    selectable, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
     y, low = (altair.Y(f"{key}:Q", title=drawing.titles.get("value"), scale=scale) for key in ("value", "low"))
     base = base.encode(x=_x_axis(altair, drawing))
@@ -357,7 +358,7 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
         layers.append(named.encode(y=height, text="colour:N", **colour))
     points = curve.mark_point(filled=True, size=54)
     layers.append(points.encode(y=y, opacity=opacity(1), tooltip=_tooltip(altair, drawing), **marked))
-    layers[-1] = _with_selection(layers[-1], picked)
+    layers[-1] = selectable(layers[-1])
     return altair.layer(*layers)
 
 
@@ -376,8 +377,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
             if row["colour"] not in ends or row["x"] >= ends[row["colour"]]["x"]:
                 ends[row["colour"]] = row
     for panel, ends in panels.items():
-        in_panel = [row for row in rows if row.get("facet", "") == panel]
-        values = [row[key] for row in in_panel for key in ("low", "value", "high") if key in row]
+        values = values_of(row for row in rows if row.get("facet", "") == panel)
         low, high = (min(values), max(values)) if drawing.apart else _value_ends(drawing, domain)
         gap = (high - low) * LABEL_HEIGHT / HEIGHT
         ordered = sorted(ends.values(), key=lambda row: row["value"])[-MOST_LABELS if drawing.has_legend else 0 :]
@@ -408,7 +408,7 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
 
     `base` is an empty chart, and `domain` that of `spec_of`.
     """
-    picked, opacity = _highlight(altair, drawing)
+    selectable, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
     upright = not _is_sideways(drawing)
@@ -424,7 +424,7 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
     colour = _colour(altair, drawing)
     bars = _plain_rows(base, drawing)
     drawn = bars.mark_bar(cornerRadiusEnd=2).encode(**length, tooltip=_tooltip(altair, drawing), **colour)
-    layers = [_with_selection(drawn, picked)]
+    layers = [selectable(drawn)]
     if any("low" in row for row in drawing.rows):
         ends = {value: Value("low:Q", title=title, scale=scale), f"{value}2": "high:Q"}
         layers.append(bars.mark_rule(strokeWidth=1.6).encode(**ends))
@@ -437,7 +437,7 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
 
     `base` is an empty chart, and `domain` that of `spec_of`.
     """
-    picked, opacity = _highlight(altair, drawing)
+    selectable, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
     points = base.mark_point(filled=True, size=46).encode(
         x=_x_axis(altair, drawing),
@@ -446,7 +446,7 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
         tooltip=_tooltip(altair, drawing),
         **_colour(altair, drawing, shape=True),
     )
-    return _with_selection(points, picked)
+    return selectable(points)
 
 
 def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
@@ -496,6 +496,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
 # that stand out most against the background come first.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
 ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
+SYMBOLS = [*("circle", "square", "triangle-up", "diamond"), *("cross", "triangle-down", "triangle-right", "wedge")]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -515,16 +516,7 @@ def theme(*, dark: bool) -> Spec:
             "ordinal": viridis,
             "ramp": {"scheme": "viridis"},
             "heatmap": {"scheme": "viridis"},
-            "symbol": [
-                "circle",
-                "square",
-                "triangle-up",
-                "diamond",
-                "cross",
-                "triangle-down",
-                "triangle-right",
-                "wedge",
-            ],
+            "symbol": SYMBOLS,
         },
         "mark": {"color": series[0]},
         "rule": {"color": ink},

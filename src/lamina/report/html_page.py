@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast, final
 from lamina.errors import ConfigError, DataError, StoreError, require_packages
 from lamina.recipes.report_file import REPORT, STUDY
 from lamina.report.chart_files import PIXELS, save_chart, sized
-from lamina.report.charts import layout_of, spec_of, theme
+from lamina.report.charts import layout_of, spec_of, theme, values_of
 from lamina.report.run_report import labelled
 from lamina.report.sections import run_section
 from lamina.report.study_section import study_section
@@ -24,7 +24,7 @@ from lamina.utils import is_dir, is_file, pluralize, write_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lamina.report.charts import Domain, Drawing, Spec
+    from lamina.report.charts import Drawing, Spec
     from lamina.report.sections import Section
 
 MARK = "lamina_page.json"  # file in the folder beside a page that lists the files of that folder
@@ -92,7 +92,7 @@ def write_page(
     path, folders = Path(path), [Path(run) for run in runs]
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"report: the page is '{path.name}'; its name must end in .html.")
-    _check_packages()
+    require_packages("report", "report", "altair", "jinja2", "vl_convert", "scipy", "sklearn")
     sections = [_section(folder, label) for label, folder in labelled(folders).items()]
     charts = _charts(sections)
     if not charts:
@@ -118,10 +118,6 @@ def _default_title(sections: Sequence[Section]) -> str:
         return template.format(model=model, tasks=named)
     studied = f"{len(kinds)} studies" if len(kinds) > 1 else kinds[0].replace("_", " ").capitalize()
     return f"{studied} of {model}" + (f": {named}" if tasks else "")
-
-
-def _check_packages() -> None:
-    require_packages("report", "report", "altair", "jinja2", "vl_convert", "scipy", "sklearn")
 
 
 def _section(folder: Path, label: str) -> Section:
@@ -190,13 +186,14 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
     Raises MissingExtraError if the packages of `lamina[report]` are not installed.
     """
     places: dict[tuple[str, str], list[tuple[Section, Drawing]]] = {}
-    for kind in dict.fromkeys(section.kind for section in sections):
-        for section in (section for section in sections if section.kind == kind):
-            for name, drawing in section.drawings.items():
-                places.setdefault((kind, name), []).append((section, drawing))
+    kinds = list(dict.fromkeys(section.kind for section in sections))
+    for section in sorted(sections, key=lambda section: kinds.index(section.kind)):
+        for name, drawing in section.drawings.items():
+            places.setdefault((section.kind, name), []).append((section, drawing))
     charts: list[_Chart] = []
     for (_, name), group in places.items():
-        domain = _shared_domain([drawing for _, drawing in group]) if len(group) > 1 else None
+        values = values_of(row for _, drawing in group for row in drawing.rows)
+        domain = (min(values), max(values)) if len(group) > 1 else None  # one scale for charts that stand side by side
         charts += [
             _Chart(section, name, drawing, spec_of(drawing, domain), len(charts) + number)
             for number, (section, drawing) in enumerate(group, start=1)
@@ -215,14 +212,6 @@ def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
     return group if len(group) <= MOST_LEADING else [first]
 
 
-def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
-    """Return the lowest and highest value over several charts, interval ends included, as their shared scale."""
-    values = [
-        row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
-    ]
-    return min(values), max(values)
-
-
 def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart]) -> str:
     import vl_convert
     from jinja2 import Environment, StrictUndefined
@@ -230,12 +219,11 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
 
     from lamina.studies.study import library_versions
 
-    templates = files("lamina.report") / "templates"
-    read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}
-    scripts = {"early": (templates / "theme.js").read_text(encoding="utf-8"), "own": read["page.js"]}
+    names, templates = ("page.html.j2", "page.css", "theme.js", "page.js"), files("lamina.report") / "templates"
+    html, css, early, own = ((templates / name).read_text(encoding="utf-8") for name in names)
     # The type stub requires a snippet of code as argument, but bundling a snippet takes seconds.
     bundle = cast("Callable[[], str]", vl_convert.javascript_bundle)
-    scripts["vega"] = bundle()
+    scripts = {"early": early, "own": own, "vega": bundle()}
     tables = [(section, table) for section in sections for table in section.tables]
     data = {
         "charts": [{"spec": chart.spec, "layout": chart.layout, "file": chart.file} for chart in charts],
@@ -245,7 +233,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["counted"] = pluralize
     environment.filters["combined"] = lambda first, second: {**first, **second}
-    return environment.from_string(read["page.html.j2"]).render(
+    return environment.from_string(html).render(
         title=title,
         sections=sections,
         kinds=list(dict.fromkeys(chart.section.kind for chart in charts)),
@@ -253,7 +241,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
         leading=_leading(charts),
         tables=tables,
         version=library_versions()["lamina"],
-        css=Markup(read["page.css"]),
+        css=Markup(css),
         scripts={name: Markup(text) for name, text in scripts.items()},
         hashes=" ".join(f"'sha256-{_digest(text)}'" for text in scripts.values()),
         data=Markup(_embedded(data)),
@@ -286,7 +274,13 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
     with staged(beside, [MARK], map(str, old) if isinstance(old, list) else ()) as stage:
-        names = [*_write_charts(charts, stage), *_write_tables(sections, stage)]
+        names = _write_charts(charts, stage)
+        tables = [(section, table) for section in sections for table in section.tables]
+        for number, (section, table) in enumerate(tables, start=1):
+            name = f"table-{_file_name(number, section.label, table.title)}"
+            for ending, text in ((".md", table.markdown()), (".tex", table.latex())):
+                write_text(stage / f"{name}{ending}", text)
+                names.append(f"{name}{ending}")
         write_text(stage / MARK, json.dumps({"page": path.name, "files": names}, indent=1))
     return [beside / name for name in names]
 
@@ -305,15 +299,4 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
         save_chart(sized(chart.spec, chart.drawing), svg, chart.drawing.title, [below])
         png = vl_convert.svg_to_png(svg.read_text(encoding="utf-8"), scale=PIXELS)
         (folder / f"{chart.file}.png").write_bytes(png)
-    return names
-
-
-def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
-    names = []
-    tables = [(section, table) for section in sections for table in section.tables]
-    for number, (section, table) in enumerate(tables, start=1):
-        name = f"table-{_file_name(number, section.label, table.title)}"
-        write_text(folder / f"{name}.md", table.markdown())
-        write_text(folder / f"{name}.tex", table.latex())
-        names += [f"{name}.md", f"{name}.tex"]
     return names

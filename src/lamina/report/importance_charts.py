@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from lamina.report.chart_files import checked_path, save_drawing
-from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, drawn_ends, in_order, single_runs
+from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, RULE, Drawing, Mark, count_range, drawn_ends, in_order
 from lamina.tasks.label_cells import plain
 from lamina.train.results import summarise
 
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 FINAL, TRAINING = "importance", "importance-over-training"
 MOST_BARS = 4  # with more readers than this, their importances are drawn as a heat map instead of bars
 SHARE = "share of the layer"  # title of the axis of importances
-
-
-class DrawnRun(TypedDict):
-    """A run whose importances are drawn: the title of its panel (`reader`), and its best epoch (`kept`), if known."""
-
-    reader: str
-    kept: int | None
 
 
 def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each reader uses") -> Path:
@@ -150,12 +143,12 @@ def _over_training(rows: Rows, title: str) -> Drawing:
     return Drawing("line", lines, title, {"x": x, "value": SHARE, "colour": LAYER}, note, _remark(means))
 
 
-def _runs(table: Rows) -> dict[str, DrawnRun]:
-    """Return reader name -> its `DrawnRun`, from the table of a recipe's run.
+def _runs(table: Rows) -> dict[str, Mark]:
+    """Return reader name -> the title of its panel ("reader") and its best epoch ("kept"), from the table of a run.
 
     Only readers of the first setting of each task and method are included: the best setting of a grid.
     """
-    runs: dict[str, DrawnRun] = {}
+    runs: dict[str, Mark] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
     for row in table:
         if (key := (row["task"], row["method"])) not in seen:
@@ -163,7 +156,7 @@ def _runs(table: Rows) -> dict[str, DrawnRun]:
             settings = "".join(f", {name}={value}" for name, value in row["settings"].items())
             title = (f"{row['task']}: " if several else "") + row["method"] + settings
             for run in row["runs"]:
-                runs[run["reader"]] = DrawnRun(reader=title, kept=run.get("best_epoch"))
+                runs[run["reader"]] = {"reader": title, "kept": run.get("best_epoch")}
     return runs
 
 
@@ -227,16 +220,26 @@ def curve_rows(figure: Curves) -> list[Mark]:
     for point in figure.points:
         facet = f"{point.facet} ({point.metric})" if several else point.facet
         mark: Mark = {"facet": facet} if facet else {}
-        mark |= {"colour": point.series, "value": point.mean, "seeds": point.runs}
-        if point.interval is not None and point.runs >= INTERVAL_SEEDS:
-            mark["low"], mark["high"] = drawn_ends(point.mean, point.interval, [point.metric], figure.scale)
+        marks = run_marks({**mark, "colour": point.series}, point, figure.scale)
         if point.x is None:
-            rows += [{**mark, "x": x, "across": True} for x in _ends(places[point.facet])]
+            rows += [{**marks[0], "x": x, "across": True} for x in _ends(places[point.facet])]
         else:
-            mark["x"] = point.x
-            dots = single_runs(point.mean, point.spread, point.runs)
-            rows += [mark, *({**mark, "value": value, "mark": DOT} for value in dots)]
+            rows += [{**mark, "x": point.x} for mark in marks]
     return rows
+
+
+def run_marks(mark: Mark, cell: Cell | Point, scale: float) -> list[Mark]:
+    """Return `mark`, a row of a chart, with the mean of a cell's runs and, from three runs on, its 95 % interval.
+
+    If there are two runs, a row with the score of each follows, the lower first. `scale` is the factor by which the
+    scores were multiplied.
+    """
+    mark = {**mark, "value": cell.mean, "seeds": cell.runs}
+    if cell.interval is not None and cell.runs >= INTERVAL_SEEDS:
+        mark["low"], mark["high"] = drawn_ends(cell.mean, cell.interval, [cell.metric], scale)
+    half = cell.spread / 2**0.5  # two values a and b have the sample standard deviation |a - b| / sqrt(2)
+    values = (cell.mean - half, cell.mean + half) if cell.runs == 2 else ()
+    return [mark, *({**mark, "value": value, "mark": DOT} for value in values)]
 
 
 def _ends(along: Sequence[float | str]) -> list[float | str]:
@@ -255,13 +258,10 @@ def curves_drawing(figure: Curves, word: str = "method") -> Drawing:
     rows = curve_rows(figure)
     metrics = list(dict.fromkeys(point.metric for point in figure.points))
     metric = metrics[0] if len(metrics) == 1 else "score"
-    across = (
-        f"A dashed line is a {word} without a value for the horizontal axis: its score, drawn across."
-        if any("across" in row for row in rows)
-        else ""
-    )
+    has_across = any("across" in row for row in rows)
+    across = f"A dashed line is a {word} without a value for the horizontal axis: its score, drawn across."
     sources = (f"{text.rstrip('.')}." for text in (figure.source, *figure.notes) if text)
-    note = " ".join([across, *sources]).strip()
+    note = " ".join([*([across] if has_across else []), *sources])
     titles = {"x": figure.x_title, "value": f"{metric} ({figure.part}){times(figure.scale)}", "colour": word}
     remark, several = runs_remark(figure.points), len(metrics) > 1
     return Drawing("line", rows, figure.title, titles, note, remark, log_x=figure.log_x, apart=several)
@@ -282,10 +282,10 @@ def runs_remark(cells: Sequence[Cell | Point]) -> str:
         return ""
     if counts == [1]:
         return "One run per point, so there is no interval"
-    span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    mean = f"Mean of {count_range(counts)} runs"
     if counts[-1] < INTERVAL_SEEDS:
-        return f"Mean of {span} runs. Each dot is a run. An interval needs at least {INTERVAL_SEEDS} runs"
-    return f"Mean of {span} runs, with its 95 % confidence interval"
+        return f"{mean}. Each dot is a run. An interval needs at least {INTERVAL_SEEDS} runs"
+    return f"{mean}, with its 95 % confidence interval"
 
 
 def draw_curves(figure: Curves, path: Path | str) -> Path:

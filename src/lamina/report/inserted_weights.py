@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from lamina.report.charts import Mark
 
 STATES = ("start", "trained", "change")
 _OP = "inserted weights"
@@ -175,19 +177,6 @@ DIVERGING = ("#c05a1c", "#ffffff", "#0b4a8f")  # colours of the lowest value, of
 SHOWN = 7  # default number of rows and columns of a weight that are drawn
 
 
-class Entry(TypedDict):
-    """A number of a drawn weight matrix; `row` and `column` count from 1.
-
-    `model` and `state` ("start", "trained" or "change") name the matrix.
-    """
-
-    model: str
-    state: str
-    row: int
-    column: int
-    weight: float
-
-
 def weight_maps(
     weights: Mapping[str, InsertedWeight],
     path: Path | str,
@@ -233,24 +222,24 @@ def weight_maps(
     return save_chart(chart.to_dict(), path, "Weights of an inserted layer", [remark])
 
 
-def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
+def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Mark]:
     """Return the numbers to draw: the first `most` rows and columns of one head, for each of `InsertedWeight.states`.
 
-    `name` is the name of the model in the chart. Heads count from 0; rows and columns of an `Entry` count from 1.
+    Each has the "model" (`name`), the "state", "row" and "column" (from 1) and "weight". Heads count from 0.
     Raises ConfigError if the weight has no such head.
     """
     if not 0 <= head < len(weight.trained):
         problem = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"
         raise ConfigError(f"weight figure: {problem}. Use 0..{len(weight.trained) - 1}.")
     return [
-        Entry(model=name, state=state, row=row, column=column, weight=value)
+        {"model": name, "state": state, "row": row, "column": column, "weight": value}
         for state, matrix in weight.states().items()
         for row, values in enumerate(matrix[head, :most, :most].tolist(), 1)
         for column, value in enumerate(values, 1)
     ]
 
 
-def _panel(altair: ModuleType, cells: list[Entry], limit: float) -> alt.Chart | alt.LayerChart:
+def _panel(altair: ModuleType, cells: list[Mark], limit: float) -> alt.Chart | alt.LayerChart:
     """Return a heat map of the entries of one matrix; up to 7 x 7 entries, it shows the numbers too.
 
     The absolute value `limit` gets the darkest colour, and 0 is white.

@@ -13,7 +13,8 @@ from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.recipes.table_layouts import PARAMETERS
-from lamina.report.importance_charts import draw_curves, draw_importances
+from lamina.report.charts import count_range
+from lamina.report.importance_charts import draw_curves, draw_importances, times
 from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, no_pipe, parse_json, write_text
 
@@ -86,23 +87,19 @@ def remarks(table: PivotTable) -> list[str]:
     """
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
-    span = " to ".join(map(str, counts[:: len(counts) - 1 or 1]))  # the lowest and the highest count
     has_intervals = any(cell.interval is not None for cell in table.cells)
-    intervals = f"; ± is half a 95 % interval over {span} runs" if has_intervals else ""
-    times = "" if table.scale == 1 else f" x {table.scale:g}"
+    intervals = f"; ± is half a 95 % interval over {count_range(counts)} runs" if has_intervals else ""
     counted = bool(table.cells) and all(cell.metric == PARAMETERS for cell in table.cells)
-    sentences = [f"Trained parameters{times}." if counted else f"{part} scores{times}{intervals}."]
+    sentences = [
+        f"Trained parameters{times(table.scale)}." if counted else f"{part} scores{times(table.scale)}{intervals}."
+    ]
     if table.source:
         sentences.append(f"'{PAPER}': {table.source}.")
-    return sentences + _sentences(table.notes)
-
-
-def _sentences(notes: Sequence[str]) -> list[str]:
-    return [note.rstrip(".") + "." for note in notes]
+    return sentences + [f"{note.rstrip('.')}." for note in table.notes]
 
 
 def _image(figure: Curves, name: str) -> str:
-    about = [*([f"{figure.source}."] if figure.source else []), *_sentences(figure.notes)]
+    about = [f"{text.rstrip('.')}." for text in (figure.source, *figure.notes) if text]
     below = [markdown_text(" ".join(about)), ""] if about else []
     return "\n".join([f"![{markdown_text(figure.title)}]({name})", "", *below])
 

@@ -11,8 +11,8 @@ from lamina.errors import convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.paper_tables import plus_minus, word_of
 from lamina.recipes.report_file import read_report_file
-from lamina.report.charts import DOT, INTERVAL_SEEDS, Drawing, Mark, drawn_ends, single_runs
-from lamina.report.importance_charts import curves_drawing, importance_drawings, runs_remark, times
+from lamina.report.charts import Drawing, Mark
+from lamina.report.importance_charts import curves_drawing, importance_drawings, run_marks, runs_remark, times
 from lamina.report.run_report import (
     PAPER,
     chosen,
@@ -260,11 +260,8 @@ def _method_name(row: SummaryRow) -> str:
 
 def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
     counts = [len(row["runs"]) for row in (first, second)]
-    return (
-        f"{pluralize(counts[0], 'run')} each"
-        if counts[0] == counts[1]
-        else f"{counts[0]} and {pluralize(counts[1], 'run')}"
-    )
+    last = pluralize(counts[1], "run")
+    return f"{last} each" if counts[0] == counts[1] else f"{counts[0]} and {last}"
 
 
 def _bars(table: PivotTable, word: str) -> Drawing:
@@ -275,14 +272,8 @@ def _bars(table: PivotTable, word: str) -> Drawing:
     rows: list[Mark] = []
     metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
     for cell in table.cells:
-        ends: dict[str, float] = {}
-        if cell.interval is not None and cell.runs >= INTERVAL_SEEDS:
-            drawn = drawn_ends(cell.mean, cell.interval, [cell.metric], table.scale)
-            ends = dict(zip(("low", "high"), drawn, strict=True))
         name = cell.column if cell.metric in cell.column else f"{cell.column} ({cell.metric})"
-        mark: Mark = {"facet": name, "x": cell.row, "value": cell.mean, "seeds": cell.runs, **ends}
-        dots = single_runs(cell.mean, cell.spread, cell.runs)
-        rows += [mark, *({**mark, "value": value, "mark": DOT} for value in dots)]
+        rows += run_marks({"facet": name, "x": cell.row}, cell, table.scale)
     metric = metrics[0] if len(metrics) == 1 else "score"
     titles = {"x": word, "value": f"{metric} ({table.part}){times(table.scale)}"}
     return Drawing("bar", rows, table.title, titles, "", runs_remark(table.cells), apart=len(metrics) > 1)
@@ -301,14 +292,17 @@ def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
         for row in table
         for run in row["runs"]
     ]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+    return _table_of("Every run", rows, list(dict.fromkeys(key for row in rows for key in row)))
 
 
 def _monitors_table(rows: Sequence[TableRow]) -> DataTable:
     columns = ["monitor", "reader", "flag", "threshold", "target", "per"]
     columns += ["false_positive_rate", "recall", "alarms_per_thousand", "tokens_to_flag", "negatives", "positives"]
-    return DataTable("Monitors", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+    return _table_of("Monitors", rows, columns)
+
+
+def _table_of(title: str, rows: Sequence[TableRow], columns: list[str]) -> DataTable:
+    return DataTable(title, columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(value: object) -> str | float | None:

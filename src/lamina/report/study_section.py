@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 import numpy as np
 
 from lamina.errors import DataError
-from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, drawn_ends
+from lamina.report.charts import DOT, INTERVAL_SEEDS, LAYER, Drawing, Mark, count_range, drawn_ends
 from lamina.report.sections import Cell, DataTable, Example, Section, Spans
 from lamina.train.results import half_interval
 from lamina.utils import JSON, Row, pluralize
@@ -58,14 +58,15 @@ def study_section(study: Study, label: str) -> Section:
         for column in (figure.x, figure.y, figure.colour, figure.facet, *figure.where)
         if column is not None
     }
-    wrong = _wrong_answers(study)
-    tasks = [str(task) for task in study.table["task"].dropna().unique()] if "task" in study.table else []
+    table: Frame = study.table
+    wrong = table.dropna(subset=["text"]) if set(EXAMPLE) <= set(table.columns) else table.head(0)
+    tasks = [str(task) for task in table["task"].dropna().unique()] if "task" in table else []
     return Section(
         label,
         study.name,
         [*_probe_verdicts(study), *study.conclusions],
         drawings,
-        tables_of(study.table, study.name.replace("_", " ").capitalize(), axes),
+        tables_of(table, study.name.replace("_", " ").capitalize(), axes),
         study.settings,
         _seeds(study),
         _examples(wrong),
@@ -120,10 +121,6 @@ def _seeds(study: Study) -> list[int]:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")
     return [seed] if isinstance(seed, int) else []
-
-
-def _wrong_answers(study: Study) -> Frame:
-    return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
 
 
 def _examples(wrong: Frame) -> list[Example]:
@@ -207,7 +204,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
         points = _across(points)
         remarks.append(f"a dashed line has no {figure.x}, so its value is drawn across")
     remark = "; ".join([*remarks, *_counts(drawn, study.settings), *omissions])
-    titles = {part: _axis_title(column) for part, column in columns.items()}
+    titles = {part: LAYER if name == "layer" else name.replace("_", " ") for part, name in columns.items()}
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
     titles |= {"x": figure.x_title} if figure.x_title else {}
     note = _with_equal_share(figure.note, study, rows)
@@ -217,11 +214,9 @@ def drawing_of(study: Study, name: str) -> Drawing:
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
     """Return a figure's note; in a study of importances, with a sentence on the equal share, 1 / number of layers."""
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
-    return (
-        f"{note} If all layers counted the same, each would have 1/{layers} = {1 / layers:.3f}.".strip()
-        if layers
-        else note
-    )
+    if not layers:
+        return note
+    return f"{note} If all layers counted the same, each would have 1/{layers} = {1 / layers:.3f}.".strip()
 
 
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
@@ -324,10 +319,9 @@ def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> s
     if counts == [1]:
         return "one seed, so there is no interval"
     if counts and counts[-1] < INTERVAL_SEEDS:
-        return f"mean of {_span(counts)} seeds" + (
-            f"; each dot is a seed, and fewer than {INTERVAL_SEEDS} give no interval" if has_dots else ""
-        )
-    return f"mean of {_span(counts)} seeds, with its 95 % confidence interval"
+        dots = f"; each dot is a seed, and fewer than {INTERVAL_SEEDS} give no interval" if has_dots else ""
+        return f"mean of {count_range(counts)} seeds{dots}"
+    return f"mean of {count_range(counts)} seeds, with its 95 % confidence interval"
 
 
 def _metrics(rows: Frame) -> set[str]:
@@ -407,20 +401,11 @@ def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:
-            return [f"n = {_span(counts)} {noun}{'s' * (counts != [1])}"]
+            return [f"n = {count_range(counts)} {noun}{'s' * (counts != [1])}"]
     for name, noun in COUNTS.items():
         if isinstance(count := settings.get(name), int):
             return [f"n = {pluralize(count, noun)}"]
     return []
-
-
-def _span(counts: list[int]) -> str:
-    """Return the lowest and highest of sorted counts as text, such as "1 to 3"; "3" if they are equal."""
-    return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
-
-
-def _axis_title(column: str) -> str:
-    return LAYER if column == "layer" else column.replace("_", " ")
 
 
 def _value_title(rows: Frame, figure: Figure) -> str:
