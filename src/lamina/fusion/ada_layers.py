@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
@@ -200,6 +200,7 @@ class ProjectedFusion(Fusion):
     """
 
     stream_of: ClassVar = _ProjectedStream
+    shared: ClassVar = ("dropout", "positions", "output_activation")
 
     def __init__(self, config: ProjectedConfig, *, layers: int, width: int, projections: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
@@ -215,11 +216,6 @@ class ProjectedFusion(Fusion):
     def weights(self) -> Float[Tensor, " layers"]:
         """Return this fusion's weight of each layer in the sum, with gradient."""
         return self.weights_of([self])[0]
-
-    def group(self) -> Hashable:
-        """Return a key of shapes, dtype, device, settings and mode; fusions with equal keys are computed together."""
-        config = self.config
-        return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def is_token_wise(self) -> bool:
         """Return whether a token's features depend on this token's own states only: True unless `positions` is set."""

@@ -279,11 +279,13 @@ class Fusion(nn.Module, ABC):
         generator: Source of dropout's random numbers. None: torch's global generator.
         token_wise: What `is_token_wise` returns by default.
         stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
+        shared: Names of the settings that are equal in fusions that are computed together; see `group`.
     """
 
     generator: torch.Generator | None = None
     token_wise: ClassVar[bool] = False
     stream_of: ClassVar[Callable[[Sequence[Any]], Stream] | None] = None
+    shared: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
         super().__init_subclass__()
@@ -319,14 +321,15 @@ class Fusion(nn.Module, ABC):
     def group(self) -> Hashable | None:
         """Return a key: fusions of one class on the same layers with equal keys are computed in one stream.
 
-        None: this fusion is always computed alone. By default, with `stream_of`, the key consists of the parameters'
-        shapes, dtypes and devices.
+        None: this fusion is always computed alone. With `stream_of`, the key consists of the mode (training or eval),
+        the `shared` settings, and the parameters' shapes, dtypes and devices.
         """
         if self.stream_of is None:
             return None
         # most fusions have no submodules, and their own dict is quicker than `parameters`
         parameters = self.parameters() if self._modules else self._parameters.values()
-        return tuple((part.shape, part.dtype, part.device) for part in parameters if part is not None)
+        shapes = tuple((part.shape, part.dtype, part.device) for part in parameters if part is not None)
+        return (self.training, *(getattr(self.config, name) for name in self.shared), *shapes)
 
     def active_layers(self) -> tuple[int, ...]:
         """Return the indices, among the selected layers, of those on which the features depend now; by default all."""

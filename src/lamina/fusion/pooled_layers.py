@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, final, get_args
 
@@ -200,6 +200,7 @@ class PoolingFusion(Fusion):
     layers before the softmax.
     """
 
+    shared: ClassVar = ("dropout", "heads", "queries")
     scores: nn.Parameter
 
     def __init__(self, config: PoolingConfig, *, layers: int, width: int, parts: int) -> None:
@@ -212,10 +213,6 @@ class PoolingFusion(Fusion):
         self.projection = nn.Parameter(torch.empty(layers, config.dim, config.queries * parts * width))
         for weight in self.projection:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
-
-    def group(self) -> Hashable:
-        """Return a key made of shapes, dtype, device, settings and mode; fusions with equal keys share one stream."""
-        return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
         """Return the weight of each layer, the softmax of `scores`, without gradient. The weights sum to 1."""
@@ -293,14 +290,11 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
     """
 
     stream_of: ClassVar = _PooledStream
+    shared: ClassVar = (*PoolingFusion.shared, "over")
 
     def __init__(self, config: PooledLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, parts=1)
         self.scores = nn.Parameter(torch.zeros(layers))
-
-    def group(self) -> Hashable:
-        """Return a key of shapes, device, settings and mode; fusions with equal keys are computed together."""
-        return (super().group(), self.config.over)
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
         """Return `[layers, tokens]`: each layer's weight, divided among the tokens by its queries' mean attention.

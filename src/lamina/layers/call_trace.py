@@ -86,13 +86,11 @@ class Trace:
 
     Attributes:
         counts: Path -> how often the module was called.
-        copies: Copies of the values, if they are kept.
     """
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
     counts: Counter[str] = field(default_factory=Counter[str])
-    copies: list[Tensor] = field(default_factory=list[Tensor])
 
     def seen_as(self, state: Tensor) -> Seen:
         """Return the events whose tensor has the same key as `state` (see `key_of`): event -> whether it is `state`.
@@ -123,10 +121,7 @@ def trace_calls(
 
     def record(call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
         if isinstance(value, Tensor) and value.ndim in axes:
-            if keep:
-                value = value.clone()
-                trace.copies.append(value)
-            trace.events.extend(_events(call, side, index, value, time, tokens))
+            trace.events.extend(_events(call, side, index, value.clone() if keep else value, time, tokens, keep))
 
     clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
@@ -177,17 +172,18 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
 
 
 def _events(
-    call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int]
+    call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int], keep: bool
 ) -> Iterator[Event]:
     """Yield the events for one argument or result of a call: the value itself, and its cut and transposed forms.
 
     Only values with 3 axes have such forms, and not on the meta device. Nothing is yielded for tensors of integers.
-    `tokens` are the numbers of tokens in the inputs; the other arguments are those of `Event`.
+    `tokens` are the numbers of tokens in the inputs, and `keep` says whether the first event holds the value itself;
+    the other arguments are those of `Event`.
     """
     if not value.is_floating_point():  # no state
         return
     # a tensor without values costs nothing to keep, and has to be kept: it is recognised by identity
-    held = (lambda: value) if value.is_meta else weakref.ref(value)
+    held = (lambda: value) if keep or value.is_meta else weakref.ref(value)
     yield Event(call, side, index, time, key_of(value), held, value._version)
     if value.is_meta or value.ndim != 3:
         return
