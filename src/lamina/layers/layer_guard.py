@@ -52,14 +52,11 @@ class LayerGuard:
     def _remember(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
         """Record the layers and weights of the model as they are now; `by_name` has its stacks."""
         paths = {module: path for path, module in by_path(model).items()}
-        blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
-        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}  # path -> name -> module
-        for stack in by_name.values():
-            for module in (*stack.blocks, *(point.module for point in stack.points), stack.scope):
-                parent, _, name = paths[module].rpartition(".")
-                if name:
-                    self._children.setdefault(parent, {})[name] = module
-        self._block_counts = {path: len(children_of(model.get_submodule(path))) for path in blocks}
+        blocks = [block for stack in by_name.values() for block in stack.blocks]
+        others = [part for stack in by_name.values() for part in (*(p.module for p in stack.points), stack.scope)]
+        self._places = {paths[module]: module for module in (*blocks, *others) if paths[module]}
+        lists = {paths[block].rpartition(".")[0] for block in blocks}
+        self._block_counts = {path: len(children_of(model.get_submodule(path))) for path in lists}
         owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
         self.compiled = any(map(is_compiled, model.modules()))
@@ -140,19 +137,18 @@ class LayerGuard:
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
             if since or edits[: len(known)] != known:
                 return f"it was edited ({', '.join(since) or 'its record differs'})"
-        for path, known in self._children.items():
-            try:
-                children = dict(model.get_submodule(path).named_children())
-            except AttributeError:
-                return f"there is no '{path}'"
-            for name, module in known.items():
-                if children.get(name) is not module:
-                    return f"'{path}.{name}' is another module".replace("'.", "'")
-            if len(children) != self._block_counts.get(path, len(children)):
-                return f"'{path}' has {len(children)} blocks, not {self._block_counts[path]}"
+        now = by_path(model)
+        for path, module in self._places.items():
+            if (parent := path.rpartition(".")[0]) not in now:
+                return f"there is no '{parent}'"
+            if now.get(path) is not module:
+                return f"'{path}' is another module"
+        for path, count in self._block_counts.items():
+            if (blocks := len(children_of(now[path]))) != count:
+                return f"'{path}' has {blocks} blocks, not {count}"
         if (active := self._active_adapters(model)) != self._active:
-            was, now = (" and ".join(names) or "none" for names in (self._active, active))
-            return f"it computed with the adapters {was}, and does with {now} now"
+            before, after = (" and ".join(names) or "none" for names in (self._active, active))
+            return f"it computed with the adapters {before}, and does with {after} now"
         return None
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
