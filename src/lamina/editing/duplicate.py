@@ -15,6 +15,7 @@ from lamina.editing.editable import blocks_of, movable_stack
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
 from lamina.layers.devices import main_device
+from lamina.layers.hooks import ContextHooks
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import run_probe
 from lamina.layers.roles import family_of
@@ -107,21 +108,20 @@ def _identity_values(model: PreTrainedModel, stack: LayerStack, layers: Sequence
         raise ConfigError(f"{_OP}: {problem}. Use identity=False (--repeat).")
     if main_device(model).type == "meta":
         return {}
-    calls: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
+    calls: dict[nn.Module, tuple[tuple[object, ...], dict[str, object]]] = {}
+
+    def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        calls[block] = _plain(args, kwargs)
+
+    zeros: dict[int, dict[str, float]] = {}
     with preserve_model(model):
-        handles = [
-            stack.blocks[layer - 1].register_forward_pre_hook(
-                lambda _block, args, kwargs, layer=layer: calls.update({layer: _plain(args, kwargs)}), with_kwargs=True
-            )
-            for layer in layers
-        ]
-        run_probe(stack.tower or model, _TOKENS, seed=1)
-        for handle in handles:  # a copy of a block would have its hook too
-            handle.remove()
-        zeros: dict[int, dict[str, float]] = {}
+        with ContextHooks() as hooks:  # removed before blocks are copied
+            for layer in layers:
+                hooks.add(stack.blocks[layer - 1].register_forward_pre_hook, before, with_kwargs=True)
+            run_probe(stack.tower or model, _TOKENS, seed=1)
         for layer in layers:
-            where = f"{_OP}: block {layer} of the family '{family_of(model)}'"
-            zeros[layer] = _zeros(copy.deepcopy(stack.blocks[layer - 1]), *calls[layer], where=where)
+            block, where = stack.blocks[layer - 1], f"{_OP}: block {layer} of the family '{family_of(model)}'"
+            zeros[layer] = _zeros(copy.deepcopy(block), *calls[block], where=where)
     uses = Counter(parameter for block in stack.blocks for parameter in block.parameters())
     for layer, values in zeros.items():
         parameters = dict(stack.blocks[layer - 1].named_parameters())
@@ -170,17 +170,14 @@ def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obje
 def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
     """Call a block with `args` and `kwargs`; return its parameters' names in the order of use, unused ones first."""
     called: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
-        for name, module in block.named_modules()
-        if own_state(module)
-    ]
-    block(*args, **kwargs)
-    for handle in handles:
-        handle.remove()
+    names = {module: name for name, module in block.named_modules() if own_state(module)}
+    with ContextHooks() as hooks:
+        for module in names:
+            hooks.add(module.register_forward_pre_hook, lambda module, _args: called.append(names[module]))
+        block(*args, **kwargs)
     place = {name: number for number, name in reversed(list(enumerate(called)))}
-    names = [name for name, _ in block.named_parameters()]
-    return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], -1))
+    parameters = [name for name, _ in block.named_parameters()]
+    return sorted(parameters, key=lambda name: place.get(name.rpartition(".")[0], -1))
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
