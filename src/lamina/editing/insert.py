@@ -137,8 +137,9 @@ class Options:
         if type(self.kernel) is not int or self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"{_OP}: kernel is {self.kernel}; it must be odd, to have a middle. Use 1, 3 or 5.")
         if self.position != "convolution" and self.kernel != KERNEL:
-            problem = f"kernel is {self.kernel} and position is '{self.position}'; only convolutions have a kernel"
-            raise ConfigError(f"{_OP}: {problem}. Use position='convolution'.")
+            problem = f"kernel is {self.kernel} and position is '{self.position}'"
+            rule = "only layers after convolutions have a kernel"
+            raise ConfigError(f"{_OP}: {problem}; {rule}. Use position='convolution'.")
 
 
 @dataclass(frozen=True, eq=False)
