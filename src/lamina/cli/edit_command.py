@@ -13,7 +13,7 @@ from typer import Option
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import check_used, print_json, print_table, selector_of
 from lamina.errors import ConfigError, UnsupportedModelError, check_known
-from lamina.utils import is_file
+from lamina.utils import JSON, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lamina.editing.record import Edit
     from lamina.layers.types import Processor
     from lamina.studies.cutting.least_blocks import EditPlan, LeastBlocks
-    from lamina.utils import JSON
 
     # changes a model, in place, and returns what measured cuts cost
     Apply: TypeAlias = Callable[[PreTrainedModel, Processor | None], list[LeastBlocks]]

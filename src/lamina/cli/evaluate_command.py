@@ -12,7 +12,7 @@ from typer import Argument, Option
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, check_known
-from lamina.utils import is_dir, is_file, pluralize
+from lamina.utils import JSONObject, is_dir, is_file, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from lamina.tasks.task import Task
     from lamina.train.results import Scores
-    from lamina.utils import JSONObject
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
 _PER_CLASS = "Also print a table per reader with the scores of each label."

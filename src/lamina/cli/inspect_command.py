@@ -10,7 +10,7 @@ from typer import Option
 
 from lamina.cli.shared_options import JsonOption, ModelArgument, print_json, print_table, text
 from lamina.errors import ConfigError, error_context
-from lamina.utils import pluralize
+from lamina.utils import JSON, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from lamina.editing.block_picture import StackPicture
     from lamina.layers import LayerStack
     from lamina.store.manifest import ReaderFacts
-    from lamina.utils import JSON
 
 _WEIGHTS = "Also load the weights and show a fingerprint (hash) of them. Default: read the config only."
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."

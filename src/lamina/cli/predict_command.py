@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -13,13 +13,10 @@ from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
 from lamina.data.row_errors import check_line_feeds
 from lamina.errors import ConfigError, DataError, convert_errors
-from lamina.utils import pluralize
+from lamina.utils import JSONObject, pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lamina.tasks.lazy_file import LazyFile
-    from lamina.utils import JSONObject
 
     Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from lamina.cli import shared_options
 from lamina.cli.report_command import write as write_report
 from lamina.cli.shared_options import check_used, print_json, print_table
-from lamina.utils import check_range, pluralize
+from lamina.utils import JSONObject, check_range, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import RecipeResult
     from lamina.recipes.schema import Recipe
-    from lamina.utils import JSONObject
 
     PlannedRun: TypeAlias = JSONObject  # a row of `Estimate.runs`
 

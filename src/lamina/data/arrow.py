@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,6 @@ from lamina.errors import DataError, convert_errors
 Cell: TypeAlias = Any  # the value of a row in a column, which is whatever a file can hold
 Record: TypeAlias = dict[str, Cell]  # a row: column -> cell
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import datasets
 
 T = TypeVar("T")

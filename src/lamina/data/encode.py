@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 import pyarrow as pa
-from torch import nn
+from torch import Tensor, nn
 
 from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, join_tables
 from lamina.data.batches import pad
 from lamina.errors import ConfigError
 from lamina.layers.stack import towers_of
-from lamina.layers.types import encodable, padding_of, tokenizer_of
+from lamina.layers.types import Processor, Tokenizer, encodable, padding_of, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import datasets
-    from torch import Tensor
     from transformers import PreTrainedModel
-
-    from lamina.layers.types import Processor, Tokenizer
 
     Text = str | tuple[str, str]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lamina.data.arrow import dataset_of
+from lamina.data.arrow import Record, dataset_of
 from lamina.data.row_errors import bad_row, existing, missing_column
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES
@@ -21,7 +21,6 @@ from lamina.utils import MAX_BYTES
 if TYPE_CHECKING:
     import datasets
 
-    from lamina.data.arrow import Record
 
 MOST_BYTES = 1 << 30  # bytes of cells that any file may hold
 MOST_RATIO = 100  # a larger file may hold this number of times its own size; texts are compressed about 3 times

@@ -26,7 +26,7 @@ from lamina.data.parquet import parquet_errors
 from lamina.data.row_errors import missing_column
 from lamina.errors import ConfigError, DataError, check_known, convert_errors
 from lamina.store.files import check_room
-from lamina.store.manifest import STATES, StatesManifest
+from lamina.store.manifest import STATES, StatesArray, StatesManifest
 from lamina.utils import parse_json, pluralize
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.layers.recorded import RecordedFacts
-    from lamina.store.manifest import StatesArray
 
 ENDINGS = (".npy", ".safetensors", ".parquet")
 _OPEN = 32  # files that are mapped at a time

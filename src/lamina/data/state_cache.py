@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 from rich.filesize import decimal
-from torch import distributed
+from torch import Tensor, distributed
 
 from lamina.bank.stack_pass import real_tokens
 from lamina.data.batches import tokenizer_of
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank

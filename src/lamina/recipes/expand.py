@@ -10,17 +10,15 @@ import yaml
 
 from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_applied
-from lamina.recipes.schema import MethodRecipe, check_options, full_only, parse_recipe, slug
+from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, check_options, full_only, parse_recipe, slug
 from lamina.recipes.strict_yaml import Fields, parse_yaml
-from lamina.recipes.table_layouts import matches
+from lamina.recipes.table_layouts import Grid, matches
 from lamina.train.grid import MOST_RUNS, RunSpec, apply_sweep, expand, full_key
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lamina.recipes.schema import ReaderRecipe, Recipe
-    from lamina.recipes.table_layouts import Grid
     from lamina.tasks.base import KindedTask
 
 

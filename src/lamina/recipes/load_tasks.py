@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.paper_tables import check_metrics, check_one_metric
-from lamina.recipes.schema import FILE_KEYS
+from lamina.recipes.schema import FILE_KEYS, Recipe, TaskRecipe
 from lamina.tasks.metrics import metrics_of
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import limited
@@ -18,7 +18,6 @@ from lamina.tasks.task import Task
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from lamina.recipes.schema import Recipe, TaskRecipe
 
 logger = logging.getLogger(__name__)
 

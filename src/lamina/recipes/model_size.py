@@ -14,16 +14,16 @@ import torch
 import transformers
 from torch import nn
 
-from lamina.bank import ReaderModule
+from lamina.bank import Reader, ReaderModule
 from lamina.errors import UnsupportedModelError, error_context
 from lamina.layers import stacks
 from lamina.layers.discovery import pick_stack, same_stacks
-from lamina.layers.stack import by_path, tower_for
-from lamina.recipes.edits import apply_edits
+from lamina.layers.stack import LayerStack, by_path, tower_for
+from lamina.recipes.edits import Arguments, apply_edits
 from lamina.recipes.load_tasks import NOT_DATA
 from lamina.store.models import empty_model, name_classes
 from lamina.tasks.base import PARTS, TaskOutline
-from lamina.train.memory import model_memory, reader_memory
+from lamina.train.memory import BatchBytes, RowShape, model_memory, reader_memory
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -31,14 +31,10 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from lamina.bank import Reader
-    from lamina.layers.stack import LayerStack
-    from lamina.recipes.edits import Arguments
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
-    from lamina.train.memory import BatchBytes, RowShape
 
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at its position

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from lamina.errors import ConfigError, check_known, error_context
 from lamina.monitors import AGGREGATIONS, Monitor
 from lamina.prediction.calibrate import calibrate
-from lamina.recipes.report_file import REPORT, with_drawn_files, write_report_file
+from lamina.recipes.report_file import REPORT, Report, TableRow, with_drawn_files, write_report_file
 from lamina.recipes.strict_yaml import NAMED, Fields, Strict, checked, error_at
 from lamina.train.results import sort_key
 from lamina.utils import JSONObject, rank
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lamina.bank import ReaderBank
-    from lamina.recipes.report_file import Report, TableRow
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 

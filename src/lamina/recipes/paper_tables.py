@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.expand import grid_of
-from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report
-from lamina.recipes.schema import all_coordinates, recipe_coordinates, row_and_column_names
+from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report, TableRow
+from lamina.recipes.schema import Recipe, all_coordinates, recipe_coordinates, row_and_column_names
 from lamina.recipes.table_layouts import ABSENT, LEFT_OUT, PARAMETERS, axes_label, column_name, to_text, x_value
 from lamina.train.results import sort_key, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lamina.recipes.report_file import TableRow
-    from lamina.recipes.schema import Recipe
     from lamina.recipes.table_layouts import AxisLayout, Coordinates, FigureRecipe, Published, TableRecipe
     from lamina.train.grid import RunSpec
     from lamina.utils import JSONObject

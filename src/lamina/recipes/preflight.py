@@ -15,7 +15,7 @@ from lamina.store.bank_folder import claimed_output
 from lamina.store.files import claimed
 from lamina.store.models import check_weights
 from lamina.store.replay import read_record
-from lamina.tasks.base import TaskOutline
+from lamina.tasks.base import KindedTask, TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.train.engine import check_device
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.recipes.schema import Recipe, TaskRecipe
-    from lamina.tasks.base import KindedTask
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 

@@ -18,23 +18,23 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
-from lamina.cells.run_cells import Cell, Failure, note_failures, run_cells
+from lamina.cells.run_cells import Cell, Failure, State, note_failures, run_cells
 from lamina.errors import ConfigError, error_context, require_packages
 from lamina.recipes.edits import apply_edits
-from lamina.recipes.estimate import BATCHES, fitted_batches, save_batches
+from lamina.recipes.estimate import BATCHES, Batches, fitted_batches, save_batches
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.monitor_keys import monitored_report
 from lamina.recipes.paper_tables import SummaryRow, markdown, pivot, summaries
 from lamina.recipes.preflight import check_edits, measured
-from lamina.recipes.report_file import REPORT, Report, with_drawn_files, write_report_file
+from lamina.recipes.report_file import REPORT, Report, TableRow, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
 from lamina.store import load
-from lamina.store.files import claimed, staged
+from lamina.store.files import Files, claimed, staged
 from lamina.store.models import writing_class
-from lamina.train.groups import warn_of_texts
+from lamina.train.groups import Encodings, warn_of_texts
 from lamina.train.options import FitOptions
-from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
+from lamina.train.results import IMPORTANCES, FitResult, Scores, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
 from lamina.utils import derive_seed, rank, write_text
 
@@ -43,16 +43,10 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.cells.run_cells import State
     from lamina.layers.types import Processor
-    from lamina.recipes.estimate import Batches
-    from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
-    from lamina.store.files import Files
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
-    from lamina.train.groups import Encodings
-    from lamina.train.results import FitResult, Scores
 
 logger = logging.getLogger(__name__)
 

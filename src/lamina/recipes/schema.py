@@ -28,10 +28,12 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_named_edit, check_selector, config_of
 from lamina.recipes.monitor_keys import MonitorRecipe, check_monitor
-from lamina.recipes.strict_yaml import NAMED, Fields, Strict, checked, error_at, fail, raise_first, read_yaml
+from lamina.recipes.strict_yaml import NAMED, Fields, Strict, YamlFile, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
     AS_LIST,
     PARAMETERS,
+    AxisLayout,
+    Coordinates,
     FigureRecipe,
     Grid,
     TableRecipe,
@@ -43,8 +45,8 @@ from lamina.recipes.table_layouts import (
     with_published,
 )
 from lamina.tasks import kind_of
-from lamina.tasks.base import TaskOutline, check_image_size, check_label_all_tokens
-from lamina.tasks.presets import find_preset
+from lamina.tasks.base import KindedTask, TaskOutline, check_image_size, check_label_all_tokens
+from lamina.tasks.presets import Preset, find_preset
 from lamina.tasks.stratify import SampleSize
 from lamina.train.grid import METHOD, MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
@@ -54,11 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from lamina.fusion.base import FusionConfig
-    from lamina.recipes.strict_yaml import YamlFile
-    from lamina.recipes.table_layouts import AxisLayout, Coordinates
     from lamina.registry import Registry
-    from lamina.tasks.base import KindedTask
-    from lamina.tasks.presets import Preset
 
 # Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
 FILE_KEYS = {

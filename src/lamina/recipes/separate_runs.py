@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lamina.cells.run_cells import Cell, Shelf
+from lamina.cells.run_cells import Cell, Shelf, State
 from lamina.errors import StoreError
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.schema import slug
+from lamina.recipes.schema import Recipe, slug
 from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
@@ -20,20 +20,17 @@ from lamina.train.checkpoint import Checkpoints, data_digests, reader_settings, 
 from lamina.train.engine import join_processes
 from lamina.train.options import FitOptions
 from lamina.train.results import sort_key
-from lamina.utils import is_dir, rank
+from lamina.utils import JSONObject, is_dir, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
-    from lamina.cells.run_cells import State
     from lamina.layers.types import Processor
     from lamina.recipes.report_file import TableRow
-    from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
-    from lamina.utils import JSONObject
 
 # options that do not change what a run learns, so that a run may be resumed with other values
 _UNCHECKED = {"resume", "progress", "tensorboard", "trackers", "save_steps", "num_workers", "cache_dir"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError, first_line
 from lamina.utils import read_bytes, similar_file
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
 
 # A mapping of a recipe as YAML has it: key -> text, number, boolean, None, list or mapping.
 Fields: TypeAlias = dict[str, Any]

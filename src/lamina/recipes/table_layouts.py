@@ -16,13 +16,12 @@ from pydantic import BeforeValidator, Field, PositiveFloat
 
 from lamina.errors import ConfigError, check_known
 from lamina.layers.selectors import select
-from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
+from lamina.recipes.strict_yaml import Fields, Strict, YamlFile, read_yaml
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lamina.recipes.strict_yaml import YamlFile
 
 ABSENT = object()  # what an axis shows for a run whose method does not have the axis's setting
 LEFT_OUT = object()  # what an axis shows for a run whose value the recipe leaves out, by the name null
