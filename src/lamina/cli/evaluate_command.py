@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NotRequired, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from typer import Argument, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.shared_options import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, check_known
-from lamina.utils import JSONObject, is_dir, is_file, pluralize
+from lamina.utils import JSON, JSONObject, is_dir, is_file, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.text import Text
 
+    from lamina.tasks.outputs import WrongAnswer
     from lamina.tasks.task import Task
     from lamina.train.results import Scores
 
@@ -45,28 +46,6 @@ class Span(TypedDict):
     end: int
     label: str
     error: str
-
-
-Answer: TypeAlias = str | float | list[str] | list[Span]  # a label, a number, several labels, or spans
-
-
-class WrongAnswer(TypedDict):
-    """A row that a reader answered wrongly, as `lamina.evaluate` returns it.
-
-    Attributes:
-        row: Index of the row, from 0.
-        text: The text; a list for a pair of texts.
-        true: The correct answer; `predicted` is the reader's.
-        confidence: How sure the reader was, see `lamina.evaluate`; missing where the answers are numbers.
-        error: Predicted - true; only where the answers are numbers.
-    """
-
-    row: int
-    text: str | list[str]
-    true: Answer
-    predicted: Answer
-    confidence: NotRequired[float]
-    error: NotRequired[float]
 
 
 def evaluate(  # noqa: PLR0913
@@ -256,8 +235,8 @@ def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
     rows: list[list[object]] = []
     for row in errors:
         if has_spans:
-            text = row["text"] if isinstance(row["text"], str) else row["text"][-1]  # the labelled text of a pair
-            answers = [marked(text, cast("list[Span]", row[side])) for side in ("true", "predicted")]
+            text = row["text"][-1] if isinstance(row["text"], list) else row["text"]  # the labelled text of a pair
+            answers = [marked(str(text), cast("list[Span]", row[side])) for side in ("true", "predicted")]
         else:
             answers = [_plain(row["text"]), _value(row["true"]), _value(row["predicted"])]
         rows.append([str(row["row"]), *answers, row.get(last)])
@@ -290,10 +269,10 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most // 2].rsplit(None, 1)[0]} [...] {text[-most // 2 :].split(None, 1)[-1]}"
 
 
-def _plain(text: str | list[str]) -> str:
+def _plain(text: JSON) -> str:
     texts = text if isinstance(text, list) else [text]
     return "\n".join(shortened(" ".join(str(part).split()), SHOWN) for part in texts)
 
 
-def _value(answer: Answer) -> str | float:
+def _value(answer: JSON) -> JSON:
     return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

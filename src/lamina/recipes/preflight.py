@@ -153,29 +153,18 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
     texts = 1 if whole or preset.columns[1] is None else 2  # each text of a pair becomes a row
     rows = {part: texts * count for part, count in preset.rows.items()}
     limits = {"train": recipe.limit, "validation": recipe.limit_validation}
-    has_validation = "validation" in rows
-    # the limit of held-out rows applies after they are held out; without a validation split, all limits apply then
-    late = {"validation": recipe.limit_validation} if recipe.hold_out else {}
-    early = {part: limit for part, limit in limits.items() if part not in late}
-    rows = _limited(rows, early, texts) if has_validation else rows
-    if recipe.hold_out or not has_validation:
+    most = {part: texts * limit for part, limit in limits.items() if limit is not None}
+    if "validation" in rows:  # otherwise rows are held out before they are limited
+        rows["train"] = min(rows["train"], most.get("train", rows["train"]))
+    if recipe.hold_out or "validation" not in rows:
         held_out = round(HELD_OUT * rows["train"])
-        test = {"test": rows["validation"]} if has_validation else {}
+        test = {"test": rows["validation"]} if "validation" in rows else {}
         rows = {**test, **rows, "train": rows["train"] - held_out, "validation": held_out}
-    rows = _limited(rows, late if has_validation else limits, texts)
+    rows = {part: min(count, most.get(part, count)) for part, count in rows.items()}
     if recipe.subsample is not None:
         classes, _ = outline.kind.row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
     return replace(outline, rows=rows, tokens=preset.length / texts)
-
-
-def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
-    """Return split name -> number of rows, with at most `limits` examples per split (None: no limit).
-
-    `rows` is split name -> number of rows before, and `texts` the number of rows per example.
-    """
-    most = {part: texts * limit for part, limit in limits.items() if limit is not None}
-    return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 
 
 def measured(task: Task) -> TaskOutline:
