@@ -84,9 +84,8 @@ class Group(TyperGroup):
             try:
                 check_versions()
                 if sys.stdout is None:
-                    raise ConfigError(
-                        "output: standard output is closed; results are printed there. Use > FILE or > /dev/null."
-                    )
+                    problem = "standard output is closed; results are printed there"
+                    raise ConfigError(f"output: {problem}. Use > FILE or > /dev/null.")
                 with redirect_stdout(cast("TextIO", Stream(sys.stdout, needed=True))):
                     try:
                         return super().main(*args, **options)
@@ -139,9 +138,8 @@ class Subcommand(TyperCommand):
         count = int(os.environ.get("WORLD_SIZE") or 1) if "LOCAL_RANK" in os.environ else 1
         if count > 1 and self.name != "train":
             problem = f"it was started in {count} processes, each of which would do the same work"
-            raise ConfigError(
-                f"{self.name}: {problem}; only `lamina train` divides it. Run it without torchrun, or unset LOCAL_RANK."
-            )
+            hint = "Run it without torchrun, or unset LOCAL_RANK."
+            raise ConfigError(f"{self.name}: {problem}; only `lamina train` divides it. {hint}")
         return super().invoke(ctx)
 
 

@@ -51,16 +51,10 @@ def demo(  # noqa: PLR0913
 def _show(result: Demo) -> None:
     full = bool(result.layers)
     columns = ["task", "metric", "last layer + linear", *(["best single layer"] if full else []), "default reader"]
-    rows = [
-        (
-            row["task"],
-            row["metric"],
-            row["last_layer"],
-            *([f"{row['best_single_layer']:.3f} (layer {row['best_layer']})"] if full else []),
-            row["default_reader"],
-        )
-        for row in result.scores
-    ]
+    rows: list[list[object]] = []
+    for row in result.scores:
+        single = [f"{row['best_single_layer']:.3f} (layer {row['best_layer']})"] if full else []
+        rows.append([row["task"], row["metric"], row["last_layer"], *single, row["default_reader"]])
     print_table("Test scores: three tasks solved in one pass of one frozen model", columns, rows)
     print("\nAnswers on five new sentences:")
     for entry in result.predictions:

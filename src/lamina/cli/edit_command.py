@@ -220,10 +220,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
     from lamina.studies.cutting.least_blocks import DROP_LEAST, parse_plan, task_fields
 
     if not changes:
-        raise ConfigError(
-            "edit: no edit is asked for. Use --keep, --drop, --duplicate, --insert, --reinit, --truncate, --freeze, "
-            "--train, --merge or --plan."
-        )
+        edits = "--keep, --drop, --duplicate, --insert, --reinit, --truncate, --freeze, --train, --merge or --plan"
+        raise ConfigError(f"edit: no edit is asked for. Use {edits}.")
     steps: list[Apply] = [partial(_by_function, EDITS[name], arguments) for name, arguments in changes]
     drops = {number: str(arguments["layers"]) for number, (name, arguments) in enumerate(changes) if name == "drop"}
     automatic = {number: blocks for number, blocks in drops.items() if blocks.startswith("auto:")}
@@ -364,28 +362,22 @@ _WEIGHTLESS = ("truncate", "keep", "drop", "freeze")  # edits that change no wei
 def _counts(model: PreTrainedModel) -> Counts:
     """Return how many layers per stack, parameters and trainable parameters a model has.
 
-    Raises UnsupportedModelError if the layers of the model cannot be found.
-    """
-    trainable = model.num_parameters(only_trainable=True)
-    return Counts(layers=_layers(model), parameters=model.num_parameters(), trainable=trainable)
-
-
-def _layers(model: PreTrainedModel) -> dict[str, int]:
-    """Return stack -> number of layers, embeddings included; a convolutional network has a single stack.
-
-    Raises UnsupportedModelError if the layers of the model cannot be found.
+    Layers include the embeddings, and a convolutional network has a single stack. Raises UnsupportedModelError if the
+    layers of the model cannot be found.
     """
     from lamina.editing.editable import convolution_blocks
     from lamina.layers import stacks
     from lamina.layers.roles import CONVOLUTIONS, family_of
 
     try:
-        return {name: stack.layers for name, stack in stacks(model).items()}
+        layers = {name: stack.layers for name, stack in stacks(model).items()}
     except UnsupportedModelError:
         if family_of(model) not in CONVOLUTIONS:
             raise
         name, blocks = convolution_blocks(model, "edit")
-        return {name: len(blocks) + 1}
+        layers = {name: len(blocks) + 1}
+    trainable = model.num_parameters(only_trainable=True)
+    return Counts(layers=layers, parameters=model.num_parameters(), trainable=trainable)
 
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -107,9 +107,8 @@ def inspect(  # noqa: PLR0913
         _draw_inserted([model, *(beside or [])], inserted_weights, (layer, projection, stack), head, as_json=as_json)
         return
     if beside or layer is not None or projection or head or stack:
-        raise ConfigError(
-            "inspect: an option says what to draw, but there is no file to draw to. Use --inserted-weights OUT.png."
-        )
+        problem = "an option says what to draw, but there is no file to draw to"
+        raise ConfigError(f"inspect: {problem}. Use --inserted-weights OUT.png.")
     from lamina.store.bank_folder import saved_readers
 
     if readers := saved_readers(model):

@@ -197,10 +197,8 @@ def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
 
     target = options.open_on(bank, base=model, device=device, writes=True)
     if not isinstance(target, ReaderBank):
-        raise ConfigError(
-            f"serve: {bank} is a whole model; only banks are served. Add a reader to a ReaderBank of the model and "
-            "save it."
-        )
+        hint = "Add a reader to a ReaderBank of the model and save it."
+        raise ConfigError(f"serve: {bank} is a whole model; only banks are served. {hint}")
     return target
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Argument, Option
@@ -119,15 +118,13 @@ def _baselines(result: Study) -> list[str]:
     if result.pivot is None or not {"task", "metric", "layer", "probe"} <= set(result.table.columns):
         return []
     rows = rows_where(result.table, result.pivot.where)
-    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows.loc[rows["layer"].isna()].to_dict("records"):
-        of_task = scores.setdefault((str(row["task"]), str(row["metric"])), {})
-        of_task.setdefault(str(row["probe"]), []).append(float(row["score"]))
-    return [
-        f"{task}, {metric} without the model: "
-        + ", ".join(f"{name} {fmean(values):.4f}" for name, values in of_task.items())
-        for (task, metric), of_task in scores.items()
-    ]
+    scores = rows.loc[rows["layer"].isna()].astype({"score": float})
+    means = scores.groupby(["task", "metric", "probe"], sort=False)["score"].mean().reset_index()
+    lines: dict[str, list[str]] = {}
+    for row in means.to_dict("records"):
+        line = lines.setdefault(f"{row['task']}, {row['metric']} without the model", [])
+        line.append(f"{row['probe']} {row['score']:.4f}")
+    return [f"{start}: {', '.join(parts)}" for start, parts in lines.items()]
 
 
 def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:

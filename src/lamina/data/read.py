@@ -343,8 +343,7 @@ def read_chunks(
     check_range("read", "rows", rows, 1, float("inf"))
     path = existing(path)
     file_format = _format_of(path, "all_lines" if path.suffix.lower() == ".txt" else None)
-    records = _select_columns(path, file_format, columns, min(rows, _PARQUET_ROWS))
-    return _tables(path, file_format, records, rows, start, on_bad_row)
+    return _tables(path, file_format, rows, columns=columns, start=start, on_bad_row=on_bad_row)
 
 
 def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
@@ -352,15 +351,14 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
 
     Large columns of text are kept on disk. Raises DataError if the file has no row, or one that cannot be read.
     """
-    records = _select_columns(path, file_format, header=header)
     if file_format in ("conll", "jsonl", "parquet"):
-        (table,) = _tables(path, file_format, records)
+        (table,) = _tables(path, file_format)
         return _with_class_names(path, table) if file_format == "parquet" else table
     lines = array("q")
 
     def parts() -> Iterator[pa.Table]:
         """Yield the file as Arrow tables, and collect the rows' numbers in `lines`."""
-        for part in _tables(path, file_format, records, CHUNK):
+        for part in _tables(path, file_format, CHUNK, header=header):
             lines.extend(part.rows)
             yield pa.table(dict(part.columns))
 
@@ -386,14 +384,17 @@ def _with_class_names(path: Path, table: Table) -> Table:
 def _tables(
     path: Path,
     file_format: str,
-    records: Numbered[Record],
     rows: int = sys.maxsize,
+    *,
+    columns: Columns = None,
+    header: Columns = None,
     start: int = 0,
     on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    """Yield tables of `rows` of the `records`; the last may have fewer.
+    """Yield the rows of a file in tables of `rows` rows; the last may have fewer.
 
-    `file_format` is that of `read_records` or "parquet"; `start` and `on_bad_row` are those of `read_chunks`.
+    `file_format` and `header` are those of `read_records`, where "parquet" is allowed too; `columns`, `start` and
+    `on_bad_row` are those of `read_chunks`.
 
     Raises:
         DataError: If `on_bad_row` is None and a record after the first `start` good ones is a DataError. The good
@@ -401,7 +402,7 @@ def _tables(
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
-    for number, record in records:
+    for number, record in _select_columns(path, file_format, columns, min(rows, _PARQUET_ROWS), header):
         if not isinstance(record, DataError):
             start -= 1
             if start < 0:
@@ -457,9 +458,7 @@ def _format_of(path: Path, other: str | None) -> str:
     raise DataError(f"read: {path} ends in '{path.suffix}'; the endings known are {known}.", path=str(path))
 
 
-def _select_columns(
-    path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
-) -> Numbered[Record]:
+def _select_columns(path: Path, file_format: str, columns: Columns, rows: int, header: Columns) -> Numbered[Record]:
     """Yield the rows of a file with some of its columns (None: all); a row without a value in one is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError

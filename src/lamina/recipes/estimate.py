@@ -293,10 +293,9 @@ def estimate(
     specs = expand_recipe(recipe, options, outlines)
     readers = {replace(spec.reader, seed=0) for spec in specs.values() if spec.reader is not None}
     if len(readers) > MOST_READERS:
-        raise ConfigError(
-            f"estimate: the recipe has {len(readers):,} readers besides seeds; a dry run builds each of them, "
-            f"and takes at most {MOST_READERS:,}. Give fewer values, or train without a dry run."
-        )
+        rule = f"a dry run builds each of them, and takes at most {MOST_READERS:,}"
+        got = f"the recipe has {len(readers):,} readers besides seeds"
+        raise ConfigError(f"estimate: {got}; {rule}. Give fewer values, or train without a dry run.")
     config, source = _load_config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
     if source != OWN:

@@ -60,10 +60,8 @@ def expand_recipe(
                     if not matches(recipe.only, {"task": name, **spec.settings}):
                         continue
                     if spec.name in specs:
-                        raise ConfigError(
-                            f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
-                            "the method's letters and digits. Rename one of them."
-                        )
+                        problem = f"'{spec.name}' is the name of another run too; names are made of the task's and"
+                        raise ConfigError(f"recipe: {problem} the method's letters and digits. Rename one of them.")
                     idle.append(dict(FitOptions.of(spec.options).without_effect([known.kind])))
                     spec = replace(
                         spec, options={key: value for key, value in spec.options.items() if key not in idle[-1]}
@@ -76,10 +74,9 @@ def expand_recipe(
     _check_effects(idle)
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:
-        raise ConfigError(
-            f"recipe: the readers have {sorted(map(str, epochs))} epochs; with train_base they share the model that is "
-            "trained, so all must end together, or be trained 'separately'."
-        )
+        rule = "with train_base they share the model that is trained, so all must end together"
+        got = f"the readers have {sorted(map(str, epochs))} epochs"
+        raise ConfigError(f"recipe: {got}; {rule}, or be trained 'separately'.")
     return specs
 
 

@@ -57,10 +57,8 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
     """Raise ConfigError if the recipe evaluates on a split that is not in `parts`, the splits of the task `name`."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
-        raise ConfigError(
-            f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
-            "Give it a test part, set hold_out, or leave evaluate out."
-        )
+        problem = f"evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}"
+        raise ConfigError(f"recipe: {problem}. Give it a test part, set hold_out, or leave evaluate out.")
 
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:

@@ -108,9 +108,8 @@ def check_model(
     check_weights(recipe.model, first.config, revision=recipe.revision)
     processor = load_processor(recipe.model, first, revision=recipe.revision)
     if processor is None:
-        raise ConfigError(
-            f"recipe: {recipe.model} has no tokenizer or image processor; one is needed to read examples."
-        )
+        rule = "one is needed to read examples"
+        raise ConfigError(f"recipe: {recipe.model} has no tokenizer or image processor; {rule}.")
     # runs with the same task, options and model would be checked in the same way: only one of them is
     distinct = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
     for name in distinct.values():
