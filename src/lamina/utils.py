@@ -437,6 +437,20 @@ def barrier() -> None:
         group.barrier()
 
 
+def least_of_all(number: int, device: object) -> int:
+    """Return the smallest `number` that any process of a distributed run passes; all processes must call this.
+
+    They exchange their numbers on `device`, a torch.device. A single process gets its own number.
+    """
+    if world_size() == 1:
+        return number
+    import torch
+
+    least = torch.tensor(number, device=cast("torch.device", device))
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    return int(least)
+
+
 def _group() -> ModuleType | None:
     from torch import distributed
 

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 from rich.filesize import decimal
-from torch import Tensor, distributed
+from torch import Tensor
 
 from lamina.bank.stack_pass import real_tokens
 from lamina.data.batches import tokenizer_of
@@ -30,7 +30,7 @@ from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk
 from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.hooks import token_mask
-from lamina.utils import progress_bar, world_size
+from lamina.utils import least_of_all, progress_bar, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +176,7 @@ def open_states(
     if auto and settings.passes < 2:
         return _log_unused("these texts are read only once")
     filler = _Filler(bank, inputs, names, settings)
-    if auto and _in_all_processes(filler.fits_in_memory(), bank.device):
+    if auto and least_of_all(filler.fits_in_memory(), bank.device):
         return filler.hold()
     entry, states = _Entry(filler, {} if fingerprints is None else fingerprints), None
     try:
@@ -186,7 +186,7 @@ def open_states(
         if not auto:
             raise
         logger.warning(reason := str(error))
-    if not _in_all_processes(states is not None, bank.device):
+    if not least_of_all(states is not None, bank.device):
         return _log_unused(reason or "some processes lack the states")
     logger.info("cache: %s of states in %s", decimal(filler.layout.size), entry.path)
     return states
@@ -573,15 +573,3 @@ def _drop_page_cache(folder: Path) -> None:
 def _log_unused(reason: str) -> None:
     """Log that the cache is not used; `reason` is a phrase that says why. Returns None, for callers to return."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
-
-
-def _in_all_processes(is_ready: bool, device: torch.device) -> bool:
-    """Return whether `is_ready` is True in every process of the run. All processes must call this.
-
-    `device` is the device on which the processes exchange their answers.
-    """
-    if world_size() == 1:
-        return is_ready
-    answer = torch.tensor(int(is_ready), device=device)
-    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
-    return bool(answer)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from pydantic import PositiveInt, TypeAdapter
-from torch import distributed
 
 from lamina.errors import ConfigError, ModelNotFoundError, convert_errors
 from lamina.recipes.edits import config_of
@@ -31,7 +30,7 @@ from lamina.store.files import damaged, read_json, write_json
 from lamina.train.bank_runner import free_bytes
 from lamina.train.engine import join_processes
 from lamina.train.memory import BatchBytes, RowShape
-from lamina.utils import is_file, world_size
+from lamina.utils import is_file, least_of_all, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -214,14 +213,9 @@ def free_memory() -> int:
     """
     join_processes()  # gives each process its own GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    free = free_bytes(device)
-    if world_size() == 1:
-        return free
-    if device.type == "cpu":  # the processes of a machine share its RAM
-        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    least = torch.tensor(free, device=device)
-    distributed.all_reduce(least, distributed.ReduceOp.MIN)
-    return int(least)
+    # the processes of a machine share its RAM
+    sharers = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return least_of_all(free_bytes(device) // sharers, device)
 
 
 MOST_READERS = 2000  # readers of an estimate, each of which takes about 10 ms

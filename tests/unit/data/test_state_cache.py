@@ -20,6 +20,7 @@ from tests.support.deaths import forked
 from tests.support.training import reader, tiny_model, tiny_tokenizer
 from transformers import BartConfig, BartModel
 
+from lamina import utils
 from lamina.bank import Reader, ReaderBank
 from lamina.data import disk_cache
 from lamina.data import state_cache as cache_module
@@ -403,8 +404,9 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(int(answer))
         answer.fill_(min(int(answer), 0))
 
-    monkeypatch.setattr(cache_module, "world_size", lambda: 2)
-    monkeypatch.setattr(cache_module.distributed, "all_reduce", another_has_none)
+    for module in (cache_module, utils):
+        monkeypatch.setattr(module, "world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", another_has_none)
     assert opened(cached_bank(), tmp_path) is None
     # in one batch, so that no times are compared
     assert opened(cached_bank(), tmp_path, cached_rows(TEXTS[:3]), mode="auto", batch_size=100) is None

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lamina.errors import ConfigError, StoreError
 from lamina.recipes import estimate as fit_memory
@@ -53,24 +52,21 @@ def test_free_memory_is_that_of_the_gpu_or_a_part_of_the_ram_and_the_least_of_al
     """With stand-ins: a GPU with 80 bytes, or 100 bytes of RAM for 4 processes; another process has 20 or 10 less."""
     log: list[str] = []
 
-    def reduce(least: torch.Tensor, op: object) -> None:
-        log.append(str(op))
-        least -= 20 if gpus else 10
+    def least(free: int, device: SimpleNamespace) -> int:
+        log.append(f"least on {device.type}")
+        return free - (20 if gpus else 10) * (processes > 1)
 
     stand_in = SimpleNamespace(
         device=lambda kind: SimpleNamespace(type=kind),
         cuda=SimpleNamespace(is_available=lambda: gpus),
-        tensor=lambda value, device: torch.tensor(value),
     )
     monkeypatch.setattr(fit_memory, "torch", stand_in)
     monkeypatch.setattr(fit_memory, "free_bytes", lambda device: {"cuda": 80, "cpu": 100}[device.type])
     monkeypatch.setattr(fit_memory, "join_processes", lambda: log.append("joined"))
-    monkeypatch.setattr(fit_memory, "world_size", lambda: processes)
-    operations = SimpleNamespace(ReduceOp=SimpleNamespace(MIN="min"), all_reduce=reduce)
-    monkeypatch.setattr(fit_memory, "distributed", operations)
+    monkeypatch.setattr(fit_memory, "least_of_all", least)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert fit_memory.free_memory() == expected
-    assert log == ["joined", *(["min"] if processes > 1 else [])]
+    assert log == ["joined", f"least on {'cuda' if gpus else 'cpu'}"]
 
 
 @pytest.mark.long
