@@ -83,8 +83,7 @@ def evaluate(  # noqa: PLR0913
         for_files={"--text": text, "--pair": pair, "--label": label},
         for_presets={"--data": data, "--split": split},
     )
-    if tfidf is not None and file is None:
-        raise ConfigError("evaluate: --tfidf was given without FILE; it is compared on one file.")
+    options.check_used("evaluate", "FILE", {"--tfidf": tfidf is not None}, requested=file is not None)
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
     from lamina.prediction.evaluate import FileColumns, tasks_of_file

@@ -56,12 +56,10 @@ def predict(  # noqa: PLR0913
 
     Example: lamina predict out/bank "The film is good." "The film is bad."
     """
-    if (text or pair) and file is None:
-        raise ConfigError("predict: a column was named, but no file; only files have columns. Give --file.")
+    for_file = {"--text": text is not None, "--pair": pair is not None, "--output": output is not None}
+    options.check_used("predict", "--file", for_file, requested=file is not None)
     if texts and file is not None:
         raise ConfigError("predict: texts and --file were both given; give only one of them.")
-    if output is not None and file is None:
-        raise ConfigError("predict: --output was given, but no file. Give --file.")
     for_output = {"--skip-bad": skip_bad, "--no-resume": not resume, "--workers": workers is not None}
     options.check_used("predict", "--output", {**for_output, "--ray": ray is not None}, requested=output is not None)
     if output is None and file is None:

@@ -99,7 +99,7 @@ def test_an_empty_option_is_no_default(lamina, arguments: tuple[str, ...], optio
     ran = lamina(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"error: {arguments[0]}: {option} is empty. Give it a value, or leave it out.\n"
-    assert lamina("predict", "", "", "--text", "a").err.startswith("error: predict: a column was named, but no file")
+    assert lamina("predict", "", "", "--text", "a").err.startswith("error: predict: --text was given without --file")
 
 
 def test_torchrun_is_for_training(lamina, monkeypatch: pytest.MonkeyPatch):

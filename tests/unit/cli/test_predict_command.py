@@ -137,8 +137,8 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
     ("arguments", "message"),
     [
         (("x", "--file", "y.txt"), "texts and --file were both given"),
-        (("x", "--text", "y"), "a column was named, but no file"),
-        (("x", "--output", "y.csv"), "--output was given, but no file"),
+        (("x", "--text", "y"), "--text was given without --file, which it belongs to"),
+        (("x", "--output", "y.csv"), "--output was given without --file"),
         (("x", "--skip-bad"), "--skip-bad was given without --output"),
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
         (("x", "--readers", " ,"), "--readers is ' ,', which names nothing. Give names, such as a,b"),
