@@ -29,7 +29,7 @@ from lamina.serve import responses
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
-from lamina.serve.json_body import use_json_routes
+from lamina.serve.json_body import JSONRoute
 from lamina.serve.kserve import add_kserve
 from lamina.serve.middleware import Aliases, RequestGuard, path_of
 from lamina.serve.problems import problem_body, wait_while_connected, wrong_place
@@ -147,7 +147,7 @@ def create_app(
     )
     app.state.scheduler, app.state.generator = scheduler, generator
     app.state.reloader = reloader = Reloader(scheduler, source, readers_root)
-    use_json_routes(app, settings)
+    app.state.max_depth, app.router.route_class = settings.max_depth, JSONRoute
     app.add_middleware(RequestGuard, settings=settings)
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)
@@ -297,8 +297,7 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         categories = responses.categories_of(bank)
         future = scheduler.ask(texts, [*categories], truncate=body.cuts, bank=bank)
         answers = await wait_while_connected(request, future, scheduler.settings.request_timeout)
-        scores = [responses.category_scores(answer, categories) for answer in answers]
-        return responses.moderation(scores, body.model or "lamina")
+        return responses.moderation(answers, categories, body.model or "lamina")
 
     @app.get("/v1/models", responses=_OPENAI_PROBLEMS)
     async def models() -> dict[str, object]:

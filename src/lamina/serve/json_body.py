@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from lamina.utils import RepeatedKeyError, TooDeepError, parse_json
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from lamina.serve.settings import Settings
 
 # One half of a pair of surrogates, as an escape or as three bytes; whole pairs and other escapes match without a group.
 _SURROGATES = re.compile(
@@ -35,7 +30,10 @@ class JSONRequest(Request):
 
 
 class JSONRoute(APIRoute):
-    """A route of FastAPI that gets its requests as objects of `request_class`."""
+    """A route of FastAPI that gets its requests as objects of `request_class`.
+
+    The application's `state.max_depth` says how deep bodies may nest.
+    """
 
     request_class: ClassVar[type[Request]] = JSONRequest
 
@@ -47,12 +45,6 @@ class JSONRoute(APIRoute):
             return await answer(self.request_class(request.scope, request.receive))
 
         return handle
-
-
-def use_json_routes(app: FastAPI, settings: Settings) -> None:
-    """Make each route that is added to `app` after this a `JSONRoute`; `settings` limit how deep bodies nest."""
-    app.state.max_depth = settings.max_depth
-    app.router.route_class = JSONRoute
 
 
 def parse_body(body: bytes, max_depth: int) -> Any:  # noqa: ANN401

@@ -128,29 +128,22 @@ def scores_whole_texts(head: HeadConfig) -> bool:
     return kind.has_classes and not kind.per_token
 
 
-def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return category -> probability for one text, from its predictions; `categories` is from `categories_of`.
+def moderation(answers: Sequence[Prediction], categories: Mapping[str, Sequence[str]], model: str) -> dict[str, JSON]:
+    """Return the response of OpenAI's moderation endpoint to the predictions about each text.
 
-    A task with two labels is one category; its probability is that of the label that flags. A multi-label task has a
-    category "task/label" for each of its labels.
-    """
-    scores: dict[str, float] = {}
-    for task, labels in categories.items():
-        prediction = cast("Mapping[str, Mapping[str, float]]", answer[task])
-        is_multi_label = "labels" in prediction
-        scores |= {f"{task}/{name}" if is_multi_label else task: prediction["probabilities"][name] for name in labels}
-    return scores
+    It has a random "id", the name `model`, and for each text in "results" its "category_scores", the "categories" in
+    which it is flagged, and whether it is in any ("flagged"). A score of at least 0.5 flags a text in a category.
 
-
-def moderation(scored: Sequence[Mapping[str, float]], model: str) -> dict[str, JSON]:
-    """Return the response of OpenAI's moderation endpoint; `scored` has category -> score for each text.
-
-    A score of at least 0.5 flags a text in a category. The response has a random "id", the name `model`, and for each
-    text in "results" its "category_scores", the "categories" in which it is flagged, and whether it is in any
-    ("flagged").
+    `categories` is from `categories_of`. A task with two labels is one category; its score is the probability of the
+    label that flags. A multi-label task has a category "task/label" for each of its labels.
     """
     results: list[JSON] = []
-    for scores in scored:
+    for answer in answers:
+        scores: dict[str, float] = {}
+        for task, labels in categories.items():
+            prediction = cast("Mapping[str, Mapping[str, float]]", answer[task])
+            names = [f"{task}/{label}" for label in labels] if "labels" in prediction else [task]
+            scores |= {name: prediction["probabilities"][label] for name, label in zip(names, labels, strict=True)}
         flagged = {category: score >= 0.5 for category, score in scores.items()}
         results.append({"flagged": any(flagged.values()), "categories": flagged, "category_scores": scores})
     return {"id": f"modr-{uuid.uuid4().hex}", "model": model, "results": results}

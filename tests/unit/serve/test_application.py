@@ -359,7 +359,8 @@ def test_a_task_with_two_yes_labels_flags_nothing():
 
 
 def test_moderation_flags_from_a_score_of_one_half():
-    (result,) = moderation([{"toxic": 0.5, "spam": 0.49}], "mine")["results"]
+    answer = {"toxic": {"probabilities": {"no": 0.5, "yes": 0.5}}, "spam": {"probabilities": {"no": 0.51, "yes": 0.49}}}
+    (result,) = moderation([answer], {"toxic": ("yes",), "spam": ("yes",)}, "mine")["results"]
     assert (result["flagged"], result["categories"]) == (True, {"toxic": True, "spam": False})
 
 

@@ -315,17 +315,13 @@ class Generation:
             return None
         return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
-    def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
+    def _options(self, conditions: StopConditions) -> dict[str, object]:
         """Return the options for `generate`: the request's for sampling, and the number of tokens in `conditions`.
 
         There is one sequence and one beam, so that each chosen token is final.
         """
-        options: dict[str, int | float | bool] = {
-            "max_new_tokens": conditions.max_tokens,
-            "num_beams": 1,
-            "num_return_sequences": 1,
-        }
-        options |= {name: value for name, value in self._request.sampling.items() if isinstance(value, int | float)}
+        options: dict[str, object] = {"num_beams": 1, "num_return_sequences": 1, **self._request.sampling}
+        options["max_new_tokens"] = conditions.max_tokens
         if self._bank.model.generation_config.pad_token_id is None and conditions.end_ids:
             options["pad_token_id"] = conditions.end_ids[0]  # without one transformers warns, though nothing is padded
         return options
