@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Condition, RLock, Thread, Timer
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Literal, TypeVar, final
 
 import torch
 
@@ -96,17 +96,15 @@ class _Run:
 class _Turn:
     """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
-    `jobs` are the requests, and `run` the batch if it has begun. `begun`: the scheduler already counts this pass as
-    running. `ready`: it counts the batch as waiting for a free pass. `keeps_pass`: further passes of this turn follow.
-    `ended`: `Scheduler._end` was called for this turn.
+    `jobs` are the requests, and `run` the batch if it has begun. `holds` says what the scheduler counts for this turn:
+    "pass" (it is running), "place" (it waits for a free pass), or "nothing". `keeps_pass`: further passes of this turn
+    follow.
     """
 
     jobs: Sequence[AnyJob]
-    begun: bool
-    ready: bool = False
+    holds: Literal["nothing", "place", "pass"]
     run: _Run | None = None
     keeps_pass: bool = False
-    ended: bool = False
 
 
 def default_passes(bank: ReaderBank) -> int:
@@ -422,29 +420,30 @@ class Scheduler:
             run = self._paused.pop(0)
             self._free -= 1
             self._is_new_next = True
-            return _Turn(run.jobs, begun=True, run=run)
+            return _Turn(run.jobs, "pass", run)
         self._is_new_next = False
         jobs = self._waiting.take(self._budget, self._piece)
         if jobs[0].size > _LARGE:
-            return _Turn(jobs, begun=False)
+            return _Turn(jobs, "nothing")
         if begun:
             self._free -= 1
         else:
             self._ready += 1
-        return _Turn(jobs, begun=begun, ready=not begun)
+        return _Turn(jobs, "pass" if begun else "place")
 
     def _begin(self, turn: _Turn) -> None:
         """Count the pass of `turn` as running, once one is free; ClosedError if the time of a shutdown is up first."""
         with self._changed:
-            if not turn.begun:
-                if not turn.ready:
-                    self._ready, turn.ready = self._ready + 1, True
-                self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)
-                if self._free <= 0:
-                    raise ClosedError(_SHUT_DOWN)
-                self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
-                if self._waiting.tokens >= _READ_AHEAD_TOKENS:  # the next batch may be tokenised now
-                    self._changed.notify()
+            if turn.holds == "pass":
+                return
+            if turn.holds == "nothing":
+                self._ready, turn.holds = self._ready + 1, "place"
+            self._pass_ended.wait_for(lambda: self._free > 0 or time.monotonic() >= self._ends_at)
+            if self._free <= 0:
+                raise ClosedError(_SHUT_DOWN)
+            self._free, self._ready, turn.holds = self._free - 1, self._ready - 1, "pass"
+            if self._waiting.tokens >= _READ_AHEAD_TOKENS:  # the next batch may be tokenised now
+                self._changed.notify()
 
     def _end(self, turn: _Turn) -> None:
         """End a turn: its pass no longer counts as running, and threads that wait for a free pass are woken.
@@ -453,13 +452,13 @@ class Scheduler:
         as ready. A second call for the same turn changes nothing.
         """
         with self._changed:
-            if turn.ended:
+            if turn.holds == "nothing":
                 return
-            turn.ended = True
-            if turn.begun:
+            if turn.holds == "pass":
                 self._free += 1
-            elif turn.ready:  # tokenising failed, or all clients left, before the pass began
+            else:  # tokenising failed, or all clients left, before the pass began
                 self._ready -= 1
+            turn.holds = "nothing"
             self._pass_ended.notify()
             self._changed.notify_all()
 
