@@ -74,9 +74,8 @@ def with_labels(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Tabl
     if len(lacking | hidden) == len(tables):
         hidden = set[str]()  # no split would be left
     for part in sorted(lacking | hidden):
-        what = "has no label in column '%s' (every cell is -1 or empty), so it is left out of the task"
-        what = what if part in hidden else "has no column '%s', so it is left out of the task"
-        logger.warning(f"task: %s {what}", others[part].path, spec.label)
+        what = "has no label in column '%s' (every cell is -1 or empty)" if part in hidden else "has no column '%s'"
+        logger.warning(f"task: %s {what}, so it is left out of the task", others[part].path, spec.label)
     return {part: table for part, table in tables.items() if part not in lacking | hidden}
 
 

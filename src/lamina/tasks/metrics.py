@@ -195,7 +195,7 @@ def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
     `positive` is a mask `[rows]`. The result is 0 if there are no positive or no negative rows.
     """
     negatives = scores[~positive].sort(descending=True).values
-    if not len(negatives) or bool(positive.logical_not().all()):
+    if not len(negatives) or not positive.any():
         return 0.0
     highest = negatives[math.floor(len(negatives) * rate + 1e-9)]  # the highest score of a negative row that is allowed
     return float((scores[positive] > highest).double().mean())

@@ -158,9 +158,8 @@ class Split:
         digest = hashlib.blake2b(str(getattr(self.open_text, "digest", "")).encode(), digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too
-            digest.update(
-                f"{len(content)}:{content}\0".encode() if isinstance(content, str) else repr(content).encode()
-            )
+            part = f"{len(content)}:{content}\0" if isinstance(content, str) else repr(content)
+            digest.update(part.encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
