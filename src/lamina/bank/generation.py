@@ -92,6 +92,8 @@ class GenerateCall:
         prompt_tokens: Number of tokens of the prompt at the start of the returned sequences; 0 if the prompt is
             embeddings, because the sequences then have only new tokens.
         prompt: Length of the prompt that the decoder reads, in tokens.
+        prompts: `input_ids`: `[rows, tokens]` with padding. In an encoder-decoder, the decoder's start tokens. `[rows,
+            0]` if the prompts are embeddings.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class GenerateCall:
     ) -> None:
         self._criteria = _RecordedCriteria(kwargs["stopping_criteria"])
         self._kwargs = {**kwargs, "stopping_criteria": self._criteria}
-        self._input_ids = input_ids
+        self.prompts = input_ids
         self.model, self.config = model, kwargs["generation_config"]
         self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"
         is_fixed = bool(getattr(kwargs.get("past_key_values"), "is_compileable", False))
@@ -110,14 +112,6 @@ class GenerateCall:
         self.prompt: int = self.prompt_tokens if embedded is None else embedded.shape[1]
         # as in `generate`: an ended sequence is padded only if one of the criteria looks for an end token
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in self._criteria)
-
-    @property
-    def prompts(self) -> Int[Tensor, "rows tokens"]:
-        """Token ids `[rows, tokens]` as the decoder reads them, with padding, one row per beam or sample.
-
-        In an encoder-decoder, they are the decoder's start tokens. `[rows, 0]` if the prompts are embeddings.
-        """
-        return self._input_ids
 
     def check(self) -> None:
         """Raise ConfigError if the call decodes in a way in which states cannot be assigned to tokens."""
@@ -134,7 +128,7 @@ class GenerateCall:
         """
         config: GenerationConfig = copy.copy(self.config)
         config.return_dict_in_generate = bool(config.return_dict_in_generate) or self.beams
-        output = function(self.model, self._input_ids, **{**self._kwargs, "generation_config": config})
+        output = function(self.model, self.prompts, **{**self._kwargs, "generation_config": config})
         if isinstance(output, Tensor):
             return Generated(output, output, None)
         beam_indices = getattr(output, "beam_indices", None)
@@ -150,7 +144,7 @@ class GenerateCall:
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:
-            return torch.zeros(len(self._input_ids), len(results), dtype=torch.bool)
+            return torch.zeros(len(self.prompts), len(results), dtype=torch.bool)
         return (results[0].unsqueeze(1) if len(results) == 1 else torch.stack(results, dim=1)).cpu()
 
     def tokens_read(self, new: Int[Tensor, "sequences tokens"], beam_indices: Tensor | None) -> Tensor:

@@ -501,17 +501,17 @@ class ReaderCollection(nn.Module):
             traced: Whether the model is being traced for an export. A trace replaces the model's weights by other
                 tensors, so the weights are not checked then.
         """
-        passes: list[StackPass] = []
         by_stack: dict[str, dict[str, ReaderModule]] = {}
         for name, reader in readers.items():
             by_stack.setdefault(reader.stack, {})[name] = reader
         by_name, _ = self._found()
         if not traced:
             self.check_base("bank", by_stack)
-        for stack in by_name.values():
-            if members := by_stack.get(stack.name):
-                passes.append(StackPass(self.model, stack, members, grad=grad, processor=self.processor))
-        return passes
+        return [
+            StackPass(self.model, stack, by_stack[name], grad=grad, processor=self.processor)
+            for name, stack in by_name.items()
+            if name in by_stack
+        ]
 
     def _finish(
         self,

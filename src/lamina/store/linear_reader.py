@@ -17,7 +17,7 @@ from lamina.bank.recorded_base import LINEAR
 from lamina.errors import ConfigError, convert_errors, require_packages
 from lamina.store.export import fusion_part, head_part
 from lamina.store.files import damaged
-from lamina.utils import JSONObject, atomic_write, parse_json
+from lamina.utils import atomic_write, parse_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -125,9 +125,7 @@ class LinearReader:
 
         Raises StoreError if the file cannot be written.
         """
-        content = save(
-            {"weight": self.weight.contiguous(), "bias": self.bias}, metadata={_KEY: json.dumps(self._facts)}
-        )
+        content = save({"weight": self.weight.contiguous(), "bias": self.bias}, metadata={_KEY: self._facts})
         with atomic_write(Path(path)) as beside:
             beside.write_bytes(content)
 
@@ -169,19 +167,14 @@ class LinearReader:
         ]
         graph = helper.make_graph(nodes, "linear_reader", ends[:1], ends[1:], values)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        helper.set_model_props(model, {_KEY: json.dumps(self._facts)})
+        helper.set_model_props(model, {_KEY: self._facts})
         with atomic_write(Path(path)) as beside:
             beside.write_bytes(model.SerializeToString())
 
     @property
-    def _facts(self) -> JSONObject:
-        """All fields except the tensors, JSON-ready."""
-        return {
-            "layers": list(self.layers),
-            "labels": list(self.labels),
-            "pooling": self.pooling,
-            "problem_type": self.problem_type,
-        }
+    def _facts(self) -> str:
+        """All fields except the tensors, as JSON."""
+        return json.dumps({name: getattr(self, name) for name in ("layers", "labels", "pooling", "problem_type")})
 
 
 def _filled(model: Any, weight: Array, bias: Array | float, classes: Array | None = None) -> Any:  # noqa: ANN401

@@ -128,7 +128,7 @@ def _load(
     if labels is not None:
         models.name_classes(config, label_names("load", labels))
     architecture, edits = read_record(name, revision)
-    try:
+    with models.model_errors(name, config.model_type):
         empty = models.empty_model(config, kind)
         if labels is not None and not _has_classes(empty, kind, len(labels)):
             what = "labels name the classes of a head, and a %s has none; give a head such as 'sequence_classification'"
@@ -148,8 +148,6 @@ def _load(
         )
         with _without_report():
             model, report = _without_prefixes(load_weights)
-    except Exception as error:  # transformers raises many unrelated classes
-        raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
     if not new_weights:
         check_head(model, name, new)

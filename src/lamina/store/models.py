@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import logging
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from lamina.store.files import damaged, read_json, settle
 from lamina.utils import is_dir, is_file, similar_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -75,15 +75,13 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
-    try:
+    with model_errors(str(name), str(name)):
         source = source_of(str(name), revision)
         if is_dir(source):
             _check_config(Path(source) / "config.json", str(name))
         else:
             _check_id(source, revision)
         config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except Exception as error:  # a file may hold anything, and transformers raises many unrelated classes
-        raise model_error(str(name), str(name), error) from error
     if code := next(_downloaded_code(config), None):
         reason = f"its config.json asks for {code}, which transformers fetches from the hub and runs"
         hint = "If you trust that, load it with transformers, and give the model to ReaderBank or finetune."
@@ -205,7 +203,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
             reason, hint = f"{auto.__name__} is built from a {wanted.__name__}", "Use a head of this family."
             family = str(config.model_type)
             raise UnsupportedModelError(op="load", model_type=family, reason=reason, hint=hint) from error
-        raise model_error(auto.__name__, str(config.model_type), error) from error
+        raise _model_error(auto.__name__, str(config.model_type), error) from error
 
 
 def model_class(head: str | type[object] | None) -> Any:
@@ -357,15 +355,13 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
     source = Path(source_of(str(name), revision))
     if not is_dir(source):
         return
-    try:
+    with model_errors(str(name), str(config.model_type)):
         quantizer, how = cast("Any", auto).AutoHfQuantizer, getattr(config, "quantization_config", None)
         if how is not None and quantizer.supports_quant_method(how):
             quantizer.from_config(how, pre_quantized=True).validate_environment()
         for path in (files := sorted(source.glob("*.safetensors"))):
             with safe_open(path, "pt"):
                 pass
-    except Exception as error:  # every quantization method raises its own classes
-        raise model_error(str(name), str(config.model_type), error) from error
     if not files and not any(source.glob("pytorch_model*.bin*")):
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no weights")
 
@@ -466,7 +462,16 @@ def _check_sha256(path: Path, expected: str) -> None:
         raise StoreError(f"load: {path} has the sha256 {got[:16]}...; the known model has {expected[:16]}.... {hint}")
 
 
-def model_error(name: str, model_type: str, error: Exception) -> Exception:
+@contextmanager
+def model_errors(name: str, model_type: str) -> Generator[None]:
+    """Raise the error that `_model_error` returns for any error in the `with` block: files may hold anything."""
+    try:
+        yield
+    except Exception as error:  # transformers raises many unrelated classes
+        raise _model_error(name, model_type, error) from error
+
+
+def _model_error(name: str, model_type: str, error: Exception) -> Exception:
     """Return Lamina's error for an error that transformers raised while loading the model `name`.
 
     ModelNotFoundError if there are no such files, UnsupportedModelError (which names `model_type`) if transformers

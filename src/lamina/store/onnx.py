@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
 from lamina.bank.segments import separators_of
-from lamina.bank.stack_pass import StackPass, attach
+from lamina.bank.stack_pass import attach
 from lamina.errors import ConfigError, LaminaError, StoreError, UnsupportedModelError, first_line, require_packages
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion
@@ -294,10 +294,11 @@ class ExportPlan:
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
         """Run one forward pass; return the logits of every reader, then the model's own output if it is exported."""
-        passes = self._passes()
+        passes = self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
+        options = {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
         with attach(passes, masks):  # tensors of a trace have no values, so integers cannot be checked to be 0 and 1
-            output = self._runs(**batch, **self._options())
+            output = self._runs(**batch, **options)
         logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
         main = [getattr(output, self.main)] if self.main else []
         return (*(logits[name] for name in self.names), *main)
@@ -351,12 +352,6 @@ class ExportPlan:
             named = labels if logits and len(labels) == value.shape[-1] else []
             facts[self.main] = OutputFacts(kind=None, problem_type=None, labels=named, axes=axes, max_length=None)
         return facts
-
-    def _passes(self) -> list[StackPass]:
-        return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
-
-    def _options(self) -> dict[str, bool]:
-        return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
 
     def _main_name(self) -> str:
         """Return the name of the model's own output, "logits" or "last_hidden_state", found by calling the model.
