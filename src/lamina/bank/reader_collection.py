@@ -389,7 +389,7 @@ class ReaderCollection(nn.Module):
         labels, stop = {} if labels is None else labels, StopForward()
         passes, names = self._start(readers, labels)
         wanted = [] if main else list(map(attrgetter("stack"), passes))
-        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(self._grad and self.train_base):
+        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(passes[0].grad and self.train_base):
             output = self._run(wanted, batch, stop)
         return self._finish(passes, labels, names, main=output)
 
@@ -457,11 +457,6 @@ class ReaderCollection(nn.Module):
                 stack_pass.on_state(layer, recorded[layer])
         return self._finish(passes, labels, names)
 
-    @property
-    def _grad(self) -> bool:
-        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
-        return torch.is_grad_enabled() and self.training
-
     def _run(self, wanted: Sequence[LayerStack], batch: Inputs, stop: StopForward) -> Any:  # noqa: ANN401
         """Run the model as `run_stacks` does: in eval mode if frozen, and not compiled, since that may skip hooks."""
         compiled = is_compiled(self.model) or self._guard.compiled
@@ -490,7 +485,8 @@ class ReaderCollection(nn.Module):
         for reader in chosen.values():
             if reader.training:
                 reader.seed_dropout(self.device)
-        return self.passes(chosen, grad=self._grad), list(chosen)
+        grad = torch.is_grad_enabled() and self.training
+        return self.passes(chosen, grad=grad), list(chosen)
 
     def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
         """Return a new `StackPass` for each stack that these readers read; ConfigError if the frozen model has changed.
@@ -532,7 +528,7 @@ class ReaderCollection(nn.Module):
             outputs = {name: outputs[name] for name in readers}
         out = BankOutput(outputs, main=main)
         if labels:
-            with torch.set_grad_enabled(self._grad):
+            with torch.set_grad_enabled(passes[0].grad):
                 for name, target in labels.items():
                     out[name].loss = self[name].loss(out[name].logits, target)
                 out.loss = torch.stack([output.loss for output in outputs.values() if output.loss is not None]).sum()

@@ -46,6 +46,7 @@ class StackPass:
     Attributes:
         mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
         layers: Numbers of the layers that at least one reader needs, ascending.
+        grad: Whether the readers' computations record gradients.
 
     Args:
         model: The model that is called.
@@ -69,7 +70,7 @@ class StackPass:
     ) -> None:
         self.model, self.stack, self.readers, self.processor = model, stack, readers, processor
         self.mask: Tensor | None = None
-        self._grad = grad
+        self.grad = grad
         self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
         self._real: Tensor | None = None  # True at real tokens; known from the first state on
         self._is_padded = True  # False if it is known that all tokens are real
@@ -196,7 +197,7 @@ class StackPass:
             if self._ids is not None:
                 self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
         segments = None if self._segments is None else self._segments.to(state.device)
-        with torch.set_grad_enabled(self._grad):
+        with torch.set_grad_enabled(self.grad):
             for site, routes in self._routes[layer].items():
                 seen = state if site == "output" else self._inside.pop((site, layer))
                 view = LayerView(seen, self._real, segments, self._is_padded)
@@ -212,7 +213,7 @@ class StackPass:
         """Return for each stream its readers' names and their features; ConfigError if a layer is missing."""
         check_layer_order("bank", self.stack, self.layers, self._layers_seen)
         real = require_fed(self._real)
-        with torch.set_grad_enabled(self._grad):
+        with torch.set_grad_enabled(self.grad):
             return [(names, stream.finish(real)) for names, stream in self._streams]
 
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
@@ -228,11 +229,11 @@ class StackPass:
             groups = {(type(head), head.group()) for head in heads}
             if features.stride(2) == 0 and heads[0].reads_first:
                 features = features[:, :, :1]
-            if len(groups) == 1 and heads[0].group() and _is_batched(features, real, grad=self._grad):
-                with torch.set_grad_enabled(self._grad):
+            if len(groups) == 1 and heads[0].group() and _is_batched(features, real, grad=self.grad):
+                with torch.set_grad_enabled(self.grad):
                     logits = heads[0].forward_many(heads, features, _mask_of(features, real))
                 return {name: ReaderOutput(part, real) for name, part in zip(names, logits, strict=True)}
-        return run_heads(self.readers, _by_name(by_stream), real, labels or {}, grad=self._grad)
+        return run_heads(self.readers, _by_name(by_stream), real, labels or {}, grad=self.grad)
 
 
 def _by_name(by_stream: Features) -> dict[str, Tensor]:
