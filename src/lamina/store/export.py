@@ -78,10 +78,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
     reader = bank[name]
-    (fusion_settings, fusion_weights), (head_settings, head_weights) = (
-        fusion_part(name, reader),
-        head_part(name, reader),
-    )
+    fusion_settings, fusion_weights = fusion_part(name, reader)
+    head_settings, head_weights = head_part(name, reader)
     check_finite(f"reader '{name}'", reader.state_dict().items())
     active = [reader.layers[index] for index in reader.fusion.active_layers()]
     stack = bank.stacks[reader.stack]
