@@ -182,8 +182,8 @@ def _set_blocks(
     _set_counts(part, depth, order)
     _set_short_forms(part, depth, order)
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
-    others = [name for name in vars(part) if name not in known] if every_list else []
-    changed = [name for name in others if _select_entries(part, name, depth, order)]
+    lists = [name for name, value in vars(part).items() if name not in known and isinstance(value, list | tuple)]
+    changed = [name for name in lists if every_list and _select_entries(part, name, depth, order)]
     return bool(changed)
 
 
