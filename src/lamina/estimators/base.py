@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, StoreError, convert_errors, error_context
-from lamina.estimators.examples import as_texts, data_errors
+from lamina.estimators.examples import Targets, Texts, as_texts, data_errors
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
@@ -35,19 +35,17 @@ from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
 from lamina.train.plan import usual_epochs
-from lamina.utils import is_dir
+from lamina.utils import JSON, JSONObject, is_dir
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.estimators.examples import Targets, Texts
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
     from lamina.tasks.class_results import ClassResults
     from lamina.tasks.outputs import Results
-    from lamina.utils import JSON, JSONObject
 
 
 # A hub id, a folder or "minilm"; or a loaded model.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, final
 import numpy as np
 from sklearn.base import TransformerMixin
 
-from lamina.bank import Reader
+from lamina.bank import Reader, ReaderBank, ReaderModule
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import any_targets
+from lamina.estimators.examples import TargetsLike, Texts, any_targets
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import kind_of
@@ -20,8 +20,6 @@ from lamina.tasks.split import Split
 if TYPE_CHECKING:
     from sklearn.utils import Tags, TransformerTags
 
-    from lamina.bank import ReaderBank, ReaderModule
-    from lamina.estimators.examples import TargetsLike, Texts
     from lamina.fusion.base import FusionConfig
     from lamina.layers.selectors import Selector
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, Self, SupportsFloat, TypedDict, Unpack, cast, final
+from typing import Literal, Self, SupportsFloat, TypedDict, Unpack, cast, final
 
 from lamina.errors import ConfigError, require_packages
-from lamina.utils import check_inside, check_types
-
-if TYPE_CHECKING:
-    from lamina.utils import JSON
+from lamina.utils import JSON, check_inside, check_types
 
 Interval = tuple[float, float]
 Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted per

@@ -12,15 +12,12 @@ import torch
 from lamina.errors import ConfigError
 from lamina.heads.base import HeadConfig
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.monitor import Monitor, MonitorGroup, RunningMonitors
-from lamina.utils import check_fields
+from lamina.monitors.monitor import GetLogits, Monitor, MonitorGroup, RunningMonitors
+from lamina.utils import JSON, JSONObject, check_fields
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
-
-    from lamina.monitors.monitor import GetLogits
-    from lamina.utils import JSON, JSONObject
 
 
 @final

@@ -17,12 +17,11 @@ from lamina.monitors.aggregations import EMA
 from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
-from lamina.utils import check_fields
+from lamina.utils import JSON, JSONObject, check_fields
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from lamina.utils import JSON, JSONObject
 
 Scale = Literal["probability", "log_odds"]
 # Returns the logits [rows, tokens, classes] of a reader, from its name and a mask [batch] of the rows that are wanted.

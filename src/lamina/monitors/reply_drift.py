@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, error_context
-from lamina.utils import check_inside, check_types
+from lamina.utils import JSON, check_inside, check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from lamina.utils import JSON
 
 _KEPT = 400  # replies in a sketch
 _PROJECTIONS = 6  # projections of a reader's mean features

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from lamina.errors import ConfigError
-from lamina.monitors.calibration import by_label, lowest_threshold
+from lamina.monitors.calibration import Interval, by_label, lowest_threshold
 from lamina.utils import check_inside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Float
-
-    from lamina.monitors.calibration import Interval
 
     Scores = Sequence[Float[np.ndarray, " tokens"]]  # for each text, the running score at each token
 

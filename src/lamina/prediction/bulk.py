@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,22 +28,18 @@ from lamina.data.batches import Budget
 from lamina.data.read import read_chunks
 from lamina.data.row_errors import bad_row, existing
 from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
-from lamina.prediction.predict import Predictor
+from lamina.prediction.predict import Predictor, Prepared
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.tasks.lazy_file import beside, name_of
+from lamina.tasks.lazy_file import LazyFile, beside, name_of
 from lamina.train.options import PassOptions
 from lamina.utils import check_range, check_types, fsync, is_file, pluralize, remove_leftovers, write_errors, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
-    from lamina.prediction.predict import Prepared
-    from lamina.tasks.lazy_file import LazyFile
     from lamina.utils import JSONObject
 
 logger = logging.getLogger(__name__)

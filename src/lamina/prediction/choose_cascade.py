@@ -17,12 +17,11 @@ from lamina.prediction.calibrate import TextScores, facts_of, flagged_labels, po
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
-from lamina.utils import check_inside, check_types
+from lamina.utils import JSONObject, check_inside, check_types
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
-    from lamina.utils import JSONObject
 
 # fractions of the flagged positives that the first monitor may lose, from the safest cascade to the cheapest
 _LOST = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)

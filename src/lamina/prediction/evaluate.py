@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,35 +17,29 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, DataError, check_known, require_packages
-from lamina.prediction.backends import BACKENDS, engine_of
+from lamina.prediction.backends import BACKENDS, Backend, engine_of
 from lamina.tasks import kind_of
 from lamina.tasks.class_results import class_scores
 from lamina.tasks.metrics import require_metrics
-from lamina.tasks.split import is_missing
+from lamina.tasks.split import Split, is_missing
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
-from lamina.train.base import checked_target
+from lamina.train.base import Runner, checked_target
 from lamina.train.groups import groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner
-from lamina.utils import check_range, check_types, is_dir
+from lamina.utils import JSONObject, check_range, check_types, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import PreTrainedModel
 
     from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig, TaskLike
     from lamina.layers.types import Processor
-    from lamina.prediction.backends import Backend
     from lamina.tasks.outputs import Label, Results
-    from lamina.tasks.split import Split
-    from lamina.train.base import Runner
     from lamina.train.plan import Group
     from lamina.train.results import Scores
-    from lamina.utils import JSONObject
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from rich.filesize import decimal
 from lamina.bank import ReaderBank
 from lamina.data.batches import check_tokenizer, length_batches
 from lamina.data.encode import length_limit
-from lamina.data.read import read_table
+from lamina.data.read import Table, read_table
 from lamina.editing.record import location_of
 from lamina.errors import ConfigError, DataError, StoreError, check_known
-from lamina.layers import select
+from lamina.layers import LayerStack, select
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import preserve_training
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.read import Table
-    from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
     from lamina.utils import JSON

@@ -12,18 +12,18 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from lamina.bank import ReaderBank
+from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import has_second_start
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_modules, fingerprint_of_tensors
-from lamina.layers.types import tokenizer_of
+from lamina.layers.types import Processor, tokenizer_of
 from lamina.layers.wrappers import checked_model
-from lamina.prediction.backends import BACKENDS, engine_of
+from lamina.prediction.backends import BACKENDS, Backend, engine_of
 from lamina.store.open_saved import open_cached
-from lamina.tasks.base import EncodeOptions, GenerationOptions, TaskOutline
-from lamina.tasks.split import as_examples
-from lamina.train.bank_runner import BankRunner
+from lamina.tasks.base import EncodeOptions, GenerationOptions, Kind, KindedTask, TaskOutline
+from lamina.tasks.split import Split, as_examples
+from lamina.train.bank_runner import BankRunner, Engine
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
@@ -36,15 +36,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from lamina.bank import ReaderModule
     from lamina.data.batches import Budget
-    from lamina.layers.types import Processor
-    from lamina.prediction.backends import Backend
-    from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.lazy_file import LazyFile
     from lamina.tasks.outputs import Results
-    from lamina.tasks.split import Split
-    from lamina.train.bank_runner import Engine
     from lamina.train.base import Runner
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.checkpoint import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, parameter_groups, reader_groups
-from lamina.utils import world_size
+from lamina.utils import JSON, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from lamina.train.memory import BatchBytes, Readers
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan
-    from lamina.utils import JSON
 
 GIB = 1 << 30
 

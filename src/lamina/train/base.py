@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,32 +13,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.data.batches import batches, length_batches
+from lamina.data.batches import Budget, batches, length_batches
 from lamina.errors import ConfigError, NotFiniteError
 from lamina.layers.devices import check_has_weights, main_device
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.position_interpolation import size_arguments
-from lamina.train.learner import BASE
-from lamina.utils import progress_bar
+from lamina.train.learner import BASE, Learner
+from lamina.utils import JSON, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from lamina.bank.stack_pass import States
-    from lamina.data.batches import Budget
     from lamina.layers.types import Batch, Processor
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
-    from lamina.train.learner import Learner
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan
     from lamina.train.results import Scores
-    from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
 TargetT = TypeVar("TargetT")

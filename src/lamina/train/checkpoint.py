@@ -24,7 +24,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.utils import barrier, derive_seed, no_pipe, rank, world_size
+from lamina.utils import JSON, JSONObject, barrier, derive_seed, no_pipe, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
-    from lamina.utils import JSON, JSONObject
 
     Facts = dict[str, dict[str, JSON]]
     """Where a fact belongs ("in 'cola'" for a learner, "" for the whole run) -> name of the fact -> value."""

@@ -7,7 +7,7 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
@@ -21,12 +21,11 @@ from lamina.errors import ConfigError, NotFiniteError, require_packages
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import eval_mode, evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
-from lamina.train.learner import BASE
-from lamina.train.plan import parts_of
+from lamina.train.learner import BASE, Learner
+from lamina.train.plan import Group, Plan, Step, parts_of
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
     from lamina.tasks.outputs import Results
     from lamina.train.base import Runner
     from lamina.train.checkpoint import Checkpoints, RunProgress
-    from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan, Step
     from lamina.train.results import TableRow
 
 _SHOWN = 6  # maximum number of learners in a progress line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Literal, cast
@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Literal, cast
 from lamina.errors import ConfigError, begin_with, check_known
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.base import PARTS
-from lamina.tasks.recorded_rows import splits_on_states
+from lamina.tasks.recorded_rows import StatesOfSplits, splits_on_states
 from lamina.train.groups import tasks_by_name, warn_of_texts, with_positive
 from lamina.train.options import OF_BANKS, FitOptions
 from lamina.train.training_run import train
 from lamina.utils import check_type, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
-    from lamina.tasks.recorded_rows import StatesOfSplits
     from lamina.tasks.split import Split
     from lamina.tasks.task import Task
     from lamina.train.results import FitResult

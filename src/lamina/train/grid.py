@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
@@ -21,8 +21,6 @@ from lamina.registry import lists_to_tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from _typeshed import DataclassInstance
 
     from lamina.utils import JSON, JSONObject

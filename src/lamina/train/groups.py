@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lamina.data.encode import has_second_start
 from lamina.errors import ConfigError, check_known
-from lamina.tasks.base import EncodeOptions
+from lamina.tasks.base import EncodeOptions, Inputs, Kind, KindedTask, Targets
 from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
 from lamina.tasks.task import Task
 from lamina.train.plan import Group
 from lamina.utils import pluralize, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, MutableMapping, Sequence
-
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 

@@ -14,7 +14,7 @@ from lamina.layers.preserve import eval_mode
 from lamina.store.models import load_processor
 from lamina.store.save_model import check_reloads
 from lamina.tasks import KINDS, kind_of
-from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
+from lamina.tasks.base import GenerationOptions, Kind, KindedTask, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
 from lamina.train.checkpoint import starting_weights
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.task import Task
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan

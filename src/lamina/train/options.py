@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_ar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
-from lamina.tasks.base import EncodeOptions
+from lamina.tasks.base import EncodeOptions, Kind
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lamina.tasks.base import Kind
 
 T = TypeVar("T")
 

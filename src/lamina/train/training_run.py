@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,38 +17,31 @@ from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
 from lamina.layers.devices import check_has_weights
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
-from lamina.store.files import check_room
+from lamina.store.files import Files, check_room
 from lamina.store.processors import record_inputs
 from lamina.store.save_model import save
 from lamina.tasks.metrics import LOWER, require_metrics
 from lamina.tasks.recorded_rows import recorded_of
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
-from lamina.train.base import checked_target
+from lamina.train.base import Runner, checked_target
 from lamina.train.checkpoint import Checkpoints, identity
 from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
 from lamina.train.groups import groups_of, max_length, tasks_by_name
 from lamina.train.model_runner import ModelRunner
-from lamina.train.options import FitOptions, per_reader
-from lamina.train.plan import Plan
-from lamina.train.results import IMPORTANCES, FitResult, TableRow, sorted_rows, write_parquet
+from lamina.train.options import FitOptions, PassOptions, per_reader
+from lamina.train.plan import Group, Plan
+from lamina.train.results import IMPORTANCES, FitResult, Scores, TableRow, sorted_rows, write_parquet
 from lamina.utils import barrier, check_type, rank, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from transformers import PreTrainedModel
 
     from lamina.data.recorded_states import RowStates
     from lamina.layers.types import Processor
-    from lamina.store.files import Files
-    from lamina.train.base import Runner
     from lamina.train.engine import Engine
     from lamina.train.groups import Encodings
     from lamina.train.learner import Learner
-    from lamina.train.options import PassOptions
-    from lamina.train.plan import Group
-    from lamina.train.results import Scores
 
 
 logger = logging.getLogger(__name__)
