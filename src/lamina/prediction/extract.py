@@ -179,14 +179,14 @@ class _Plan:
     max_length: int
     pairs: bool
 
-    @property
-    def row_bytes(self) -> np.ndarray:
-        per_token = len(self.layers) * self.stack.width * np.dtype(self.dtype).itemsize
-        return self.counts * per_token
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Number of states of each row and layer: of its tokens, or 1 if they are pooled."""
+        return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
 
     @property
-    def counts(self) -> np.ndarray:
-        return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
+    def row_bytes(self) -> np.ndarray:
+        return self.counts * (len(self.layers) * self.stack.width * np.dtype(self.dtype).itemsize)
 
     @cached_property
     def parts(self) -> list[range]:
@@ -252,14 +252,8 @@ class _Plan:
 
         `path` may have any name. Raises the errors of `_compute`.
         """
-        rows = self.parts[number]
-        with path.open("wb") as file:  # under any name, to which np.save would append .npy
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": tuple(self.shape(number))}
-            )
-            start = file.tell()
-            file.truncate(start + int(np.prod(self.shape(number))) * np.dtype(self.dtype).itemsize)
-        states = np.memmap(path, self.dtype, "r+", start, tuple(self.shape(number)))
+        rows, shape = self.parts[number], tuple(self.shape(number))
+        states = np.lib.format.open_memmap(path, "w+", np.dtype(self.dtype), shape)
         firsts = np.cumsum([0, *self.counts[rows.start : rows.stop]])
         for row, values in self._compute(rows, batch_size):
             at = row - rows.start

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, final, get_args
 
 import numpy as np
+import torch
 
 from lamina.bank import Reader, ReaderBank
 from lamina.data.batches import tokenizer_of
@@ -28,6 +29,7 @@ from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, di
 from lamina.store.load_model import load
 from lamina.store.models import writing_class
 from lamina.tasks.label_cells import look
+from lamina.tasks.metrics import score_ranking
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.fit import fit
@@ -35,7 +37,6 @@ from lamina.train.options import PassOptions
 from lamina.utils import check_inside, check_types
 
 if TYPE_CHECKING:
-    import torch
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
@@ -238,7 +239,10 @@ def monitor(  # noqa: PLR0913
         rows={part: len(own) for part, own in parts.items()},
         tfidf_recall=rival,
         live=live,
-        scores={part: _labelled(own, parts[part]) for part, own in unseen.items()},
+        scores={
+            part: [(high, one.positive) for high, one in zip(own.highest(), parts[part], strict=True)]
+            for part, own in unseen.items()
+        },
         running={part: own.running for part, own in unseen.items()},
     )
     if found.is_useful or anyway:
@@ -405,10 +409,6 @@ def _scores(
     return score_texts(runner, group, task, monitors, options, finished=not live, features=features)
 
 
-def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
-    return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
-
-
 def _choose(
     bank: ReaderBank,
     task: Task,
@@ -428,23 +428,18 @@ def _choose(
         for reader in bank
         for aggregate in AGGREGATES
     }
-    positive = np.array([reply.positive for reply in replies])
-    scores = score(list(monitors.values()), task)
-    auroc = {name: _auroc(np.array(own.highest()), positive) for name, own in scores.items()}
+    positive = torch.tensor([reply.positive for reply in replies])
+    highest = {name: own.highest() for name, own in score(list(monitors.values()), task).items()}
+    auroc = {
+        name: score_ranking(["auroc"], torch.tensor(own, dtype=torch.float64), positive)["auroc"]
+        for name, own in highest.items()
+    }
     ranked = sorted(auroc, key=lambda name: -auroc[name])
     best = monitors[ranked[0]].reader
     for reader in [reader for reader in bank if reader != best]:
         bank.remove(reader)
     bank.rename(best, "monitor")
     return replace(monitors[ranked[0]], reader="monitor", name="monitor"), {name: auroc[name] for name in ranked}
-
-
-def _auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the probability that a positive text has a higher score than a negative one; a tie counts half."""
-    from scipy.stats import rankdata
-
-    count, rest = int(positive.sum()), int((~positive).sum())
-    return float((rankdata(scores)[positive].sum() - count * (count + 1) / 2) / (count * rest))
 
 
 @dataclass(frozen=True)
