@@ -69,7 +69,9 @@ def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[Pr
     """
     if isinstance(model, str | Path):
         with _loading:
-            loaded, saved_processor = _load(str(model), _file_times(Path(model)))
+            files = Path(model).glob("*") if is_dir(model) else ()
+            times = sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file())
+            loaded, saved_processor = _load(str(model), tuple(times))
         return loaded, _checked(saved_processor if processor is None else processor, op)
     if not hasattr(model, "config"):
         came = f"model is {type(model).__name__}"
@@ -89,16 +91,10 @@ def _checked(processor: Processor | None, op: str) -> Processor:
 def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTrainedModel, Processor | None]:
     """Return the model `name` and its processor, which is None if there is none saved. Recent results are cached.
 
-    `file_times`, from `_file_times`, is part of the cache's key, so that a folder whose files changed is loaded again.
-    Raises the errors of `lamina.load`.
+    `file_times` are the names and times of the files, if `name` is a folder. Raises the errors of `lamina.load`.
     """
     del file_times  # only part of the cache key, so that a folder whose files changed is loaded again
     return load(name)
-
-
-def _file_times(folder: Path) -> tuple[tuple[str, int], ...]:
-    files = folder.glob("*") if is_dir(folder) else ()
-    return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))
 
 
 T = TypeVar("T")
@@ -324,7 +320,17 @@ class LaminaEstimator(BaseEstimator):
             ConfigError: If the weights of the model have changed since `fit`.
         """
         self._check_fitted()
-        write_estimator(self, self.bank_, Path(folder))
+        params = {name: _to_json(value) for name, value in self.get_params(deep=False).items()}
+        # JSON cannot hold a loaded model, a processor or a random generator
+        params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
+        params["model"] = params["model"] if isinstance(params["model"], str) else None
+        learnt = {
+            name: _to_json(value)
+            for name, value in vars(self).items()
+            if name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
+        }
+        facts = {"format": FORMAT, "estimator": type(self).__name__, "params": params, "learnt": learnt}
+        save_bank(self.bank_, Path(folder), files={FILE: lambda path: write_json(path, facts)})
 
     @classmethod
     def load(cls, folder: str | Path, *, model: ModelLike | None = None, processor: Processor | None = None) -> Self:
@@ -382,23 +388,8 @@ def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Proce
         return ReaderBank.from_pretrained(folder, model, processor)
 
 
-def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) -> None:
-    """Save `bank` in `folder`, and its estimator's parameters and fitted attributes in `estimator.json` there.
-
-    Parameters that JSON cannot hold (a loaded model, a processor, a random generator) are saved as None. Raises
-    StoreError if the folder cannot be written, or holds other files. Other errors are those of `save_bank`.
-    """
-    params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
-    params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
-    if not isinstance(params["model"], str):
-        params["model"] = None
-    learnt = {name: _to_json(value) for name, value in vars(estimator).items() if _is_learnt(name)}
-    facts = {"format": FORMAT, "estimator": type(estimator).__name__, "params": params, "learnt": learnt}
-    save_bank(bank, folder, files={FILE: lambda path: write_json(path, facts)})
-
-
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
-    """Return the estimator that `write_estimator` saved in a folder, without its bank, and the name of its model.
+    """Return the estimator that `LaminaEstimator.save` wrote to a folder, without its bank, and the name of its model.
 
     The name is None if the model has none. Raises StoreError if `estimator.json` is missing or damaged, has another
     format, or is from a different class than `kind`, the estimator's class. Other errors are those of `_from_json`.
@@ -417,11 +408,6 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
         estimator = kind(**params)
         vars(estimator).update(learnt)
         return estimator, cast("str | None", params["model"]) or Manifest.read(folder / MANIFEST).base.id
-
-
-def _is_learnt(name: str) -> bool:
-    """Return whether an attribute was set by `fit` and is saved as JSON; such names end with an underscore."""
-    return name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
 
 
 def _to_json(value: object) -> JSON:
