@@ -91,7 +91,9 @@ def engine_of(
         UnsupportedModelError: If the backend is "onnx" and the bank cannot be exported.
         MissingExtraError: If the backend is "onnx" or "int8" and its packages are not installed.
     """
-    if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank)):
+    if backend == "torch" or (backend == "auto" and bank.folder is None and bank not in _engines):
+        return None  # the usual cases, and quick
+    if backend == "auto" and not _is_worth_trying(bank):
         return None
     try:
         with _opening:
@@ -122,10 +124,7 @@ def _is_worth_trying(bank: ReaderBank) -> bool:
     That is so if it is installed, the bank is on the CPU, and an export is open, or lies in the bank's folder. An
     export that did not fit before is not tried again.
     """
-    is_open = "onnx" in _engines.get(bank, {})
-    if bank.folder is None and not is_open:  # the usual case, and quick
-        return False
-    written = _written(bank)
+    is_open, written = "onnx" in _engines.get(bank, {}), _written(bank)
     if not (is_open or written) or _refused.get(bank) == written or bank.device.type != "cpu":
         return False
     return find_spec("onnxruntime") is not None  # last, since it takes longer than the rest

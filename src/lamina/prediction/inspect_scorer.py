@@ -200,9 +200,8 @@ def _of_reply(
     `readings` are the passes that score the reply; a row has the highest score of all. Raises NotFiniteError if a score
     is NaN.
     """
-    reader = next(iter(monitors.values())).readers[0]
-    finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
     named = list(monitors.values())
+    finished = not is_causal(bank.model, bank.stacks[bank[named[0].readers[0]].stack])
     rows: dict[str, MessageScore] = {}
     for batch, own, first in readings:
         scores = scores_of_monitors(bank, named, to_device(batch, bank.device), own, finished=finished)

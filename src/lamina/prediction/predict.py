@@ -122,7 +122,7 @@ def predict(  # noqa: PLR0913
     if isinstance(bank_or_model, str | Path):
         bank_or_model = open_cached(bank_or_model)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
-    return predictor(examples)
+    return predictor.predict(predictor.prepare(examples))
 
 
 @dataclass(frozen=True)
@@ -358,18 +358,15 @@ class Predictor:
         count = min(map(len, splits.values()))
         groups: list[Group] = []
         for reading in self._readings if count else ():
-            is_pair = splits[reading.kind.name].pairs
-            apart = reading.apart_pairs if is_pair else reading.apart
-            if (
-                is_pair
-                and len({part.kind.per_token for part in apart}) > 1
-                and has_second_start(self._runner.processor)
-            ):
-                groups += [self._encode(part, splits) for part in apart]
-                continue
-            group = self._encode(reading, splits)
+            pairs = splits[reading.kind.name].pairs
+            apart = reading.apart_pairs if pairs else reading.apart
+            mixed = pairs and len({part.kind.per_token for part in apart}) > 1
+            together = None if mixed and has_second_start(self._runner.processor) else self._encode(reading, splits)
             # Long examples are encoded again if the readers read different parts of them.
-            groups += [self._encode(part, splits) for part in apart] if apart and _is_long(group, apart) else [group]
+            if together is None or (apart and _is_long(together, apart)):
+                groups += [self._encode(part, splits) for part in apart]
+            else:
+                groups.append(together)
         return Prepared(count, splits, groups)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
