@@ -204,7 +204,6 @@ TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
 _OLD_PROGRESS = "readers.json"  # in place of `PROGRESS` in the checkpoints of version 0.1, which are refused
 _FILES = {TENSORS, PROGRESS, _OLD_PROGRESS}
 _KEEP = 2  # number of newest checkpoints that stay on disk: if the last is damaged, the one before can be used
-_CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
 
 class RunProgress(TypedDict):
@@ -229,11 +228,8 @@ class RunProgress(TypedDict):
 
 def _checksum(path: Path) -> str:
     """Return the xxHash of a file, read in chunks; raise OSError if it cannot be read."""
-    digest = xxhash.xxh3_128()
     with no_pipe(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 @dataclass

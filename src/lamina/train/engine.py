@@ -252,12 +252,13 @@ class Engine:
         """
         if self._parts == 1:
             return None
-        labelled = torch.zeros(len(counts), len(names))
-        for number, valid in enumerate(counts):
-            if valid:
-                labelled[number] = torch.tensor(
-                    [self.runner.count_labels(name, labels[number][name]) for name in names]
-                )
+        labelled = torch.tensor(
+            [
+                [self.runner.count_labels(name, own[name]) if valid else 0.0 for name in names]
+                for own, valid in zip(labels, counts, strict=True)
+            ],
+            dtype=torch.float32,
+        )
         total = labelled.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
@@ -498,10 +499,10 @@ class DivergenceGuard:
 
     def check(self) -> None:
         """Raise NotFiniteError if a number that is not finite was recorded; the message names the earliest."""
-        bad_steps = [
-            (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
-        ]
-        step, name = min(bad_steps, default=(_NEVER, ""))
+        firsts = (
+            (at, name) for names, own in self._first.items() for at, name in zip(own.tolist(), names, strict=True)
+        )
+        step, name = min(firsts, default=(_NEVER, ""))
         if step < _NEVER:
             what = f"the loss or the gradient of {self._runner.title(name)} is NaN or infinite at step {step}"
             raise self._error(what, name, step)

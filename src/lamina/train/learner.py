@@ -89,7 +89,15 @@ class Learner:
         self._options = options
         self.parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         self.rates = [float(group["lr"]) for group in groups]
-        self.optimizer = _optimizer(groups, options)
+        self._reader = module if isinstance(module, ReaderModule) else None
+        fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
+        plain = [dict(group) for group in groups]
+        self.optimizer: Optimizer
+        if options.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(plain, momentum=options.momentum, fused=fused)
+        else:
+            kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+            self.optimizer = kind(plain, eps=options.adam_epsilon, fused=fused)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}  # tensors of the best epoch; empty with `keep="last"`
         trained = {id(parameter) for parameter in self.parameters}
@@ -166,15 +174,15 @@ class Learner:
 
     def importance(self) -> dict[int, float]:
         """Return layer -> importance; importances sum to 1. {} unless the module is a reader that weighs layers."""
-        return self.module.importance() if isinstance(self.module, ReaderModule) else {}
+        return {} if self._reader is None else self._reader.importance()
 
     def restart_importance(self) -> None:
         """Reset the importances of a reader whose fusion averages them over the tokens that the fusion has read.
 
         For other learners nothing happens.
         """
-        if isinstance(self.module, ReaderModule):
-            self.module.restart_importance()
+        if self._reader is not None:
+            self._reader.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
         """Tell a reader that the fraction `done` of its epochs is over; return whether its fusion begins a new stage.
@@ -182,10 +190,10 @@ class Learner:
         Most fusions train in a single stage. When another begins, the optimizer's state is cleared, because the stage
         may have new parameter values. False for a learner that is not a reader.
         """
-        afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
-        if afresh:
-            self.optimizer.state.clear()
-        return afresh
+        if self._reader is None or not self._reader.on_epoch_end(done):
+            return False
+        self.optimizer.state.clear()
+        return True
 
     def begin_stage(self, *, schedule: bool = True) -> None:
         """Forget the best scores and weights: in the stage of training that begins, scores count from the start.
@@ -253,25 +261,17 @@ class Learner:
             state.setdefault(int(number), {})[name] = value
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.progress = Progress(**progress)
-        if isinstance(self.module, ReaderModule):
-            self.module.step = self.progress.step
+        if self._reader is not None:
+            self._reader.step = self.progress.step
 
     def to_json(self) -> dict[str, JSON]:
         """Return `progress` as a JSON-ready dict; see `from_tensors`.
 
         For a reader, its number of training passes is first copied into `progress`.
         """
-        if isinstance(self.module, ReaderModule):
-            self.progress.step = self.module.step
+        if self._reader is not None:
+            self.progress.step = self._reader.step
         return asdict(self.progress)
-
-
-def _optimizer(groups: Sequence[ParameterGroup], options: FitOptions) -> Optimizer:
-    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
-    if options.optimizer == "sgd":
-        return torch.optim.SGD([dict(group) for group in groups], momentum=options.momentum, fused=fused)
-    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return kind([dict(group) for group in groups], eps=options.adam_epsilon, fused=fused)
 
 
 HEAD, INSERTED = "head", "inserted"  # keys of `layer_rates`: parameters outside the layers, and inserted layers

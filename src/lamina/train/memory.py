@@ -116,14 +116,11 @@ class _LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
-                self._count(storage._cdata, storage.nbytes())
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
                 finalize(storage, self._uncount, storage._cdata, storage.nbytes())
         return result
-
-    def _count(self, storage: int, size: int) -> None:
-        self._known.add(storage)
-        self.now += size
-        self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
         """Subtract a freed storage, and forget its address (`storage`), because a new storage may get it."""

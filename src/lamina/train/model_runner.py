@@ -174,17 +174,15 @@ class ModelRunner(Runner):
                 out = self._forward(batch, labels)
         except Exception as error:  # models raise errors of any type
             reason = first_line(error)
-            values = batch.get("pixel_values")
-            if values is not None:
-                if problem := size_problem(self.model, batch):
-                    raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
-                size = " x ".join(map(str, values.shape[-2:]))
-                raise UnfitHeadError(
-                    f"{self.op}: {type(self.model).__name__} fails on images of {size} ({reason}); it needs a head for "
-                    f"classes, and images of its size. Load it with {self.kind.auto_class}, and set the processor's "
-                    "size."
-                ) from error
-            raise self._no_head(reason) from error
+            if problem := size_problem(self.model, batch):
+                raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
+            if (values := batch.get("pixel_values")) is None:
+                raise self._no_head(reason) from error
+            size = " x ".join(map(str, values.shape[-2:]))
+            got = f"{type(self.model).__name__} fails on images of {size} ({reason})"
+            rule = "it needs a head for classes, and images of its size"
+            hint = f"Load it with {self.kind.auto_class}, and set the processor's size"
+            raise UnfitHeadError(f"{self.op}: {got}; {rule}. {hint}.") from error
         if getattr(out, "loss", None) is None:
             raise self._no_head("it gives no loss")
         if reason := self.kind.output_problem(out, self.task):

@@ -300,10 +300,8 @@ def _specs(
     specs = expand_into(bank, tasks, grid, rates, epochs)
     different = sorted({int(spec.epochs or 0) for spec in specs.values()})
     if bank.train_base and len(different) > 1:
-        raise ConfigError(
-            f"fit: the readers have {different} epochs; with train_base they share the model that is trained, so all "
-            "must end together."
-        )
+        rule = "with train_base they share the model that is trained, so all must end together"
+        raise ConfigError(f"fit: the readers have {different} epochs; {rule}.")
     return specs
 
 
