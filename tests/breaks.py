@@ -369,8 +369,8 @@ BREAKS = (
     # predict, evaluate, bulk, calibrate
     _break(
         "predict: evaluate scores the validation split whatever split is asked for",
-        "scoring_groups(@a, @b, split, options)",
-        'scoring_groups(@a, @b, "validation", options)',
+        "for group in scoring_groups(@a, @b, split, options)",
+        'for group in scoring_groups(@a, @b, "validation", options)',
         "unit/cli/test_evaluate_command.py",
         "contract/test_training.py",
     ),
