@@ -336,16 +336,22 @@ def test_a_tokenizer_is_used_by_one_thread_at_a_time(make: Callable[..., Schedul
     assert future.result(30)
 
 
-@pytest.mark.parametrize("words", [1, 20, 60])
-def test_others_use_the_tokenizer_while_a_request_of_many_texts_is_read(make: Callable[..., Scheduler], words: int):
-    scheduler = make(max_request_tokens=500_000)
-    large = scheduler.ask(["good " * words] * 6000)
-    while scheduler._waiting:
-        time.sleep(0.001)
-    small = scheduler.ask(["the film is good ."])
-    assert small.result(60)
-    assert not large.done()
-    large.cancel()
+@pytest.mark.parametrize("texts", [["a text"] * 20_000, [("a", "text")] * 20_001, ["good " * 40] * 12_000])
+def test_others_have_a_turn_while_a_request_of_many_texts_is_tokenised(make: Callable[..., Scheduler], texts: Any):
+    class Slower(Slow):
+        def read(self, texts: Sequence[Any]) -> Any:
+            time.sleep(0.1)
+            return super().read(texts)
+
+    scheduler = make(max_request_tokens=10_000_000)
+    scheduler.ask(["the film is good ."]).result(60)
+    slow = Slower(scheduler.bank)
+    large = scheduler.submit(texts, "slow", lambda: slow, truncate=True)
+    assert scheduler.ask(["the film is good ."]).result(60)
+    assert not slow.begun.is_set()  # the large request has no pass yet
+    slow.go.set()
+    assert large.result(60) == texts
+    assert max(slow.read_at_once) == 1024
 
 
 def test_exclusive_access_to_the_model_waits_for_the_running_pass(make: Callable[..., Scheduler]):
