@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
@@ -61,17 +62,12 @@ class ExplainWorker(ReaderWorker[Explanation]):
         tasks: JSONObject = {}
         for group in prepared.groups:
             batch = {name: value.to(self.bank.device) for name, value in group.inputs.batch([0]).items()}
-            tokens, amounts = self._tokens(batch), layer_amounts(self.bank, [*group.tasks], batch)
+            ids = batch["input_ids"][0].tolist() if "input_ids" in batch else None  # images and audio have none
+            tokens = None if ids is None else [tokenizer_of(self.bank.processor).decode([number]) for number in ids]
+            amounts = layer_amounts(self.bank, [*group.tasks], batch)
             tasks |= {name: self._task(name, tokens, amounts[name]) for name in group.tasks}
             seconds.update(self._timed(group, batch))
         return {"seconds": dict(seconds), "tasks": {name: tasks[name] for name in self.names}}
-
-    def _tokens(self, batch: Batch) -> list[str] | None:
-        """Return the text of each token in a batch of one row; None for images and audio."""
-        if "input_ids" not in batch:
-            return None
-        tokenizer = tokenizer_of(self.bank.processor)
-        return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> JSONObject:
         """Return the explanation of the answer of the reader `name` about a text. The answer is not a part of it.
@@ -115,12 +111,8 @@ class ExplainWorker(ReaderWorker[Explanation]):
         for reader in (self.bank[name] for name in group.tasks):
             top[reader.stack] = [max(*reader.layers, *top.get(reader.stack, [0]))]
 
-        def bare() -> float:
-            return self._seconds(lambda: self.bank.record_states(top, batch))
-
-        def full() -> float:
-            return self._seconds(lambda: self.bank(**batch, readers=[*group.tasks]))
-
+        bare = partial(self._seconds, partial(self.bank.record_states, top, batch))
+        full = partial(self._seconds, partial(self.bank, **batch, readers=[*group.tasks]))
         alone, together = bare(), full()
         for _ in range(min(_ROUNDS, int(_SPARE_S / (alone + together)))):
             alone, together = min(alone, bare()), min(together, full())

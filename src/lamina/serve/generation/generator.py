@@ -343,9 +343,11 @@ class DriftTests:
         """
         with self._lock:
             if bank not in self._watchers:
-                monitors = {name: one for name, one in bank.monitors.items() if isinstance(one, Monitor)}
-                own = {name: one.watch_drift() for name, one in monitors.items() if one.sketch is not None}
-                self._watchers[bank] = own
+                self._watchers[bank] = {
+                    name: monitor.watch_drift()
+                    for name, monitor in bank.monitors.items()
+                    if isinstance(monitor, Monitor) and monitor.sketch is not None
+                }
             return self._watchers[bank]
 
     def evidence(self, bank: ReaderBank) -> dict[str, float]:
