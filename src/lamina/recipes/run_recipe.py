@@ -32,7 +32,7 @@ from lamina.recipes.separate_runs import SeparateRuns
 from lamina.store import load
 from lamina.store.files import Files, claimed, staged
 from lamina.store.models import writing_class
-from lamina.train.groups import Encodings, warn_of_texts
+from lamina.train.groups import warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, FitResult, Scores, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
+    from lamina.train.groups import Encodings
 
 logger = logging.getLogger(__name__)
 
