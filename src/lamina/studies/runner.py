@@ -253,18 +253,6 @@ def study_of_cells(
     return Study(name, table, facts, figures, tuple(conclusions))
 
 
-class CellResult(TypedDict):
-    """The content of the file of a finished cell (a piece of a study's work that runs on its own).
-
-    Attributes:
-        key: The cell's key, such as `{"task": "cola", "seed": 0}`.
-        rows: The table rows of the cell; the entries of the key are their first columns.
-    """
-
-    key: Row
-    rows: list[Row]
-
-
 def run_cells(
     cells: Iterable[Cell],
     *,
@@ -332,6 +320,7 @@ def _remove_other_cells(folder: Path, settings: Mapping[str, JSON]) -> None:
                 path.unlink()
 
 
-def _run_cell(cell: Cell) -> CellResult:
+def _run_cell(cell: Cell) -> dict[str, object]:
+    """Run a cell; return its key, and its table rows, in which the entries of the key are the first columns."""
     rows = cast("list[Row]", cell.work())
     return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in rows]}

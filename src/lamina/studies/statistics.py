@@ -137,7 +137,9 @@ def paired_bootstrap(
     _, seeds, rows, _ = counts.shape
     rng = np.random.default_rng(seed)
     differences: list[Array] = []
-    for size in _sizes(repeats, max(1, _AT_ONCE // rows)):
+    most = max(1, _AT_ONCE // rows)
+    for start in range(0, repeats, most):
+        size = min(most, repeats - start)
         weights = rng.multinomial(rows, np.full(rows, 1 / rows), size=size).astype(float)
         totals = np.einsum("dr,msrc->mdsc", weights, counts, optimize=True)
         ahead = score(totals[0]) - score(totals[1])  # [resamples, seeds]
@@ -161,10 +163,6 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
         return scores if scores.ndim == 3 else scores[None]
     scores = scores if scores.ndim == 2 else scores[None]
     return np.stack([scores, np.ones_like(scores)], axis=-1)
-
-
-def _sizes(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -59,16 +59,11 @@ def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any
     return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
 
 
-def _default(task: Task, seed: int) -> Reader:
-    reader = Reader.default(task)
-    return Reader(reader.fusion, reader.head, seed=seed)
-
-
 READERS: Mapping[str, ReaderOf] = {
     "attention_probe": _with_linear_head(LastLayer(), pooling="query", dropout=0.0),
     "scalar_mix": _with_linear_head(ScalarMix(), pooling="mean"),
     "ada_layers": _with_linear_head(AdaLayers(), pooling="mean"),
-    "default": _default,
+    "default": lambda task, seed: replace(Reader.default(task), seed=seed),
 }
 """Method -> the reader that it trains, all with the batch size, learning rate and epochs of `LaminaClassifier`."""
 FEATURES = ("majority", "tfidf", "embedding", "best_layer", "all_layers", "pca", "knn", "xgboost")
@@ -115,15 +110,15 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
     """
     data = read_set(folder, name)
     data = data.without_repeats() if settings.unique else data
-    how: dict[str, Any] = {"seed": settings.draw, "scored": settings.scored}
-    if settings.setting == "scarce":
-        how["rows"] = None if point is None else int(point)
-    if settings.setting == "imbalance":
-        how["share"] = point
-    if settings.setting == "shift":
-        other = read_set(folder, name, shifted=True)
-        how["other"] = other.without_repeats() if settings.unique else other
-    return portion(data, **how)
+    other = read_set(folder, name, shifted=True) if settings.setting == "shift" else None
+    return portion(
+        data,
+        rows=int(point) if settings.setting == "scarce" and point is not None else None,
+        share=point if settings.setting == "imbalance" else None,
+        scored=settings.scored,
+        other=other.without_repeats() if other is not None and settings.unique else other,
+        seed=settings.draw,
+    )
 
 
 @final

@@ -117,19 +117,14 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     if len(names) != 2:
         raise DataError(f"{_OP}: set {name} has {len(names)} classes; 2 are needed. Read its file anew: {path}.")
     if shifted:  # one published twin writes its negative class as "not_entailment" in place of "0"
-        known = read_names(folder, name)
+        own = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
+        known = sorted(set(own["target"].dropna().astype(str)))
         if (shared := next((own for own in reversed(known) if own in names), None)) is None:
             came = f"the classes {', '.join(names)} in its shifted file and {', '.join(known)} in its own"
             raise DataError(f"{_OP}: set {name} has {came}; at least one has the same name. Correct {path}.")
         names.sort(key=lambda own: (own == shared) == (shared == known[-1]))  # the negative class first
     texts = [str(text) for text in table["prompt"]]
     return ProbingSet(name, texts, (targets == names[1]).to_numpy().astype(int))
-
-
-def read_names(folder: Path, name: str) -> list[str]:
-    """Return the class names of a data set, the negative one first; raise DataError if its file cannot be read."""
-    table = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
-    return sorted(set(table["target"].dropna().astype(str)))
 
 
 def _shifted_file(folder: Path, name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,7 +25,7 @@ from lamina.studies.runner import (
 from lamina.studies.study import Figure, rows_where, scores_by_seed
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
-from lamina.utils import JSON, check_range, check_types, derive_seed, pluralize, seed_torch
+from lamina.utils import JSON, Row, check_range, check_types, derive_seed, pluralize, seed_torch
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,20 +40,6 @@ if TYPE_CHECKING:
 Edits: TypeAlias = Sequence[tuple[str, Mapping[str, JSON]]]
 
 
-class FinetunedRow(TypedDict):
-    """A table row of a cell that fine-tunes a model.
-
-    Attributes:
-        stage: When it was scored: at the "start", before training, or "trained", after the last epoch.
-        measure: Name of the metric.
-        score: The metric on the validation split.
-    """
-
-    stage: str
-    measure: str
-    score: float
-
-
 def finetuned_rows(
     model: PreTrainedModel | str | Path,
     processor: Processor | None,
@@ -63,7 +49,7 @@ def finetuned_rows(
     training: Training,
     *,
     score_start: bool = False,
-) -> list[FinetunedRow]:
+) -> list[Row]:
     """Load or copy a model, edit it, fine-tune all of its weights, and return its scores after the last epoch.
 
     Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or training fails.
@@ -78,7 +64,8 @@ def finetuned_rows(
         score_start: Whether to score the edited model before training as well.
 
     Returns:
-        One table row per metric of the task. With `score_start`, rows of the stage "start" come first.
+        One table row per metric of the task ("measure"), with the score on the validation split and the "stage":
+        "trained", after the last epoch. With `score_start`, rows of the stage "start", before training, come first.
     """
     kind = task.kind
     with torch.random.fork_rng():
@@ -418,7 +405,7 @@ def _reinit_edits(stack: LayerStack, count: int, scope: str) -> Edits:
     return [("reinit", {"layers": layers, "scope": scope, "stack": stack.name})] if count else []
 
 
-def _reinit_cell(inputs: CellInputs, task: Task, fraction: float, edits: Edits, seed: int) -> list[FinetunedRow]:
+def _reinit_cell(inputs: CellInputs, task: Task, fraction: float, edits: Edits, seed: int) -> list[Row]:
     """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, and return its scores.
 
     `fraction` is the share, and `seed` decides the new weights, the rows and their order. Raises ConfigError if the

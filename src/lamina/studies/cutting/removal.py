@@ -466,13 +466,13 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     first, length = least
     values = [drop.value for drop in drops if drop.block_range == least]
     summary = summarise(values)
-    seeds = (
-        "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(values)}"
-    )
+    interval = "one value; no interval"
+    if summary.interval is not None:
+        interval = f"95 % ± {summary.interval:.3f}, n = {len(values)}"
     blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
     what = "rise of log perplexity" if measure in LOWER else "drop"
     what += " of the share of same tokens" * (measure == SAME)
-    return f"{task}: least is lost without {blocks}, a {what} of {summary.mean:.3f} ({seeds})."
+    return f"{task}: least is lost without {blocks}, a {what} of {summary.mean:.3f} ({interval})."
 
 
 @contextmanager

@@ -63,7 +63,11 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
                 tuple(t if t == IGNORED else random_label(word) for word, t in zip(*row, strict=True)) for row in rows
             ]
         else:
-            labels = [random_label(key) for key in _example_keys(split, name)]
+            labels = [
+                # each image or audio clip has a key of its own, and equal texts get equal labels
+                random_label(text if isinstance(text, str | tuple) else (name, row))
+                for row, text in enumerate(split.texts)
+            ]
         splits[name] = split.with_labels(labels)
     return replace(task, splits=splits)
 
@@ -71,15 +75,6 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 def _words(split: Split) -> Iterable[list[str]]:
     for text, spans in zip(split.texts, split.words or (), strict=True):
         yield [text[start:end] for start, end in spans]
-
-
-def _example_keys(split: Split, name: str) -> Iterable[Hashable]:
-    """Yield a key for each example of a split, so that equal texts get equal random labels.
-
-    The key is the text or the pair of texts. Each image or audio clip has its own key: the split's `name` and its row.
-    """
-    for row, text in enumerate(split.texts):
-        yield text if isinstance(text, str | tuple) else (name, row)
 
 
 def code_portions(rows: int, seed: int) -> list[list[int]]:
@@ -217,10 +212,7 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
     in the same text ("" if there is none). Otherwise a row is an example with one column, or two for pairs of texts.
     """
     if tags:
-        padded = [
-            ["", *(text[start:end] for start, end in spans), ""]
-            for text, spans in zip(split.texts, split.words or (), strict=True)
-        ]
+        padded = [["", *words, ""] for words in _words(split)]
         # the word itself, the word before it, the word after it
         return [[word for row in padded for word in row[shift : len(row) - 2 + shift]] for shift in (1, 0, 2)]
     return [list(side) for side in zip(*split.texts, strict=True)] if split.pairs else [list(split.texts)]
@@ -278,7 +270,7 @@ def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: boo
         return np.asarray(scaler.transform(train_lengths)), np.asarray(scaler.transform(test_lengths))
     vectorizers: dict[tuple[str, bool], Callable[[], CountVectorizer]] = {
         ("bag_of_words", False): lambda: CountVectorizer(token_pattern=r"(?u)\w+|[^\w\s]"),
-        ("bag_of_words", True): lambda: CountVectorizer(analyzer=_whole_word),  # pyright: ignore[reportArgumentType]
+        ("bag_of_words", True): lambda: CountVectorizer(analyzer=lambda word: [word]),  # pyright: ignore[reportArgumentType]
         ("tfidf", False): lambda: TfidfVectorizer(token_pattern=r"(?u)\w+|[^\w\s]", ngram_range=(1, 2)),
         ("tfidf", True): lambda: TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), lowercase=False),
     }
@@ -291,10 +283,6 @@ def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: boo
     if not train_parts:
         return csr_matrix((len(train[0]), 1)), csr_matrix((len(test[0]), 1))
     return csr_matrix(hstack(train_parts)), csr_matrix(hstack(test_parts))
-
-
-def _whole_word(word: str) -> list[str]:
-    return [word]
 
 
 def _lengths(columns: TextColumns) -> NDArray[np.floating]:

@@ -423,16 +423,8 @@ class ProbeComparison:
             low, high, p = difference.low, difference.high, difference.corrected_p
             if difference.seeds < 2:  # one seed has no interval over seeds
                 low = high = p = math.nan
-            yield {
-                **place._asdict(),
-                "measure": "ahead",
-                "metric": self.metric,
-                "rows": difference.rows,
-                "score": difference.value,
-                "low": low,
-                "high": high,
-                "p": p,
-            }
+            numbers = {"rows": difference.rows, "score": difference.value, "low": low, "high": high, "p": p}
+            yield {**place._asdict(), "measure": "ahead", "metric": self.metric, **numbers}
 
 
 def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:

@@ -51,16 +51,9 @@ class _ReaderShares:
 
     def rows(self) -> Iterator[dict[str, JSON]]:
         """Yield this reader's table rows, one per layer."""
+        place = {"run": self.run, "reader": self.reader, "fusion": self.fusion, "seed": self.seed}
         for layer, share in self.shares.items():
-            yield {
-                "run": self.run,
-                "reader": self.reader,
-                "fusion": self.fusion,
-                "seed": self.seed,
-                "layer": layer,
-                "measure": _OP,
-                "score": share,
-            }
+            yield {**place, "layer": layer, "measure": _OP, "score": share}
 
 
 @check_types("importance")

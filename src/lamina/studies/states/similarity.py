@@ -236,20 +236,14 @@ def _rows(
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
-            yield {
-                "measure": "cka",
-                "model": name,
-                "layer": layer,
-                "other_model": other,
-                "other_layer": other_layer,
-                "score": score,
-            }
+            row: _LayerRow = {"measure": "cka", "model": name, "layer": layer, "score": score}
+            yield {**row, "other_model": other, "other_layer": other_layer}
     for name, side in sides.items():
         for measures in side.measures:
             for measure, scores in measures.scores().items():
                 lower_layers = [None, *side.reader.layers]
                 for lower, layer, score in zip(lower_layers, side.reader.layers, scores, strict=False):
-                    row: _LayerRow = {"measure": measure, "model": name, "layer": layer, "score": score}
+                    row = {"measure": measure, "model": name, "layer": layer, "score": score}
                     if not isinstance(measures, BlockDistance):
                         yield row
                     elif lower is not None:

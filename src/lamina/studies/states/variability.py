@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state
+from lamina.studies.passes import LayerReader, group_batches, is_text_token, mean_state, row_groups
 from lamina.studies.runner import check_given, encode_rows, labelled_task, own_processor
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, rows_where, study_settings
@@ -230,11 +230,9 @@ def _read(
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
-    # random groups: neighbouring rows may be of one class or one length
-    order = np.random.default_rng(0).permutation(len(labels))
-    groups = np.array_split(order, max(1, len(labels) // _GROUP))
+    groups = row_groups(len(labels), _GROUP, 0)  # random, because neighbouring rows may be of one class or one length
     for group in progress_bar(groups, show=progress, desc=_OP):
-        for numbers, batch in group_batches(inputs, group.tolist(), batch_size):
+        for numbers, batch in group_batches(inputs, group, batch_size):
             classes = torch.tensor([labels[number] for number in numbers])
             in_text = None
             if "input_ids" in batch:
