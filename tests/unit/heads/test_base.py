@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import unwrap
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.heads.base import IGNORE, check_attention_heads, check_class_weights, cross_entropy, label_names
+from lamina.fusion.base import SIZE
+from lamina.heads.base import (
+    IGNORE,
+    Head,
+    HeadConfig,
+    check_attention_heads,
+    check_class_weights,
+    cross_entropy,
+    label_names,
+)
+
+
+@dataclass(frozen=True)
+class Own(HeadConfig):
+    """A head that another package adds, without checks of its own."""
+
+    kind: ClassVar[str] = "own"
+    ranges: ClassVar = {"size": SIZE}
+
+    labels: Sequence[str] | int  # pyright: ignore[reportIncompatibleVariableOverride]
+    size: int = 1
+
+    def build(self, dim: int) -> Head:
+        raise NotImplementedError
+
+
+def test_settings_of_any_head_are_checked():
+    assert Own(2).labels == ("0", "1")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"labels": ("a", "a")}, "own: labels are .*each only once"),
+        ({"labels": 2, "size": 0}, "own: size is 0; it must be at least 1"),
+        ({"labels": 2, "size": "x"}, "own: size is 'x'; it must be a whole number"),
+    ]
+    for settings, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            Own(**settings)
 
 
 def test_labels_from_names_or_their_number():
