@@ -188,13 +188,13 @@ def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[i
 
     `labels` has a label for each row. A row with None is in neither half.
     """
-    halves: tuple[list[int], list[int]] = ([], [])
+    first, second = list[int](), list[int]()
     for wanted in (True, False):
         rows = [row for row, label in enumerate(labels) if label is wanted]
         random.Random(seed).shuffle(rows)
-        for half, own in zip(halves, (rows[::2], rows[1::2]), strict=True):
-            half.extend(own)
-    return halves
+        first += rows[::2]
+        second += rows[1::2]
+    return first, second
 
 
 def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:

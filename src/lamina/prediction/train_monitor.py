@@ -226,10 +226,8 @@ def monitor(  # noqa: PLR0913
     unseen = {
         part: score([best], tasks[part], features=part == "calibration")["monitor"] for part in ("calibration", "test")
     }
-    chosen = promise.rates(unseen["calibration"], parts["calibration"], None)
-    found = promise.rates(unseen["test"], parts["test"], chosen.threshold)
     facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True, "per": per}
-    found = replace(found, **facts, data=digest, date=today())
+    found = replace(promise.rates(unseen, parts), **facts, data=digest, date=today())
     best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
     rival = _tfidf_recall(parts, unseen, promise)
     trained = TrainedMonitor(
@@ -458,19 +456,24 @@ class _Promise:
         check_inside("monitor", "the rate", self.rate, 1 if self.per == "reply" else 1000)
         check_inside("monitor", "confidence", self.confidence, usual=0.95)
 
-    def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
-        """Return the rates on replies at `threshold`. None: choose a threshold that guarantees the promised rate.
+    def rates(self, scores: Mapping[str, TextScores], parts: Parts) -> Calibration:
+        """Choose a threshold that guarantees the promised rate on "calibration", and return its rates on "test".
 
-        Raises ConfigError if all replies are good or all are bad, or there are too few good ones to choose a threshold.
+        `scores` and `parts` have the scores and the replies of both. Raises ConfigError if all replies of a part are
+        good or all are bad, or there are too few good ones to choose a threshold.
         """
-        return scores.calibration(
-            [one.positive for one in replies],
-            rate=self.rate,
-            per=self.per,
-            threshold=threshold,
-            confidence=self.confidence,
-            guarantee=True,
-        )
+
+        def measured(part: str, threshold: float | None) -> Calibration:
+            return scores[part].calibration(
+                [one.positive for one in parts[part]],
+                rate=self.rate,
+                per=self.per,
+                threshold=threshold,
+                confidence=self.confidence,
+                guarantee=True,
+            )
+
+        return measured("test", measured("calibration", None).threshold)
 
 
 def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
@@ -497,5 +500,4 @@ def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Prom
         # the score is known at the last token only
         running = [np.append(np.full(max(0, len(tokens) - 1), -math.inf), score) for tokens, score in ends]
         scores[part] = TextScores(running)
-    chosen = promise.rates(scores["calibration"], parts["calibration"], None)
-    return promise.rates(scores["test"], parts["test"], chosen.threshold).recall
+    return promise.rates(scores, parts).recall
