@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WHOLE = "model"  # name of the task of a whole model
+_AS_TRAINED = ("max_length", "stride", "add_prefix_space")  # options that follow a reader's training
 _KEPT_TOKENS = 1 << 22  # tokens of encoded examples that stay in memory, some 100 MB with their labels
 
 
@@ -239,21 +240,13 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
     """
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        how = _as_trained(runner, name, options)
-        apart[task.kind.inputs, *how.values()][name] = task
-    for some in apart.values():
-        how = _as_trained(runner, next(iter(some)), options)
-        yield from groups_of(runner, some, split, options.model_copy(update=how))
-
-
-def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
-    """Return "max_length", "stride" and "add_prefix_space" for reader `name`: from `options`, else its training."""
-    how = {
-        option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
-        for option in ("max_length", "stride")
-    }
-    space = options.add_prefix_space or bool(runner.trained_with([name], "add_prefix_space"))
-    return {**how, "add_prefix_space": space}
+        length, stride, space = (runner.trained_with([name], option) for option in _AS_TRAINED)
+        length = length if options.max_length is None else options.max_length
+        stride = stride if options.stride is None else options.stride
+        apart[task.kind.inputs, length, stride, options.add_prefix_space or bool(space)][name] = task
+    for (_, *how), some in apart.items():
+        trained: dict[str, object] = dict(zip(_AS_TRAINED, how, strict=True))
+        yield from groups_of(runner, some, split, options.model_copy(update=trained))
 
 
 _NEVER = -1e9  # logit of a class without a training row

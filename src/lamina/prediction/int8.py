@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,11 +107,10 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
     """
     onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
     nodes = _nodes_of_base(bank, onnx.load(str(source)))
-    model_type = str(bank.model.config.model_type)
+    model_type, hint = str(bank.model.config.model_type), "Export it without int8."
+    unsupported = partial(UnsupportedModelError, op=_OP, model_type=model_type, hint=hint)
     if not nodes:
-        raise UnsupportedModelError(
-            op=_OP, model_type=model_type, reason="it has no linear map to quantise", hint="Export it without int8."
-        )
+        raise unsupported(reason="it has no linear map to quantise")
     root = logging.getLogger()
     root.addFilter(_is_shown)
     try:
@@ -124,10 +124,7 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
             weight_type=quantization.QuantType.QInt8,
         )
     except Exception as error:  # onnxruntime raises many unrelated classes
-        reason = f"onnxruntime cannot quantise it ({first_line(error)})"
-        raise UnsupportedModelError(
-            op=_OP, model_type=model_type, reason=reason, hint="Export it without int8."
-        ) from error
+        raise unsupported(reason=f"onnxruntime cannot quantise it ({first_line(error)})") from error
     finally:
         root.removeFilter(_is_shown)
 
