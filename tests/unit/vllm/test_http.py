@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from lamina.vllm.http import Latest, _fill_chunks, _install_messages, _remember
+from lamina.vllm.http import Latest, _fill_chunks, _install_messages, _remember, install_chat, install_completion
 
 
 class Recorder:
@@ -83,3 +83,47 @@ def test_flagged_messages_are_of_one_class():
     ]
     assert type(replies[0]) is type(replies[1])
     assert type(replies[2]) is Message
+
+
+def outputs(*names: str) -> list[Any]:
+    return [
+        SimpleNamespace(index=index, token_ids=[7], lamina=SimpleNamespace(to_dict=lambda name=name: {"of": name}))
+        for index, name in enumerate(names)
+    ]
+
+
+def choices_of(response: Any) -> tuple[list[Any], Any]:
+    return [choice.lamina for choice in response.choices], response.lamina
+
+
+def test_each_choice_of_a_whole_response_has_its_own_answers():
+    async def read(*names: str) -> AsyncIterator[Any]:
+        yield SimpleNamespace(outputs=outputs(*names))
+
+    async def full(_: object, results: AsyncIterator[Any]) -> Any:
+        choices = [SimpleNamespace(index=output.index) async for result in results for output in result.outputs]
+        return SimpleNamespace(choices=choices)
+
+    async def full_batch(_: object, chats: list[AsyncIterator[Any]]) -> Any:
+        choices = [SimpleNamespace(index=index) for index, chat in enumerate(chats) async for _ in chat]
+        return SimpleNamespace(choices=choices)
+
+    serving: Any = SimpleNamespace(create_chat_completion=None, create_batch_chat_completion=None)
+    serving.chat_completion_full_generator, serving.chat_completion_stream_generator = full, None
+    serving.chat_completion_full_generator_batch = full_batch
+    install_chat(serving, SimpleNamespace())  # pyright: ignore[reportArgumentType]
+    told = asyncio.run(serving.chat_completion_full_generator(None, read("a", "b")))
+    assert choices_of(told) == ([{"of": "a"}, {"of": "b"}], {"of": "a"})
+    told = asyncio.run(serving.chat_completion_full_generator_batch(None, [read("a"), read("b")]))
+    assert choices_of(told) == ([{"of": "a"}, {"of": "b"}], {"of": "a"})
+
+
+def test_choices_of_several_prompts_are_counted_on():
+    serving: Any = SimpleNamespace(create_completion=None, completion_stream_generator=None)
+    serving.request_output_to_completion_response = lambda results: SimpleNamespace(
+        choices=[SimpleNamespace(index=index) for index in range(3)]
+    )
+    install_completion(serving, SimpleNamespace())  # pyright: ignore[reportArgumentType]
+    results = [SimpleNamespace(outputs=outputs("a", "b")), SimpleNamespace(outputs=outputs("c"))]
+    told = serving.request_output_to_completion_response(results)
+    assert choices_of(told) == ([{"of": "a"}, {"of": "b"}, {"of": "c"}], {"of": "a"})
