@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -150,6 +150,12 @@ def check_given(op: str, **options: Sized) -> None:
     for name, value in options.items():
         if not len(value):
             raise ConfigError(f"{op}: {name} is empty; give at least one.")
+
+
+def check_each_once(op: str, what: str, chosen: Collection[object]) -> None:
+    """Raise ConfigError, about the operation `op`, if `chosen` is empty or has an entry twice; `what` names it."""
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"{op}: {what} are {list(chosen)}; at least one is needed, none twice.")
 
 
 def labelled_task(op: str, task: Task, *parts: str) -> Task:

@@ -31,7 +31,7 @@ from lamina.studies.benchmarking.probing_sets import (
     find_data,
     set_digest,
 )
-from lamina.studies.runner import Cell, own_processor, run_cells
+from lamina.studies.runner import Cell, check_each_once, own_processor, run_cells
 from lamina.studies.statistics import corrected, paired_bootstrap
 from lamina.studies.study import Figure, Pivot, Study, study_settings
 from lamina.utils import JSON, Row, check_range, check_types, pluralize, write_text
@@ -184,17 +184,12 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
     """Raise ConfigError for a wrong argument of `benchmark`, MissingExtraError if "xgboost" is chosen but missing."""
-    _check_each_once("methods", methods)
-    _check_each_once("seeds", seeds)
+    check_each_once(_OP, "methods", methods)
+    check_each_once(_OP, "seeds", seeds)
     check_range(_OP, "scored", scored, 2)
     check_range(_OP, "max_length", max_length, 1)
     if "xgboost" in methods:
         require_packages(_OP, "probes", "xgboost")
-
-
-def _check_each_once(what: str, chosen: Sequence[object]) -> None:
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"{_OP}: {what} are {list(chosen)}; at least one is needed, none twice.")
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
@@ -210,7 +205,7 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
         return (None,)
     if points is None:
         return _POINTS[setting]
-    _check_each_once("points", points)
+    check_each_once(_OP, "points", points)
     for point in points:
         if setting == "imbalance":
             check_range(_OP, "points", point, min(SHARES), max(SHARES))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, final, get_args
 
 import numpy as np
 
-from lamina.errors import ConfigError, DataError, check_known, convert_errors
+from lamina.errors import DataError, check_known, convert_errors
+from lamina.studies.runner import check_each_once
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -247,8 +248,7 @@ def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> 
     numbers = {name.partition("_")[0]: name for name in known}
     listed = known if names is None else tuple(numbers.get(name, name) for name in names)
     check_known(_OP, listed, known, "set")
-    if not listed or len(set(listed)) < len(listed):
-        raise ConfigError(f"{_OP}: sets are {list(listed)}; at least one is needed, none twice.")
+    check_each_once(_OP, "sets", listed)
     return listed
 
 

@@ -156,8 +156,9 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     ]
     layer_table, failures = run(layer_cells, output=folder and folder / "layers")
     metrics = {name: task.metric for name, task in named.items()}
-    scored = [] if layer_table.empty else [rows_where(layer_table, {"phase": "layers"})]
-    proposed = {name: proposal for rows in scored for name, proposal in proposals(rows, metrics, tolerance).items()}
+    proposed: dict[str, Proposal] = {}
+    if not layer_table.empty:
+        proposed = proposals(rows_where(layer_table, {"phase": "layers"}), metrics, tolerance)
     settings["proposals"] = {
         name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in proposed.items()
     }

@@ -20,7 +20,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import baseline_predictions
 from lamina.studies.probing.probe_cell import MLP, Place, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.runner import Cell, check_given, labelled_task, own_processor, run_cells
+from lamina.studies.runner import Cell, check_each_once, check_given, labelled_task, own_processor, run_cells
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap, row_counts, row_metric
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 from lamina.train.groups import tasks_by_name, warn_of_texts
@@ -202,8 +202,7 @@ def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site
         UnsupportedModelError: If the parts of the model's blocks cannot be read separately.
     """
     check_known("probe", sites, get_args(Site), "site")
-    if not sites or len(set(sites)) < len(sites):
-        raise ConfigError(f"probe: sites are {list(sites)}; at least one is needed, none twice.")
+    check_each_once("probe", "sites", sites)
     inside: list[Site] = [site for site in sites if site != "output"]
     if inside and not any(layers):
         raise ConfigError(f"probe: layer 0 is the embeddings; they have no {inside[0]}. Use layers from 1.")
