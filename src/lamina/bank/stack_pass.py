@@ -310,7 +310,9 @@ def run_heads(
                 logits[first] = readers[first].logits(features[first], mask, labels.get(first))
             else:
                 heads = [readers[name].head for name in names]
-                stacked = _stacked([features[name] for name in names])
+                parts = [features[name] for name in names]
+                is_shared = all(part is parts[0] for part in parts)  # one tensor, which is expanded and not copied
+                stacked = parts[0].expand(len(parts), *parts[0].shape) if is_shared else torch.stack(parts)
                 logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
     return {name: ReaderOutput(logits[name], real) for name in readers}
 
@@ -320,7 +322,7 @@ def _head_groups(
 ) -> list[list[str]]:
     """Return groups of reader names. The heads of a group are computed as one operation; see `_is_batched`.
 
-    Readers that share one tensor of features get a group of their own, so that `_stacked` need not copy the tensor.
+    Readers that share one tensor of features get a group of their own, so that `run_heads` need not copy the tensor.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
@@ -330,13 +332,6 @@ def _head_groups(
         same = id(part) if shared[id(part)] > 1 else None
         groups[name if group is None else (type(head), group, part.shape[1:], part.dtype, same)].append(name)
     return list(groups.values())
-
-
-def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
-    """Stack the features of several readers (`parts`). If all are the same tensor, it is expanded, not copied."""
-    if all(part is parts[0] for part in parts):
-        return parts[0].expand(len(parts), *parts[0].shape)
-    return torch.stack(list(parts))
 
 
 @contextmanager

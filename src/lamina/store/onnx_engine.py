@@ -90,16 +90,12 @@ class OnnxEngine:
             raise StoreError(f"{_OP}: onnxruntime cannot open {folder / GRAPH} ({first_line(error)}).") from error
         engine = cls(bank, session, facts, same)
         if facts.int8 is None:
-            engine._compare(bank)
+            plan = ExportPlan(bank, sorted(same), main=False)
+            for size in _PROBES:
+                batch = plan.inputs(*size)
+                with evaluating(bank):
+                    check_outputs(_OP, plan, batch, engine._run(batch, plan.names), "Export it again.")
         return engine
-
-    def _compare(self, bank: ReaderBank) -> None:
-        """Raise StoreError unless the logits of small batches equal PyTorch's; see `export_onnx` for the limit."""
-        plan = ExportPlan(bank, sorted(self.names), main=False)
-        for size in _PROBES:
-            batch = plan.inputs(*size)
-            with evaluating(bank):
-                check_outputs(_OP, plan, batch, self._run(batch, plan.names), "Export it again.")
 
     def _run(self, batch: Batch, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
