@@ -489,6 +489,5 @@ def check_versions() -> None:
             if installed is None or not requirement.specifier.contains(installed, prereleases=True):
                 state = "is not installed" if installed is None else f"has version {installed}"
                 wanted = f"{requirement.name}{requirement.specifier}"
-                raise ConfigError(
-                    f"lamina: {requirement.name} {state}; {wanted} is needed. Run: pip install '{wanted}'"
-                )
+                problem = f"{requirement.name} {state}; {wanted} is needed"
+                raise ConfigError(f"lamina: {problem}. Run: pip install '{wanted}'")

@@ -115,11 +115,8 @@ def check_output(
     if overwrite or resume or not is_dir(folder):
         return
     with convert_errors(lambda reason: StoreError(f"{op}: {folder} cannot be read ({reason}). Give another folder.")):
-        paths = [
-            path
-            for path in folder.iterdir()
-            if not path.name.startswith(".") and path.name not in (*STUDIES.names(), *replaced)
-        ]
+        ours = {*STUDIES.names(), *replaced}
+        paths = [path for path in folder.iterdir() if not (path.name.startswith(".") or path.name in ours)]
     if any(not is_file(path / STUDY) for path in paths):
         others = "--resume to continue the run in it, or --overwrite" if resume is not None else "or --overwrite"
         raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")

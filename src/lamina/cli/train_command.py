@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import RecipeResult
     from lamina.recipes.schema import Recipe
-
-    PlannedRun: TypeAlias = JSONObject  # a row of `Estimate.runs`
 
 _LEAST_GIB, _MOST_GIB = 0.1, 100_000  # memory of a GPU
 SHOWN = 20  # rows of the printed table of a sweep
@@ -192,7 +190,7 @@ def print_estimate(cost: Estimate, word: str = "reader") -> None:
     model, flops = cost.model, cost.flops
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
     columns = ("task", word, "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
-    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    groups: dict[tuple[str, str], list[JSONObject]] = {}
     for row in cost.runs:
         groups.setdefault((row["task"], row["method"]), []).append(row)
     print_table("Runs", columns, [_runs_row(rows) for rows in groups.values()])
@@ -253,7 +251,7 @@ def _hours(hours: float) -> str:
     return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
-def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:
+def _runs_row(rows: Sequence[JSONObject]) -> tuple[object, ...]:
     """Return the printed row for all settings of one task and method.
 
     Runs and operations are added up. Other numbers are the value that all settings share, or the lowest and the highest

@@ -124,11 +124,7 @@ def describe_states(  # noqa: PLR0913
     names = list(files or ())
     if files is None:
         names = [name for name in sorted_files(Path(folder)) if name not in (lengths, known.mask, table)]
-    arrays = [
-        array
-        for name in names
-        for array in _arrays(Path(folder), name, known, list(layers), 1 if rows is None else rows)
-    ]
+    arrays = [array for name in names for array in _arrays(Path(folder), name, known, list(layers), rows or 1)]
     if not arrays:
         raise DataError(f"states: {folder} has no {', '.join(ENDINGS)} file.", path=str(folder))
     ours = [layer + known.shift for layer in layers]

@@ -79,10 +79,11 @@ def read_pairs(path: Path) -> tuple[Pair, ...]:
     pairs = []
     for number, line in enumerate(lines[1:], start=2):
         if len(columns := line.split("\t")) != len(COLUMNS):
-            raise DataError(
-                f"demo: {path}, line {number}: it has {len(columns)} columns; {', '.join(COLUMNS)} are needed."
-            )
-        pair = _pair(*columns)
+            got = f"it has {len(columns)} columns; {', '.join(COLUMNS)} are needed"
+            raise DataError(f"demo: {path}, line {number}: {got}.")
+        good, broken, fault, sentiment, listed = columns
+        entities = [name.rpartition("=") for name in listed.split(";") if name]  # such as "Anna=PER;Rosa's=ORG"
+        pair = Pair(good, broken, fault, sentiment, tuple((name, kind) for name, _, kind in entities))
         if pair.sentiment not in SENTIMENTS or not {f"B-{kind}" for _, kind in pair.names} <= {*TAGS}:
             rule = "a sentiment is negative, neutral or positive, and names are as in Anna=PER;Oslo=LOC"
             raise DataError(f"demo: {path}, line {number}: it ends in {columns[3:]}; {rule} (or ORG, MISC).")
@@ -119,12 +120,6 @@ def split_pairs(
         splits[split] += [unnamed.pop() for _ in range(min(sizes[split] - with_names, len(unnamed)))]
     held_out = {pair for pairs in splits.values() for pair in pairs}
     return {"train": [pair for pair in usable if pair not in held_out][: sizes["train"]], **splits}
-
-
-def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
-    """Return the pair with the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
-    entities = [name.rpartition("=") for name in names.split(";") if name]
-    return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 
 
 def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:

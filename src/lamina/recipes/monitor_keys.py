@@ -96,25 +96,19 @@ def add_monitors(
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():
-        wanted = {
-            run
-            for run, spec in specs.items()
-            if spec.task == keys.task and keys.reader in (None, spec.settings["method"])
-        }
+        of_task = [spec for spec in specs.values() if spec.task == keys.task]
+        wanted = {spec.name for spec in of_task if keys.reader in (None, spec.settings["method"])}
         if not wanted:
             logger.warning("recipe: monitor '%s' is left out, because 'only' chooses no run of its reader.", name)
             continue
-        best = min(
-            (row for row in rows if row["reader"] in wanted), key=lambda row: sort_key(row["metric"], row["score"])
-        )
-        monitor = Monitor(
-            best["reader"], keys.flag, AGGREGATIONS.from_dict(keys.aggregate), scale=keys.scale, name=name
-        )
+        scored = [row for row in rows if row["reader"] in wanted]
+        reader = min(scored, key=lambda row: sort_key(row["metric"], row["score"]))["reader"]
+        monitor = Monitor(reader, keys.flag, AGGREGATIONS.from_dict(keys.aggregate), scale=keys.scale, name=name)
         how: JSONObject = {"false_positive_rate": keys.rate, "per": keys.per, "guarantee": keys.guarantee}
         with error_context(f"monitor {name}"):
             found = calibrate(bank, monitor, tasks[keys.task], split=keys.split, **how)
         facts = {} if found.calibration is None else found.calibration.to_dict()
-        rates.append({"monitor": name, "reader": best["reader"], "flag": ", ".join(monitor.flag), **facts})
+        rates.append({"monitor": name, "reader": reader, "flag": ", ".join(monitor.flag), **facts})
     return rates
 
 

@@ -152,59 +152,60 @@ def _published(name: str, recipe: Path, op: str, read: Callable[[Path], Fields])
     return read(place)[entry]
 
 
-class TableRecipe(Strict):
-    """The layout of a table, under `table` in a recipe.
-
-    If several settings belong to one cell, the cell shows each task's setting with the best validation score.
+class _Layout(Strict):
+    """The keys that layouts of tables and figures have in common.
 
     Attributes:
-        title: None: "Best of every method".
-        rows: The properties that form rows.
-        columns: The properties that form columns.
-        metrics: One column for each; empty: the metric of each task.
+        title: Its title; None: one that says what it shows.
         part: Split; None: the test split if it is scored, else validation.
         scale: Scores are multiplied by this; 100 shows per cent.
-        digits: Digits after the decimal point.
         published: The paper's numbers.
     """
 
     title: str | None = None
-    rows: Axes = Field(default_factory=lambda: [AxisLayout(key="method")], min_length=1)
-    columns: Axes = Field(default_factory=lambda: [AxisLayout(key="task")], min_length=1)
-    metrics: list[str] = Field(default_factory=list)
     part: Literal["validation", "test"] | None = None
     scale: PositiveFloat = 1.0
-    digits: Annotated[int, Field(ge=0, le=6)] = 3
     published: Published | None = None
 
 
-class FigureRecipe(Strict):
-    """The layout of a figure with curves, under `figure` in a recipe.
+class TableRecipe(_Layout):
+    """The layout of a table, under `table` in a recipe. Without a title it is called "Best of every method".
 
-    If several settings belong to one point, the point shows each task's setting with the best validation score. A
-    method without the setting on the x axis is drawn as a horizontal line.
+    If several settings belong to one cell, the cell shows each task's setting with the best validation score.
 
     Attributes:
-        title: None: "Scores by" and the property on the x axis.
+        rows: The properties that form rows.
+        columns: The properties that form columns.
+        metrics: One column for each; empty: the metric of each task.
+        digits: Digits after the decimal point.
+    """
+
+    rows: Axes = Field(default_factory=lambda: [AxisLayout(key="method")], min_length=1)
+    columns: Axes = Field(default_factory=lambda: [AxisLayout(key="task")], min_length=1)
+    metrics: list[str] = Field(default_factory=list)
+    digits: Annotated[int, Field(ge=0, le=6)] = 3
+
+
+class FigureRecipe(_Layout):
+    """The layout of a figure with curves, under `figure` in a recipe. Its default title names the x axis.
+
+    If several settings belong to one point, the point shows each task's setting with the best validation score. A
+    method without the setting on the x axis is drawn as a horizontal line. The source and the notes of `published` are
+    printed below the figure.
+
+    Attributes:
         x: The property on the x axis; `x_title` is its title, and `log_x` makes it logarithmic.
         series: One curve for each value.
         facet: One panel for each value; None: one panel in all.
         metric: None: the metric of each task.
-        part: Split; None: the test split if it is scored, else validation.
-        scale: Scores are multiplied by this; 100 shows per cent.
-        published: Its source and notes are printed below the figure.
     """
 
-    title: str | None = None
     x: Axis
     series: Axis = Field(default_factory=lambda: AxisLayout(key="method"))
     facet: Axis | None = None
     x_title: str | None = None
     log_x: bool = False
     metric: str | None = None
-    part: Literal["validation", "test"] | None = None
-    scale: PositiveFloat = 1.0
-    published: Published | None = None
 
     @property
     def axes(self) -> list[AxisLayout]:
@@ -273,8 +274,7 @@ def read_only(texts: Sequence[str]) -> dict[str, list[str]]:
         key, _, values = text.partition("=")
         patterns = [pattern for row in csv.reader([values], skipinitialspace=True) for pattern in row if pattern]
         if not key.strip() or not patterns:
-            raise ConfigError(
-                f"only: '{text}' names nothing; the form is key=pattern,pattern, as in task=cola or 'method=unit*'."
-            )
+            rule = "the form is key=pattern,pattern, as in task=cola or 'method=unit*'"
+            raise ConfigError(f"only: '{text}' names nothing; {rule}.")
         only.setdefault(key.strip(), []).extend(pattern.strip() for pattern in patterns)
     return only

@@ -93,8 +93,10 @@ def test_more_than_there_are():
         ("Is it 9.30 already?", "", "Is/O it/O 9.30/O already/O ?/O"),
     ],
 )
-def test_words_and_tags(text: str, names: str, tagged: str):
-    good, broken = demo._pair(text, text, "form", "neutral", names).rows()
+def test_words_and_tags(tmp_path: Path, text: str, names: str, tagged: str):
+    (file := tmp_path / "pairs.tsv").write_text("header\n" + "\t".join((text, text, "form", "neutral", names)))
+    (pair,) = demo.read_pairs(file)
+    good, broken = pair.rows()
     assert (good["acceptability"], broken["acceptability"]) == ("acceptable", "unacceptable")
     assert " ".join(map("/".join, zip(good["words"], good["tags"], strict=True))) == tagged
     assert good["text"] == " ".join(good["words"])
