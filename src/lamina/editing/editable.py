@@ -147,7 +147,10 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
     """Raise UnsupportedModelError if a module of `inside` has packed weights, or computes a weight from others."""
     for path, module in model.named_modules():
-        if module in inside and (has_packed(module) or _computed(module)):
+        if module not in inside:
+            continue
+        buffers = {name for name, buffer in module.named_buffers(recurse=False) if _is_packed(buffer)}
+        if has_packed(module) or _computed(module) or buffers & own_state(module).keys():  # GPTQ's weights are buffers
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 

@@ -242,6 +242,12 @@ def integers(model: Any) -> Any:
     return model
 
 
+def buffers(model: Any) -> Any:
+    query = model.encoder.layer[1].attention.self.query
+    query.register_buffer("qweight", torch.ones(4, 32, dtype=torch.int32))
+    return model
+
+
 class Halved(torch.nn.Linear):
     """Computes its weight in a property; the parameter has another name."""
 
@@ -259,7 +265,7 @@ def a_property(model: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("scope", ["linear", "block"])
-@pytest.mark.parametrize("pack", [quantised, weight_normed, pruned, integers, a_property])
+@pytest.mark.parametrize("pack", [quantised, weight_normed, pruned, integers, buffers, a_property])
 def test_weights_that_are_no_plain_parameters_are_refused(pack: Any, scope: Any):
     model = pack(tiny_model())
     before = {key: value for key, value in copy.deepcopy(model.state_dict()).items() if isinstance(value, torch.Tensor)}
