@@ -158,8 +158,16 @@ def predict_file(  # noqa: PLR0913
     check_range("predict", "workers", workers, 1)
     if workers is not None and ray is None:
         raise ConfigError(f"predict: workers is {workers}, but ray was not given; they are processes of Ray.")
-    rows = _FILE_ROWS if batch_size is None else batch_size
-    options = PassOptions.of_call("predict", locals(), batch_size=rows, progress=False)
+    options = PassOptions.checked(
+        "predict",
+        batch_size=_FILE_ROWS if batch_size is None else batch_size,
+        add_prefix_space=add_prefix_space,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+    )
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
     by_tokens = batch_size is None and predictor.file is None
     if by_tokens:

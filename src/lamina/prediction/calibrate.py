@@ -119,7 +119,15 @@ def calibrate(  # noqa: PLR0913
         problem = f"{names[0]} is set, but has no effect on a fixed threshold"
         raise ConfigError(f"calibrate: {problem}. Leave one of both out.")
     require_packages("calibrate", "metrics", "scipy")
-    options = PassOptions.of_call("calibrate", locals())
+    options = PassOptions.checked(
+        "calibrate",
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        precision=precision,
+        progress=progress,
+    )
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
     check_known("calibrate", monitor.readers, bank, "reader")

@@ -133,7 +133,7 @@ def choose_cascade(  # noqa: PLR0913
     check_known(op, [first.reader, second.reader], bank, "reader")
     share = _relative_work(bank, first.reader, second.reader)
     flags = flagged_labels(op, second.flag if positive is None else positive, task.labels)
-    options = PassOptions.of_call(op, locals())
+    options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     runner = BankRunner(bank, op, None)
     bank.seal_base(op)
     (group,) = scoring_groups(runner, {first.reader: task}, split, options)

@@ -144,7 +144,19 @@ def evaluate(  # noqa: PLR0913
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
     check_range("evaluate", "errors", errors, 0)
-    options = PassOptions.of_call("evaluate", locals())
+    options = PassOptions.checked(
+        "evaluate",
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        precision=precision,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+    )
     target = checked_target("evaluate", bank_or_model)
     check_known("evaluate", [backend], BACKENDS, "backend")
     if backend != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):

@@ -118,7 +118,17 @@ def predict(  # noqa: PLR0913
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
         MissingExtraError: If packages for `backend` "onnx" or "int8", or for an audio file, are not installed.
     """
-    options = PassOptions.of_call("predict", locals())
+    options = PassOptions.checked(
+        "predict",
+        batch_size=batch_size,
+        add_prefix_space=add_prefix_space,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+        progress=progress,
+    )
     if isinstance(bank_or_model, str | Path):
         bank_or_model = open_cached(bank_or_model)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)

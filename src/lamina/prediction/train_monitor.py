@@ -204,7 +204,7 @@ def monitor(  # noqa: PLR0913
     parts = divide(replies, seed)
     _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)
-    options = PassOptions.of_call("monitor", locals())
+    options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
     bank = ReaderBank(base, processor=processor)
     tasks = _tasks(parts, str(positive))
     live = _add_candidates(bank, tasks["train"], seed)
@@ -291,7 +291,7 @@ def score_replies(
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
     check_known("score_replies", [monitor.reader], bank, "reader")
     op = "score_replies"
-    options = PassOptions.of_call(op, locals())
+    options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     # a task needs labels, which are not used here
     rows = [LabelledReply(prompt, reply, True, [(0, len(reply))] if reply else []) for prompt, reply in replies]
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")

@@ -79,15 +79,6 @@ class PassOptions(BaseModel):
             raise cls._first_error(error, options, op) from None
 
     @classmethod
-    def of_call(cls, op: str, arguments: Mapping[str, object], /, **others: object) -> Self:
-        """Build the options from the arguments of a public function: `locals()` at its beginning.
-
-        Arguments that are no options are left out. `others` are further options, which replace those of the same name.
-        `op` and the errors are those of `checked`.
-        """
-        return cls.checked(op, **{name: arguments[name] for name in cls.model_fields if name in arguments} | others)
-
-    @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
         """Build the options from a mapping, such as a recipe's. `op` and the errors are those of `checked`."""
         return cls.checked(op, **given)
