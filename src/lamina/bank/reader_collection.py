@@ -243,7 +243,11 @@ class ReaderCollection(nn.Module):
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
         The two banks then share these modules, in the mode of this bank, and their monitors: training one bank changes
-        the other, and if either bank renames a reader, its monitors are renamed in both.
+        the other. If one bank renames a shared reader, its monitors have the new name in both banks, and the other bank
+        cannot use them until it renames the reader too.
+
+        Cascades of staying readers that use a replaced reader are removed, because they were calibrated with its old
+        weights. A reader that the banks already share is not replaced.
 
         Args:
             other: Bank whose readers are added.
@@ -264,6 +268,9 @@ class ReaderCollection(nn.Module):
             if both := present.intersection(reader.monitors):
                 problem = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
                 raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
+        replaced = [name for name, reader in coming.items() if name in self and self[name] is not reader]
+        for reader in staying:
+            reader.drop_monitors_of(replaced)
         for name, reader in coming.items():
             self.readers[key_of(name)] = reader.train(self.training)
 

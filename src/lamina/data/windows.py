@@ -119,9 +119,9 @@ def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     firsts: dict[int, WordToken] = {}
     for token in word_tokens(encoded, words):
         firsts.setdefault(token.word, token)
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    places: dict[int, list[tuple[int, int]]] = {}
     for word, token in firsts.items():
-        places[token.window].append((token.position, word))
+        places.setdefault(token.window, []).append((token.position, word))
     return places
 
 

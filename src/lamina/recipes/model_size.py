@@ -158,13 +158,13 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules that make up the layers, each with a dot at its end.
+        """Paths of the modules that make up the layers, each with a dot at its end; "" for the model itself.
 
-        Without stacks, the only path is that of the base model.
+        In a model without stacks, the only path is that of its base model.
         """
-        paths = {module: path for path, module in by_path(self.model).items()}
+        paths = {module: f"{path}." if path else "" for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
-        return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
+        return [paths[module] for module in modules or [self.model.base_model]]
 
     def reader(self, reader: Reader) -> ReaderSize:
         """Return the size of a reader on this model, built on the meta device.

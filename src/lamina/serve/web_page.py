@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse
 from lamina.data.batches import tokenizer_of
 from lamina.serve.uploads import TEXT, medium_of
 from lamina.tasks import kind_of
+from lamina.tasks.masked_lm import MaskedLMKind
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -105,6 +106,6 @@ def default_examples(bank: ReaderBank) -> tuple[Example, ...]:
     if with_pairs:
         third = _PAIRS[0]
     mask = tokenizer_of(bank.processor).mask_token
-    if mask is not None and not all(kind_of(reader.config.head.kind).has_classes for reader in readers):
+    if mask is not None and any(isinstance(kind_of(reader.config.head.kind), MaskedLMKind) for reader in readers):
         second = _GAP.format(mask=mask)
     return first, second, third

@@ -269,8 +269,11 @@ def _undo_plan(folder: Path) -> None:
 
 
 def _is_inside(folder: Path, name: str | Path) -> bool:
-    """Return whether a file name leads to a place inside the folder. ".." and links may lead out of it."""
-    return (folder / name).parent.resolve().is_relative_to(folder.resolve())
+    """Return whether a file name leads to a place inside the folder. ".." and links may lead out of it.
+
+    A name that ends in ".." names no file, and is outside.
+    """
+    return Path(name).name != ".." and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:

@@ -464,9 +464,14 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 @contextmanager
 def model_errors(name: str, model_type: str) -> Generator[None]:
-    """Raise the error that `_model_error` returns for any error in the `with` block: files may hold anything."""
+    """Raise `_model_error`'s error for any other in the `with` block, since files may hold anything.
+
+    An error of Lamina's own is raised unchanged, with its cause.
+    """
     try:
         yield
+    except LaminaError:
+        raise
     except Exception as error:  # transformers raises many unrelated classes
         raise _model_error(name, model_type, error) from error
 

@@ -139,7 +139,8 @@ class _Weights:
     """
 
     def __init__(self, bank: ReaderBank, digests: Mapping[str, str]) -> None:
-        self._digests, self._steps = dict(digests), _steps
+        self._digests = dict(digests)
+        self._compared = dict.fromkeys(digests, _steps)  # reader name -> `_steps` when its values were last compared
         # reader name -> module, the dicts of its modules, and their `_identities`; looking at dicts is quick
         self._readers = {name: (bank[name], holders := _holders(bank[name]), _identities(holders)) for name in digests}
         self._model, self._base = ref(bank.model), list(bank.model.parameters())
@@ -157,10 +158,10 @@ class _Weights:
             module, holders, mark = self._readers[name]
             if bank[name] is not module or _identities(holders) != mark:
                 return False
-        if self._steps != _steps:
-            if any(self._digests[name] != now for name, now in reader_digests(bank, names).items()):
+        if stale := [name for name in names if self._compared[name] != _steps]:
+            if any(self._digests[name] != now for name, now in reader_digests(bank, stale).items()):
                 return False
-            self._steps = _steps
+            self._compared |= dict.fromkeys(stale, _steps)
         return True
 
 

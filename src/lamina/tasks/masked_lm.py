@@ -175,7 +175,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Store the `best_tokens` of each mask token of `rows`, from `outputs` `[batch, tokens, vocabulary]`."""
         for at, row in enumerate(rows):
-            for position, number in self._places[row]:
+            for position, number in self._places.get(row, ()):
                 self._best[number] = lm.best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:

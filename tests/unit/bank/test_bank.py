@@ -29,6 +29,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
 from lamina.layers.layer_guard import EDITS
+from lamina.monitors import Cascade, LastScore, Monitor
 
 TWO = SequenceClassification(("a", "b"))
 
@@ -220,6 +221,22 @@ def test_readers_of_another_bank_on_the_same_model(bank: ReaderBank, batch: dict
         bank.update(other, ["x"])
     with pytest.raises(ConfigError, match=r"one model. Load it with ReaderBank.from_pretrained\(folder, bank.model\)"):
         bank.update(ReaderBank(FAMILIES["bert"].known()))
+
+
+def test_a_replaced_reader_takes_along_the_monitors_that_use_it(model: Any):
+    banks = ReaderBank(model), ReaderBank(model)
+    for name in ("cheap", "strong", "odd"):
+        for bank in banks:
+            bank.add(name, Reader(SingleLayer(layer=1, dim=8), TokenClassification(("a", "b"), encoder_layers=0)))
+    bank, other = banks
+    cheap, strong = (Monitor(name, "b", LastScore(), threshold=0.5, name=name) for name in ("cheap", "strong"))
+    bank.keep_monitor(Cascade(cheap, strong, name="both"))
+    bank.keep_monitor(strong)
+    bank.update(other, ["odd"])
+    bank.update(bank)
+    assert set(bank.monitors) == {"both", "strong"}
+    bank.update(other, ["cheap"])
+    assert set(bank.monitors) == {"strong"}
 
 
 @pytest.mark.parametrize("training", [True, False])

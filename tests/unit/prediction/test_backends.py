@@ -182,6 +182,17 @@ def test_a_reader_that_was_trained_since_is_not_answered_by_the_old_graph(way: s
     assert close(lamina.predict(bank, TEXTS, readers=["who"]), lamina.predict(loaded(folder), TEXTS, readers=["who"]))
 
 
+def test_a_step_is_noticed_after_another_reader_has_answered(folder: Path, untraced: list[Path]):
+    bank = loaded(folder)
+    lamina.predict(bank, TEXTS[:1])
+    bias = bank["mood"].head.get_parameter("output.bias")
+    bias.grad = torch.tensor([1.0, -1.0])
+    torch.optim.AdamW([bias], lr=0.5, fused=True).step()
+    lamina.predict(bank, TEXTS, readers=["who"])
+    expected = lamina.predict(bank, TEXTS, readers=["mood"], backend="torch")
+    assert lamina.predict(bank, TEXTS, readers=["mood"]) == expected
+
+
 def test_a_base_that_was_changed_is_an_error_as_in_pytorch(folder: Path):
     bank = loaded(folder)
     lamina.predict(bank, TEXTS[:1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.stored import save_base
+from transformers import ResNetConfig, ResNetForImageClassification, ResNetModel
 
 from lamina.editing.insert import insert_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, ModelNotFoundError, UnknownNameError
@@ -19,7 +20,7 @@ from lamina.layers import stacks
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import config_of
 from lamina.recipes.estimate import Estimate, estimate, readable
-from lamina.recipes.model_size import Sizes
+from lamina.recipes.model_size import ModelSize, Sizes
 from lamina.recipes.schema import Recipe, parse_recipe
 from lamina.store import empty_model
 from lamina.tasks.presets import PRESETS
@@ -516,3 +517,10 @@ def test_a_dry_run_of_very_many_readers_is_refused_with_their_number():
     grid = {"fusion.alpha": [float(value) for value in range(1, 2002)]}
     with pytest.raises(ConfigError, match=r"2,001 readers besides seeds; .* takes at most 2,000"):
         estimate(recipe({"a": task({"Ada": {**ADA, "grid": grid}})}))
+
+
+@pytest.mark.parametrize("kind", [ResNetModel, ResNetForImageClassification])
+def test_training_inside_a_model_without_stacks_goes_back_through_it(kind: type[Any]):
+    model = kind(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
+    size = ModelSize(model, model.num_parameters())
+    assert size.edited([("freeze", {"train": ["encoder"]})], where="here").deep

@@ -8,13 +8,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from tests.support.finetuned import image_processor, vit
-from tests.support.stored import tiny_bank
+from tests.support.stored import tiny_bank, tiny_tokenizer
+from tests.support.tiny import model_of
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion.gated import Gated
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.causal_lm import CausalLM
 from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
 from lamina.serve import Settings, create_app
 from lamina.serve.web_page import default_examples
@@ -129,6 +131,14 @@ def test_masked_language_modelling_has_an_example_with_a_mask():
     model, tokenizer = load(GOLDEN / "base")
     bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)
     assert any("[MASK]" in example for example in default_examples(bank))
+
+
+def test_causal_language_modelling_has_no_example_with_a_mask():
+    tokenizer = tiny_tokenizer()
+    tokenizer.mask_token = "[MASK]"
+    bank = ReaderBank(model_of("gpt2-CausalLM"), tokenizer)
+    bank.add("next", Reader(ScalarMix(), CausalLM()))
+    assert not any("[MASK]" in example for example in default_examples(bank))
 
 
 @pytest.mark.parametrize("values", [{"title": ""}, {"examples": [""]}, {"examples": [("a", "b", "c")]}])

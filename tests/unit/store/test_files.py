@@ -169,7 +169,7 @@ class TestStaged:
         with pytest.raises(StoreError, match=r"plan.json is not a plan \("):
             settle(tmp_path)
 
-    @pytest.mark.parametrize("name", ["../mine", "/etc/hostname", "link/mine"])
+    @pytest.mark.parametrize("name", ["../mine", "/etc/hostname", "link/mine", "..", "a/.."])
     def test_a_plan_reaches_no_other_folder(self, name: str, tmp_path: Path):
         (tmp_path / "mine").write_text("mine")
         work = tmp_path / "bank" / ".lamina-swap"

@@ -4,9 +4,10 @@ import pytest
 from tests.support.stored import tiny_config
 from transformers import AutoModelForAudioXVector, AutoModelForTokenClassification, BertForMaskedLM
 
-from lamina.errors import UnsupportedModelError
+from lamina.errors import StoreError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.store import empty_model
+from lamina.store.models import model_errors
 
 
 class TestEmptyModel:
@@ -25,3 +26,9 @@ class TestEmptyModel:
     @pytest.mark.parametrize("kind", [AutoModelForTokenClassification, BertForMaskedLM])
     def test_has_the_head_of_its_class(self, kind: type):
         assert type(empty_model(tiny_config(), kind)).__name__ == kind.__name__.replace("AutoModel", "Bert")
+
+
+def test_an_error_of_lamina_keeps_its_cause():
+    with pytest.raises(StoreError) as caught, model_errors("m", "bert"):
+        raise StoreError("damaged") from (cause := ValueError("cut"))
+    assert caught.value.__cause__ is cause

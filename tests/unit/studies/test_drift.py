@@ -16,6 +16,8 @@ from lamina.layers.roles import ROLES
 from lamina.studies import drift
 from lamina.studies.states.drift import spectral_norm
 
+ONLY_ZEROS = "1: only weights changed that are all 0 in the base; see the measure l2."
+
 
 @pytest.fixture
 def model():
@@ -154,5 +156,17 @@ def test_weights_that_are_zero_have_no_relative_distance(model):
     with torch.no_grad():
         for parameter in empty.parameters():
             parameter.zero_()
-    (sentence,) = drift(empty, model).conclusions
+    moved, sentence = drift(empty, model).conclusions
+    assert moved == ONLY_ZEROS
     assert sentence.startswith("18 of 54 scores are not defined (NaN or infinite): 18 of relative.")
+
+
+def test_changes_of_weights_that_were_zero_are_changes(model):
+    base = copy.deepcopy(model)
+    with torch.no_grad():
+        base.encoder.layer[1].output.dense.weight.zero_()
+    for roles in ("all", "ffn_out"):
+        assert drift(base, model, layers=[1, 2], roles=roles).conclusions[0] == ONLY_ZEROS
+    assert drift(base, model, layers=2, roles="ffn_out").conclusions[0] == ONLY_ZEROS
+    assert drift(base, changed(model, 1)).conclusions[0].startswith("1: block 1 moved most (")
+    assert drift(base, base).conclusions == ("1: no weight that was compared changed.",)

@@ -141,17 +141,20 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 def _conclusions(table: Frame) -> Iterator[str]:
     """Yield a sentence per run: which blocks moved most and least, by the mean relative distance over roles.
 
-    Several seeds give a 95 % t interval. If nothing changed, the sentence says so. A run in which a single block was
-    compared, and changed, has no sentence.
+    Several seeds give a 95 % t interval. If nothing changed, or only weights without a relative distance, the sentence
+    says so. A run in which a single block has relative distances, and changed, has no sentence.
     """
-    # a distance from weights that are all 0 has no relative size
-    for run, rows in table[(table["measure"] == "relative") & (table["score"] < math.inf)].groupby("run", sort=False):
-        by_layer = rows.groupby(["layer", "seed"])["score"].mean().groupby("layer")
+    for run, rows in table.groupby("run", sort=False):
+        # a distance from weights that are all 0 has no relative size
+        finite = rows[(rows["measure"] == "relative") & (rows["score"] < math.inf)]
+        by_layer = finite.groupby(["layer", "seed"])["score"].mean().groupby("layer")
         moved = {layer: summarise([*scores]) for layer, scores in by_layer}
-        most, least = (choose(moved, key=lambda layer: moved[layer].mean) for choose in (max, min))
-        if not moved[most].mean > 0:
+        if not (rows[rows["measure"] == "l2"]["score"] > 0).any():
             yield f"{run}: no weight that was compared changed."
+        elif not (finite["score"] > 0).any():
+            yield f"{run}: only weights changed that are all 0 in the base; see the measure l2."
         elif len(moved) > 1:
+            most, least = (choose(moved, key=lambda layer: moved[layer].mean) for choose in (max, min))
             first = f"{run}: block {most} moved most ({_text(moved[most])} of the base's weights, mean over roles)"
             yield f"{first}, block {least} least ({_text(moved[least])})."
 
