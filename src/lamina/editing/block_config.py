@@ -182,9 +182,11 @@ def _set_blocks(
     _set_counts(part, depth, order)
     _set_short_forms(part, depth, order)
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
-    lists = [name for name, value in vars(part).items() if name not in known and isinstance(value, list | tuple)]
-    changed = [name for name in lists if every_list and _select_entries(part, name, depth, order)]
-    return bool(changed)
+    is_changed = False
+    if every_list:
+        for name in [name for name in vars(part) if name not in known]:
+            is_changed |= _select_entries(part, name, depth, order)
+    return is_changed
 
 
 def _select_entries(part: PretrainedConfig, name: str, depth: int, order: Sequence[int]) -> bool:

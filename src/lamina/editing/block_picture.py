@@ -83,9 +83,10 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
             for place, layer in enumerate(order):
                 source = old[layer - 1]
                 again = layer in order[:place]
+                copy = again or source["copy"]
                 identity = (again and edit.settings.get("identity") is True) or source["identity"]
-                blocks.append({**source, "block": place + 1, "identity": identity, "edits": [*source["edits"]]})
-                blocks[-1]["copy"] = again or source["copy"]
+                kinds = list(source["edits"])
+                blocks.append({**source, "block": place + 1, "copy": copy, "identity": identity, "edits": kinds})
             continue
         for block in blocks:
             if edit.kind == "merge":

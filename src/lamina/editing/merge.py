@@ -177,7 +177,8 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
         rule = "folded, the kernel before it would grow, and the edges would differ"
         raise ConfigError(f"{after} is a convolution of kernel {kernel}; {rule}. Insert with kernel=1.")
     reason, hint = None, "Keep the inserted layers."
-    if layer.axes and (groups := getattr(projection, "groups", 1)) > 1:
+    groups = getattr(projection, "groups", 1)
+    if layer.axes and groups > 1:
         reason = f"'{path}' keeps {groups} groups of channels apart, and the layer inserted after it mixes them"
     if layer.content_only and not ROLES[family_of(model)].attention.positions_own:
         reason = f"'{path}' also projects position embeddings, which inserted layers do not change"

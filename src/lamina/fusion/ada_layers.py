@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class ProjectedConfig(FusionConfig):
     """Base class of the configs of AdaLayers and SingleLayer, with the settings that both have; see `AdaLayers`."""
 
-    ranges: ClassVar = {"dim": SIZE, "dropout": PROBABILITY}
+    _ranges: ClassVar = {"dim": SIZE, "dropout": PROBABILITY}
 
     dim: int
     dropout: float
@@ -264,6 +264,11 @@ def _scaled(
     return projected, weights * torch.rsqrt(variance + 1e-5)
 
 
+def _weighted(weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None) -> Tensor:
+    """Return `_features` of the same arguments, times each member's weight."""
+    return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
+
+
 class _Recomputed(torch.autograd.Function):
     """Computes `_features` times each member's weight. The backward pass computes them again instead of storing them.
 
@@ -283,7 +288,7 @@ class _Recomputed(torch.autograd.Function):
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.save_for_backward(weights, state, kernel, bits)
         ctx.p = p
-        return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
+        return _weighted(weights, state, kernel, p, bits)
 
     @staticmethod
     @once_differentiable
@@ -292,7 +297,7 @@ class _Recomputed(torch.autograd.Function):
         inputs = [tensor.detach().requires_grad_(ctx.needs_input_grad[at]) for at, tensor in enumerate(saved)]
         weights, state, kernel = inputs
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            result = _features(state, kernel, ctx.p, bits) * weights.unsqueeze(-1)
+            result = _weighted(weights, state, kernel, ctx.p, bits)
         gradients = iter(torch.autograd.grad(result, [one for one in inputs if one.requires_grad], grad_outputs))
         return *(next(gradients) if one.requires_grad else None for one in inputs), None, None
 
@@ -337,7 +342,7 @@ class AdaLayers(ProjectedConfig):
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
     """
 
-    ranges: ClassVar = {**ProjectedConfig.ranges, "cutoff": PROBABILITY, "entropy": Range(0)}
+    _ranges: ClassVar = {**ProjectedConfig._ranges, "cutoff": PROBABILITY, "entropy": Range(0)}
 
     dim: int = 64
     alpha: float = 64.0

@@ -62,6 +62,11 @@ def check_settings(op: str, settings: object, ranges: Mapping[str, Range]) -> No
         check_range(op, name, getattr(settings, name), allowed.low, allowed.high, open_high=allowed.open_high)
 
 
+def fusion_name(config: FusionConfig) -> str:
+    """Return a fusion's name in error messages, made from the name of its class: "ada_layers" for `AdaLayers`."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(config).__name__).lower()
+
+
 class FusionConfig:
     """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
@@ -69,7 +74,6 @@ class FusionConfig:
     of the config. A field with a value of the wrong type, or outside its range, raises ConfigError.
 
     Attributes:
-        ranges: Name of a field -> the numbers that it may have.
         module: The class of the module that `build` makes.
         streams: Whether the fusion processes one layer's state at a time. False: its method `fuse` needs the states of
             all layers at once, so that a bank keeps them during the pass.
@@ -79,7 +83,7 @@ class FusionConfig:
         reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
 
-    ranges: ClassVar[Mapping[str, Range]] = {}
+    _ranges: ClassVar[Mapping[str, Range]] = {}  # name of a field -> the numbers that it may have
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True
     needs_block_inputs: ClassVar[bool] = False
@@ -89,13 +93,8 @@ class FusionConfig:
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
-    @property
-    def op(self) -> str:
-        """The fusion's name in error messages, made of the name of the class: "ada_layers" for `AdaLayers`."""
-        return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
-
     def __post_init__(self) -> None:
-        check_settings(self.op, self, self.ranges)
+        check_settings(fusion_name(self), self, self._ranges)
         if isinstance(layers := getattr(self, "layers", None), list | range):  # JSON has no tuples
             object.__setattr__(self, "layers", tuple(layers))
 

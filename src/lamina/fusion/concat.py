@@ -37,7 +37,7 @@ class Concat(FusionConfig):
         say how the map is initialised; here it is as one `nn.Linear` over all states.
     """
 
-    ranges: ClassVar = {"dim": SIZE}
+    _ranges: ClassVar = {"dim": SIZE}
 
     dim: int | None = None
     layers: Selector = "1-"

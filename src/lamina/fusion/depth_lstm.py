@@ -33,7 +33,7 @@ class DepthLSTM(FusionConfig):
         part of a recurrent model.
     """
 
-    ranges: ClassVar = {"dim": SIZE}
+    _ranges: ClassVar = {"dim": SIZE}
 
     dim: int | None = None
     layers: Selector = "1-"

@@ -40,7 +40,7 @@ class DWAtt(FusionConfig):
         the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and bias.
     """
 
-    ranges: ClassVar = {"bottleneck": SIZE, "position_dim": SIZE}
+    _ranges: ClassVar = {"bottleneck": SIZE, "position_dim": SIZE}
 
     bottleneck: int | None = None
     position_dim: int = 24

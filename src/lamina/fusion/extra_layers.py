@@ -53,7 +53,7 @@ class ExtraLayers(FusionConfig):
         in BERT: post-norm, heads of size 64 or more, a feed-forward network of 4 x width.
     """
 
-    ranges: ClassVar = {"n": Range(1, 1000)}
+    _ranges: ClassVar = {"n": Range(1, 1000)}
     layers: ClassVar[int] = -1
     needs_block_inputs: ClassVar[bool] = True
 

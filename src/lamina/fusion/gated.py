@@ -35,7 +35,7 @@ class Gated(FusionConfig):
         to 1 / layers, so that the sum is the mean at first.
     """
 
-    ranges: ClassVar = {"hidden": SIZE}
+    _ranges: ClassVar = {"hidden": SIZE}
 
     hidden: int = 128
     layers: Selector = "all"

@@ -52,7 +52,7 @@ class Head2Toe(FusionConfig):
         arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one training.
     """
 
-    ranges: ClassVar = {"group_lasso": Range(0, open_high=True), "chunks": Range(1, 1000)}
+    _ranges: ClassVar = {"group_lasso": Range(0, open_high=True), "chunks": Range(1, 1000)}
 
     fraction: float = 0.1
     group_lasso: float = 1e-3

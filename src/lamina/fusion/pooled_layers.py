@@ -26,6 +26,7 @@ from lamina.fusion.base import (
     Stream,
     draw,
     drop,
+    fusion_name,
     is_on_gpu,
     layer_sum,
     require_fed,
@@ -45,7 +46,7 @@ _KEPT = 1 << 18  # number of elements of states (or of scores) up to which sever
 class PoolingConfig(FusionConfig):
     """Settings that PooledLayers and PairedLayers share; see there. ConfigError if a number is out of its range."""
 
-    ranges: ClassVar = {"dim": SIZE, "heads": SIZE, "queries": SIZE, "dropout": PROBABILITY}
+    _ranges: ClassVar = {"dim": SIZE, "heads": SIZE, "queries": SIZE, "dropout": PROBABILITY}
 
     dim: int = 64
     heads: int = 1
@@ -207,7 +208,7 @@ class PoolingFusion(Fusion):
         super().__init__(config, layers=layers, width=width, dim=config.dim)
         if width % config.heads:
             problem = f"{config.heads} heads for states of width {width}"
-            raise ConfigError(f"{config.op}: {problem}; they must divide it.")
+            raise ConfigError(f"{fusion_name(config)}: {problem}; they must divide it.")
         # At first every query computes the plain mean. They become different because their parts of the projection are.
         self.queries = nn.Parameter(torch.zeros(layers, config.queries * config.heads, width))
         self.projection = nn.Parameter(torch.empty(layers, config.dim, config.queries * parts * width))
@@ -222,7 +223,8 @@ class PoolingFusion(Fusion):
         """Raise ConfigError if `head` labels tokens instead of whole sequences."""
         if not getattr(head, "pools", False):
             whole = "pair" if self.config.reads_pairs else "text"
-            raise ConfigError(f"{self.config.op}: the head labels tokens; these features are of a whole {whole}.")
+            problem = f"the head labels tokens; these features are of a whole {whole}"
+            raise ConfigError(f"{fusion_name(self.config)}: {problem}.")
 
 
 @final
@@ -260,8 +262,12 @@ class PooledLayers(PoolingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_known(self.op, [self.over], get_args(Over), "over")
-        object.__setattr__(self, "reads_pairs", self.over == "second")
+        check_known(fusion_name(self), [self.over], get_args(Over), "over")
+
+    @property
+    def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
+        """Whether the fusion needs to know which tokens belong to the second text: only if `over` is "second"."""
+        return self.over == "second"
 
 
 class _PooledStream(PoolingStream):

@@ -47,7 +47,7 @@ class Routing(FusionConfig):
         Padding has activation 0 and does not count as an input.
     """
 
-    ranges: ClassVar = dict.fromkeys(("dim", "vectors", "size", "iterations"), Range(2, 1 << 20))
+    _ranges: ClassVar = dict.fromkeys(("dim", "vectors", "size", "iterations"), Range(2, 1 << 20))
 
     dim: int = 64
     vectors: int = 64

@@ -31,7 +31,7 @@ class ScalarMix(FusionConfig):
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
     """
 
-    ranges: ClassVar = {"layer_dropout": PROBABILITY}
+    _ranges: ClassVar = {"layer_dropout": PROBABILITY}
 
     layers: Selector = "all"
     layer_dropout: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 from unicodedata import normalize
 
@@ -66,11 +67,9 @@ class ReadTask(TaskLike, Protocol):
 class HeadConfig(ABC):
     """The settings of a head. Subclasses are frozen dataclasses.
 
-    `labels` may be a number when an instance is made, see `label_names`. ConfigError if the labels are not valid, or a
-    field has a wrong type or is out of its range.
+    The base class checks no settings. Lamina's own heads call `check_head_settings` when an instance is made.
 
     Attributes:
-        ranges: Name of a field -> the numbers that it may have.
         labels: Names of the classes; for a regression, the name of the score alone.
         kind: Name of the kind of task that the head is for.
         inputs: Names of the model's arguments that this kind of task provides, such as "input_ids". In models with
@@ -79,7 +78,6 @@ class HeadConfig(ABC):
         problem_type: "classification", "regression" (a number), or "multi_label" (several labels at once).
     """
 
-    ranges: ClassVar[Mapping[str, Range]] = {}
     labels: Sequence[str]
     kind: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]] = ("input_ids",)
@@ -87,10 +85,6 @@ class HeadConfig(ABC):
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[object]]]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        check_settings(self.kind, self, self.ranges)
 
     @property
     def weighs_tokens(self) -> bool:
@@ -264,8 +258,11 @@ class LabelHead(Head):
 
     Attributes:
         class_weights: Weight of each label in the loss. None: all equal.
+        settings: Names of the settings that must be equal for heads to be computed in one operation. None: all fields
+            of the config except `labels`, `problem_type` and `class_weights`.
     """
 
+    settings: ClassVar[tuple[str, ...] | None] = None
     class_weights: Tensor | None
 
     def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:  # noqa: ANN401
@@ -288,13 +285,21 @@ class LabelHead(Head):
         """Return the linear map from a token's features to its logits; None if the head is not token-wise."""
         return self.output if self.is_token_wise() else None
 
-    def group(self) -> Hashable:
-        """Return a key; heads with equal keys are computed together.
+    def group(self) -> Hashable | None:
+        """Return a key made of shape, `settings`, mode and dtype; heads with equal keys are computed together.
 
-        It consists of shape, mode, dtype, and all settings but those that only name classes or decide about the loss.
+        None if a setting cannot be hashed, such as a list: this head is then computed alone.
         """
-        weight, settings = self.output.weight, vars(self.config).items()
-        return (*weight.shape, *(item for item in settings if item[0] not in _OF_LABELS), self.training, weight.dtype)
+        names = self.settings
+        if names is None:
+            names = tuple(field.name for field in fields(self.config) if field.name not in _OF_LABELS)
+        weight, settings = self.output.weight, [(name, getattr(self.config, name)) for name in names]
+        key = (*weight.shape, *settings, self.training, weight.dtype)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
         """Return the logits: one row per sequence if the head pools, else per token (without meaning at padding)."""
@@ -336,6 +341,15 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     if not normal or len(set(normal)) < len(normal):
         raise ConfigError(f"{op}: labels are {normal}; at least one is needed and each only once.")
     return normal
+
+
+def check_head_settings(config: HeadConfig, ranges: Mapping[str, Range]) -> None:
+    """Replace the field `labels` of a head by what `label_names` returns, and check the types and ranges of all fields.
+
+    `ranges` is name of a field -> the numbers that it may have. Raises ConfigError if a field is not valid.
+    """
+    object.__setattr__(config, "labels", label_names(config.kind, config.labels))
+    check_settings(config.kind, config, ranges)
 
 
 def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:

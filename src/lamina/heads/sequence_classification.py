@@ -18,7 +18,16 @@ from lamina.fusion.concat import Concat
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode
-from lamina.heads.base import AffineMap, HeadConfig, LabelHead, ProblemType, TokenMap, check_class_weights, linear
+from lamina.heads.base import (
+    AffineMap,
+    HeadConfig,
+    LabelHead,
+    ProblemType,
+    TokenMap,
+    check_class_weights,
+    check_head_settings,
+    linear,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -67,12 +76,6 @@ class PooledClassification(HeadConfig):
     """
 
     problem_types: ClassVar[tuple[str, ...]] = get_args(ProblemType)
-    ranges: ClassVar = {
-        "dropout": PROBABILITY,
-        "attention_dropout": PROBABILITY,
-        "encoder_layers": Range(0, 64),
-        "feedforward": SIZE,
-    }
 
     labels: Sequence[str]
     attention_heads: int = 8
@@ -92,7 +95,8 @@ class PooledClassification(HeadConfig):
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        ranges = {"dropout": PROBABILITY, "encoder_layers": Range(0, 64), "feedforward": SIZE}
+        check_head_settings(self, {**ranges, "attention_dropout": PROBABILITY})
         check_known(self.kind, [self.pooling], get_args(Pooling), "pooling")
         check_known(self.kind, [self.problem_type], self.problem_types, "problem_type")
         if not self.linear and (self.pooling == "attention" or self.encoder_layers):

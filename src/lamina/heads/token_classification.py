@@ -11,7 +11,7 @@ from torch import nn
 from lamina.fusion.base import PROBABILITY, SIZE, Range, dropout
 from lamina.fusion.concat import Concat
 from lamina.heads.attention import EncoderLayer, encode
-from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, linear
+from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, check_head_settings, linear
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -50,7 +50,6 @@ class TokenClassification(HeadConfig):
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "token_classification"
-    ranges: ClassVar = {"dropout": PROBABILITY, "encoder_layers": Range(0, 64), "feedforward": SIZE}
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
@@ -66,7 +65,8 @@ class TokenClassification(HeadConfig):
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        ranges = {"dropout": PROBABILITY, "encoder_layers": Range(0, 64), "feedforward": SIZE}
+        check_head_settings(self, ranges)
         object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     def build(self, dim: int) -> TokenClassificationHead:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy
+from lamina.heads.base import IGNORE, Head, HeadConfig, check_head_settings, cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -29,7 +29,7 @@ class VocabularyConfig(HeadConfig, ABC):
     labels: Sequence[str] = LABELS
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_head_settings(self, {})
         if self.labels != LABELS:
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 

@@ -241,18 +241,17 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     Raises:
         _UnreadableError: If any of these steps fails, or the model is of a kind that is refused (see `stacks`).
     """
-    has_config = hasattr(getattr(model, "config", None), "to_dict")
-    has_prompt = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    is_unmerged = any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model))
-    packed = "its weights are packed by bitsandbytes, whose kernels give a token different values in different batches"
-    for is_refused, reason, hint in (
-        (not has_config, "it is not a transformers model: it has no config", "Load it with AutoModel."),
-        (has_prompt, "its adapter learns a prompt, which is not part of its layers", "Use another adapter (LoRA)."),
-        (is_unmerged, "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."),
-        (is_bitsandbytes(model), f"{packed}, and no test of Lamina runs them", "Load it in bfloat16."),
-    ):
-        if is_refused:
-            raise _UnreadableError(reason, hint)
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise _UnreadableError("it is not a transformers model: it has no config", "Load it with AutoModel.")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        reason = "its adapter learns a prompt, which is not part of its layers"
+        raise _UnreadableError(reason, "Use another adapter (LoRA).")
+    if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
+        reason = "its adapters are merged and disabled"
+        raise _UnreadableError(reason, "Call unmerge_adapter() of the PEFT model first.")
+    if is_bitsandbytes(model):
+        effect = "whose kernels give a token different values in different batches, and no test of Lamina runs them"
+        raise _UnreadableError(f"its weights are packed by bitsandbytes, {effect}", "Load it in bfloat16.")
     try:
         pairs = _input_pairs(model)
     except NoInputError as error:

@@ -225,7 +225,8 @@ _INPUTS = (*MAIN_INPUTS, "inputs_embeds", "encoder_outputs", "decoder_input_ids"
 def _check_inputs(model: nn.Module, batch: Mapping[str, object]) -> None:
     """Raise ConfigError if a batch has no input of the model, or an input has no rows or no tokens.
 
-    Models fail on these with unclear errors. A model whose `forward` does not name its main input may read anything.
+    Models fail on these with unclear errors. A model whose `forward` does not name its main input, such as a wrapper of
+    PEFT with `*args` and `**kwargs`, is not refused, because its other inputs are not known.
     """
     given = {name: value for name in _INPUTS if (value := batch.get(name)) is not None}
     for name, value in given.items():
@@ -264,7 +265,8 @@ def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[st
         The model's output; None if a hook stopped it, or if towers ran.
 
     Raises:
-        ConfigError: If the batch has no input for one of the towers, or an input has no rows or no tokens.
+        ConfigError: If the batch has no input for one of the towers, or for the model if it has no towers; or if an
+            input has no rows or no tokens.
     """
     if not stacks or stacks[0].tower is None:
         for stack in stacks:

@@ -137,7 +137,7 @@ class LayerGuard:
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
             if since or edits[: len(known)] != known:
                 return f"it was edited ({', '.join(since) or 'its record differs'})"
-        now = by_path(model)
+        now = by_path(model, every_path=True)  # a module may have got a second path, before the known one
         for path, module in self._places.items():
             if (parent := path.rpartition(".")[0]) not in now:
                 return f"there is no '{parent}'"

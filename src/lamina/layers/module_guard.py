@@ -145,7 +145,9 @@ class ModuleGuard:
                 kind = "nothing" if now is None else f"a {type(now).__name__}"
                 return f"'{path}' is {kind} now, not a {type(module).__name__}"
             if now is None:
-                del self._modules[path], self._settings[path]
+                # another thread's pass may find the same change at the same time, and forget the module first
+                self._modules.pop(path, None)
+                self._settings.pop(path, None)
             else:
                 self._modules[path] = now
         for cls, known in zip(self._classes, self._forwards, strict=True):

@@ -95,9 +95,12 @@ class LayerStack:
         return any(point.form is not None for point in self.points)
 
 
-def by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> module for all modules of a model, each module once; the path of the model itself is ""."""
-    return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
+def by_path(model: nn.Module, *, every_path: bool = False) -> dict[str, nn.Module]:
+    """Return path -> module for all modules of a model; the path of the model itself is "".
+
+    A module with several paths is at the first one only, or at all of them if `every_path` is set.
+    """
+    return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=not every_path)))
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:

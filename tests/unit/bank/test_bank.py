@@ -622,6 +622,21 @@ def test_an_edit_under_a_bank_is_an_error_at_the_next_pass(
         bank.record_states({"main": [1]}, batch)
 
 
+@pytest.mark.parametrize("path", ["encoder.layer.0", "encoder"])
+def test_a_second_path_of_a_module_is_no_edit(path: str, bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank.eval()(**batch)
+    model: Any = bank.model
+    parts = dict(model.named_children())
+    for name in parts:
+        delattr(model, name)
+    model.first = model_part = parts["encoder"].get_submodule(path.removeprefix("encoder").removeprefix("."))
+    for name, part in parts.items():
+        setattr(model, name, part)
+    assert next(name for name, module in model.named_modules() if module is model_part) == "first"
+    after = bank(**batch)
+    assert all(torch.equal(after[name].logits, expected[name].logits) for name in bank)
+
+
 def test_inserted_layers_are_folded_in_and_parts_frozen_under_a_bank(model: Any, batch: dict[str, torch.Tensor]):
     insert_(model, "both")
     stir_(model)
@@ -708,6 +723,25 @@ def test_a_batch_without_an_input_is_refused(given: list[str], bank: ReaderBank)
     for run in (bank, lambda **rest: bank(**rest, main=True), lambda **rest: bank.record_states({"main": [1]}, rest)):
         with pytest.raises(ConfigError, match=f"bank: the batch has {named}; the model reads 'input_ids'"):
             run(**batch)
+
+
+class Hidden(torch.nn.Module):
+    """A wrapper whose `forward` does not name what it reads."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config, self.main_input_name = model, model.config, model.main_input_name
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**{name.removeprefix("my_"): value for name, value in inputs.items()})
+
+
+def test_a_wrapper_reads_inputs_of_other_names(model: Any, batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(Hidden(model))  # pyright: ignore[reportArgumentType]
+    bank.add("r", Reader(Mean(), TWO)).eval()
+    mask = batch["attention_mask"]
+    got = bank.eval()(my_input_ids=batch["input_ids"], attention_mask=mask)
+    assert torch.equal(got["r"].logits, bank(**batch)["r"].logits)
 
 
 def test_a_model_runs_from_embeddings_or_from_the_outputs_of_its_encoder(bank: ReaderBank):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,9 +13,23 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
-from lamina.fusion.base import WeightedSum
+from lamina.fusion.base import FusionConfig, WeightedSum
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.utils import check_range
+
+
+@dataclass(frozen=True)
+class Own(FusionConfig):
+    """A fusion that another package adds."""
+
+    ranges: tuple[int, ...] = (1, 2)
+    op: str = "sum"
+
+
+def test_settings_of_other_packages_may_have_any_name():
+    assert (Own().ranges, Own().op) == ((1, 2), "sum")
+    with pytest.raises(ConfigError, match="own: op is 3; it must be a text"):
+        Own(op=3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_stream_that_was_fed_nothing_says_so():

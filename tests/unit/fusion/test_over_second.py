@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -47,6 +48,13 @@ def test_readers_of_both_kinds_share_a_bank_and_each_reads_its_own():
         alone.add(over, Reader(PooledLayers(over=over), head))
         torch.testing.assert_close(alone.eval()(**batch)[over].logits, out[over].logits)
     assert not torch.allclose(out["all"].logits, out["second"].logits)
+
+
+def test_the_settings_alone_say_whether_pairs_are_read():
+    for over in get_args(Over):
+        config = replace(PooledLayers(), over=over)
+        assert config.reads_pairs == (over == "second")
+        assert "reads_pairs" not in vars(config)
 
 
 def test_it_is_all_or_the_second():

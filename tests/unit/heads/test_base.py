@@ -17,29 +17,85 @@ from lamina.heads.base import (
     IGNORE,
     Head,
     HeadConfig,
+    LabelHead,
     check_attention_heads,
     check_class_weights,
+    check_head_settings,
     cross_entropy,
     label_names,
+    linear,
 )
 
 
-@dataclass(frozen=True)
 class Own(HeadConfig):
-    """A head that another package adds, without checks of its own."""
+    """A head that another package adds."""
 
     kind: ClassVar[str] = "own"
-    ranges: ClassVar = {"size": SIZE}
 
+    def build(self, dim: int) -> Head:
+        return OwnHead(self, dim)
+
+
+class OwnHead(LabelHead):
+    def forward_many(self, heads: Sequence[Any], features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return linear([head.output for head in heads], features)
+
+
+@dataclass(frozen=True)
+class Unchecked(Own):
+    labels: Any
+    steps: Any = ()
+    label_smoothing: float = 0.0
+    class_weights: None = None
+
+
+@dataclass(frozen=True)
+class Fixed(Own):
+    size: int = 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("no", "yes")
+
+
+@dataclass(frozen=True)
+class Unlabelled(Own):
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Checked(Own):
     labels: Sequence[str] | int  # pyright: ignore[reportIncompatibleVariableOverride]
     size: int = 1
 
-    def build(self, dim: int) -> Head:
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        check_head_settings(self, {"size": SIZE})
 
 
-def test_settings_of_any_head_are_checked():
-    assert Own(2).labels == ("0", "1")
+def test_heads_of_other_packages_check_what_they_like():
+    assert Fixed(0).labels == ("no", "yes")
+    assert Unlabelled(0).size == 0
+    assert [Unchecked(labels).labels for labels in ((), [1, 2])] == [(), [1, 2]]
+
+
+def test_a_setting_that_cannot_be_hashed_leaves_a_head_alone():
+    first, second = (Unchecked(labels, (1,)).build(4).group() for labels in ("ab", "cd"))
+    assert first == second is not None
+    assert first != Unchecked("ab", (2,)).build(4).group()
+    for steps in ([1], {"a": 1}, ([],)):
+        assert Unchecked("ab", steps).build(4).group() is None
+
+
+def test_a_head_names_the_settings_that_must_be_equal(monkeypatch: pytest.MonkeyPatch):
+    configs = [Unchecked("ab", [1]), Unchecked("ab", [2], 0.5)]
+    monkeypatch.setattr(OwnHead, "settings", ())
+    assert len({config.build(4).group() for config in configs} - {None}) == 1
+    monkeypatch.setattr(OwnHead, "settings", ("label_smoothing",))
+    assert len({config.build(4).group() for config in configs} - {None}) == 2
+
+
+def test_settings_of_a_head_are_checked_in_one_call():
+    assert Checked(2).labels == ("0", "1")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"labels": ("a", "a")}, "own: labels are .*each only once"),
         ({"labels": 2, "size": 0}, "own: size is 0; it must be at least 1"),
@@ -47,7 +103,7 @@ def test_settings_of_any_head_are_checked():
     ]
     for settings, message in wrong:
         with pytest.raises(ConfigError, match=message):
-            Own(**settings)
+            Checked(**settings)
 
 
 def test_labels_from_names_or_their_number():

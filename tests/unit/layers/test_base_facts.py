@@ -14,7 +14,7 @@ from tests.support.tiny import FAMILIES
 from torch import nn
 from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel
 
-from lamina.layers import stacks
+from lamina.layers import module_guard, stacks
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.module_guard import ModuleGuard
 
@@ -88,3 +88,21 @@ def test_a_pass_leaves_the_settings_of_inner_modules(name: str):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
     assert guard.is_same()
     assert facts(copy.deepcopy(model)) == before
+
+
+def test_a_module_that_passes_remove_may_be_forgotten_by_two_threads(monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model()
+    monkeypatch.setattr(module_guard, "changed_by_passes", lambda _: {"dropout"})
+    guard = ModuleGuard(model, stacks(model)["main"])
+    del model.embeddings.dropout
+    find, others = guard._outer, [guard.find_change]
+
+    def outer(path: str) -> nn.Module | None:
+        module = find(path)
+        if module is None and others:
+            assert others.pop()() is None  # another thread's pass, in the middle of this one
+        return module
+
+    monkeypatch.setattr(guard, "_outer", outer)
+    assert guard.find_change() is None
+    assert not others
