@@ -84,8 +84,8 @@ def serve(  # noqa: PLR0913
 
     The server answers the paths of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
     /v1/moderations and KServe's /v2. /generate and /v1/chat/completions generate text, with the readers' scores at
-    every token. /openapi.json describes all of them. The signal SIGHUP reloads the bank from its folder. Wrong input
-    ends with one sentence and exit code 2.
+    every token. /openapi.json describes all of them. Without --ray, the signal SIGHUP reloads the bank from its folder.
+    Wrong input ends with one sentence and exit code 2.
     """
     try:
         import uvicorn  # noqa: F401  a missing package must be found although modules that use it may be loaded

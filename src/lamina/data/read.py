@@ -398,7 +398,8 @@ def _tables(
 
     Raises:
         DataError: If `on_bad_row` is None and a record after the first `start` good ones is a DataError. The good
-            records before it are yielded first.
+            records before it are yielded first. Whatever `on_bad_row` is, also if the file is empty or, except in JSON
+            Lines, lacks a column.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
@@ -462,7 +463,7 @@ def _select_columns(path: Path, file_format: str, columns: Columns, rows: int, h
     """Yield the rows of a file with some of its columns (None: all); a row without a value in one is a DataError.
 
     `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
-    if the file has no row or lacks a column.
+    if the file has no row or lacks a column; in JSON Lines, each row without the column is a DataError instead.
     """
     is_parquet, number = file_format == "parquet", 0
     records = read_parquet(path, columns, rows) if is_parquet else read_records(path, file_format, header)

@@ -283,9 +283,10 @@ class RecordedStates:
         ]
 
     def _lengths(self) -> np.ndarray:
-        """Return the number of tokens of each row, from the manifest's file or from the arrays, which must agree.
+        """Return the number of tokens of each row, from the manifest's file or from the arrays.
 
-        Without a file, pooled rows have length 1. Raises DataError if lengths are missing, disagree, or are below 1.
+        All sources that give the numbers must agree. Without a file, pooled rows have length 1. Raises DataError if
+        lengths are missing, disagree, or are below 1.
         """
         manifest, given = self.manifest, None
         if manifest.lengths is not None:

@@ -243,7 +243,7 @@ def _hash(facts: object) -> str:
 class Layout:
     """Where the states of each row and layer lie, in arrays in memory or in the files of a cache entry.
 
-    Rows are in the order of `order`, without padding.
+    Rows are in the order of the property `order` (the longest first), without padding.
 
     Attributes:
         lengths: Number of tokens of each row.

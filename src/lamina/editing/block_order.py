@@ -292,11 +292,11 @@ def _is_setting(key: str, value: object, old: object, plan: _Plan) -> bool:
 
 
 def _table_fits(key: str, value: dict[object, object], old: object, numbers: tuple[int, int]) -> bool:
-    """Return whether the dict `value`, a block's attribute `key`, is right after the block moves; before, it was `old`.
+    """Return whether the dict `value`, which a block's attribute `key` has after a move, is correct.
 
-    In a module that several blocks share (Zamba 2), a dict with "layer" in its name maps a block's number to its
-    adapter: the entry for the new number must equal the old entry for the old number. Any other dict must not change.
-    `numbers` are the block's old and new number, from 0.
+    Before the move, the attribute was `old`. In a module that several blocks share (Zamba 2), a dict with "layer" in
+    its name maps a block's number to its adapter: the entry for the new number must equal the old entry for the old
+    number. Any other dict must not change. `numbers` are the block's old and new number, from 0.
     """
     if "layer" not in key:
         return value == old

@@ -88,7 +88,7 @@ def attend(
 
 
 class EncoderLayer(nn.Module):
-    """A pre-norm transformer encoder layer with GELU. It has no `forward`: call `encode`.
+    """A pre-norm transformer encoder layer with GELU. It has no `forward`: call the function `encode`.
 
     Args:
         op: The operation that error messages begin with.

@@ -279,7 +279,8 @@ class DriftWatcher:
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
         """Test one reply. Return the alarm of this run of the test, or None while there is none.
 
-        After 10,000 replies without an alarm, the reply begins a new run. After an alarm, replies are only counted.
+        A run without an alarm ends after 10,000 replies, and the next reply begins a new run. After an alarm, replies
+        are only counted.
 
         Raises:
             ConfigError: If the reply's score or a feature is NaN, or the sketch was made from another number of

@@ -213,8 +213,8 @@ def _prepared(
 ) -> tuple[Runner, Iterator[Group]]:
     """Return the runner for `target`, and the groups of a split of the tasks. For the arguments see `evaluate`.
 
-    All groups are encoded and checked here. If they have too many tokens for memory, they are encoded again when they
-    are scored, unless one group has all `count` tasks of the call.
+    All groups are encoded and checked here. If they have too many tokens for memory, they are dropped, and encoded
+    again when they are scored. A single group with all `count` tasks of the call is always kept.
 
     Warnings are logged for examples that are cut, and for readers that were trained on pairs and now read single texts,
     or the other way round. Raises ConfigError if `errors` is not 0 and the answers of a task are not right or wrong one

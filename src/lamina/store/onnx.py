@@ -231,7 +231,7 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | 
     """Return a copy of a bank and its model (for a model, a bank without readers): float32, on the CPU, in eval mode.
 
     The copy has the tokenizer `processor`, or the bank's if that is None. Raises UnsupportedModelError if the model
-    does not read tokens, or its weights cannot be copied as float32, and NotFiniteError for weights with NaN.
+    does not read tokens, or its weights cannot be copied as float32; NotFiniteError for weights with NaN or infinity.
     """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target

@@ -42,7 +42,7 @@ _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answer
 class OnnxEngine:
     """An ONNX Runtime session on the CPU that computes readers' answers. Several threads may use it at once.
 
-    `OnnxEngine.open` compares its answers with PyTorch's before it is used.
+    `OnnxEngine.open` compares its answers with PyTorch's before it is used, unless the graph is quantised.
 
     Args:
         bank: The bank that was exported.

@@ -327,6 +327,6 @@ def _remove_other_cells(folder: Path, settings: Mapping[str, JSON]) -> None:
 
 
 def _run_cell(cell: Cell) -> dict[str, object]:
-    """Run a cell; return its key, and its table rows, in which the entries of the key are the first columns."""
+    """Run a cell; return {"key": its key, "rows": its table rows}. Each row begins with the entries of the key."""
     rows = cast("list[Row]", cell.work())
     return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in rows]}

@@ -419,7 +419,10 @@ def _macro_f1(totals: Array) -> Array:
 
 
 def _f1_of_class(number: int, totals: Array) -> Array:
-    """Return the F1 score `[...]` of the class with this number, from summed, flattened confusion matrices."""
+    """Return the F1 score `[...]` of the class with this number, from summed, flattened confusion matrices.
+
+    A class that is neither predicted nor true gets 0.
+    """
     return _per_class_f1(totals)[0][..., number]
 
 

@@ -89,9 +89,10 @@ class TaskOutline:
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
-        """Return the outline of the task that a reader with this head was trained for, without numbers of rows.
+        """Return the outline of the task that a reader with this head was trained for.
 
-        Raises UnknownNameError if the head's kind is not registered.
+        Only the kind, the problem type and the labels are known; all other fields have their defaults. Raises
+        UnknownNameError if the head's kind is not registered.
         """
         return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
 

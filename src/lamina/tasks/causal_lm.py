@@ -147,7 +147,10 @@ class CausalLMKind(lm.LanguageModelingKind):
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return next-token labels moved back by one position, because transformers' models shift labels themselves."""
+        """Return next-token labels moved one position to the right, after a -100.
+
+        Transformers' models shift labels to the left themselves.
+        """
         return shifted(labels, 1)
 
     def predict_outputs(

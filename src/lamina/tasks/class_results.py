@@ -264,9 +264,10 @@ def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[W
 
 
 def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
-    """Yield what `wrong_answers` yields, for a multi-label task.
+    """Yield what `wrong_answers` yields, for a multi-label task: in the examples' order, with lists of labels.
 
-    `truths` are bools `[examples, classes]`, and `present` is a mask of the examples that have labels.
+    "true" and "predicted" are these lists. `truths` are bools `[examples, classes]`, and `present` is a mask of the
+    examples that have labels.
     """
     guesses = logits > 0
     is_wrong = (guesses != truths) & present[:, None]

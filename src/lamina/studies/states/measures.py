@@ -138,9 +138,10 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text that has three consecutive tokens whose states differ, `[1, texts]`.
+        """Return the mean angle of every text in radians, `[1, texts]`.
 
-        Padding, where `real` is False, is left out. `index` is unused.
+        Texts without three consecutive tokens whose states differ are left out, and so is padding, where `real` is
+        False. `index` is unused.
         """
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)

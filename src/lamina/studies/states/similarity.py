@@ -259,7 +259,11 @@ def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
-    """Return chart name -> chart for the chosen measures. `sides` are the models: "model", and maybe "other"."""
+    """Return chart name -> chart for the chosen measures. `sides` are the models: "model", and maybe "other".
+
+    CKA has a heat map for each pair of models, and for each model with itself. Any other measure has one line
+    chart for all models.
+    """
     figures: dict[str, Figure] = {}
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
