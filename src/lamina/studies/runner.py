@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas as pd
 from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.editing.editable import select_blocks
-from lamina.errors import ConfigError, DataError, StoreError
+from lamina.errors import ConfigError, DataError, LaminaError, error_context
 from lamina.heads import HEADS
 from lamina.layers.wrappers import checked_model
 from lamina.recipes.schema import ReaderRecipe
@@ -26,7 +25,7 @@ from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.checkpoint import data_digests, unseal
+from lamina.train.checkpoint import data_digests
 from lamina.train.groups import tasks_by_name
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row
@@ -87,17 +86,25 @@ class CellInputs:
 
         The settings are all that the results of the cells depend on, JSON-ready: facts of the model and the tasks, the
         name of the stack, the training options, the seeds, and `study_options` (options of this study alone). Training
-        options are not checked if there are no tasks, except `max_length`. Raises LaminaError, whose message begins
-        with `op`, if an option or a seed is not allowed, the model cannot be loaded, or there is no such stack, or it
-        cannot be edited because it has no module per block.
+        options are not checked if there are no tasks, except `max_length`. Raises LaminaError if an option or a seed is
+        not allowed, the model cannot be loaded, or there is no such stack, or it cannot be edited because it has no
+        module per block; or if the processor or `max_length` suits none of the tasks. If it suits some of them, only
+        the cells of the others fail. `op` is the operation, for messages.
         """
         options = self.training if tasks else {"max_length": self.training["max_length"]}
         for seed in seeds if tasks else (0,):
             FitOptions.checked(op, seed=seed, **options)
         model = self.model if isinstance(self.model, str | Path) else checked_model(self.model, op)
         model, processor, stack = replace(self, model=model).fresh(op)
-        for task in tasks.values():
-            _length_limit(task, model, processor, self.training["max_length"])
+        errors: list[LaminaError] = []
+        for name, task in tasks.items():
+            try:
+                with error_context(f"task '{name}'"):
+                    _length_limit(task, model, processor, self.training["max_length"])
+            except LaminaError as error:
+                errors.append(error)
+        if errors and len(errors) == len(tasks):
+            raise errors[0]
         facts: dict[str, JSON] = {"models": {"model": model_facts(model)}, "tasks": task_facts(tasks)}
         settings = {**facts, "seeds": list(seeds), **study_options, **cast("dict[str, JSON]", self.training)}
         return stack, {**settings, "stack": stack.name}
@@ -280,8 +287,8 @@ def run_cells(
         output: Folder to write to. Each finished cell becomes one file in its subfolder "cells", and `failures.json`
             lists the failures. None: nothing is written.
         resume: Read the rows of cells that are already finished in `output` instead of running these cells again. Cells
-            that failed before are run again. False: all cells are run, and replace their older files. Files of cells
-            that were run with other settings are then removed, because a later run could not be resumed beside them.
+            that failed before are run again. False: all cells are run, and replace their older files. Files of other
+            cells stay in the folder.
         progress: Show a bar with the number of finished cells and the remaining time.
         ray: Run the cells as tasks of Ray, as in `lamina.cells.run_cells`. None: in this process, one by one.
 
@@ -304,8 +311,6 @@ def run_cells(
     if output is not None:
         shelf = Shelf(output / CELLS, lambda cell: {"settings": {"": common | cell.settings}}, op="study", what="study")
     with nullcontext() if output is None else claimed(output):
-        if output is not None and not resume:
-            _remove_other_cells(output / CELLS, common)
         done = shelf.read(keyed_cells) if resume and shelf else {}
         on_end = shelf.write if shelf else lambda _cell, _state: None
         states, failures = runner.run_cells(
@@ -314,16 +319,6 @@ def run_cells(
         if output is not None:
             note_failures(output, failures)
     return pd.DataFrame([row for state in states for row in state["rows"]]), failures
-
-
-def _remove_other_cells(folder: Path, settings: Mapping[str, JSON]) -> None:
-    """Remove the files of finished cells that were run with other settings than `settings`; other files stay."""
-    now = json.loads(json.dumps(settings, default=str))
-    for path in folder.glob("*.json"):
-        with suppress(StoreError):  # it is damaged, or not the file of a cell
-            before = unseal(path)[0].get("settings", {}).get("", {})
-            if any(before.get(name) != value for name, value in now.items()):
-                path.unlink()
 
 
 def _run_cell(cell: Cell) -> dict[str, object]:

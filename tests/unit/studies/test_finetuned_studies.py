@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from tests.support.masked import masked_model, masking_tokenizer
+from tests.support.sounds import TONES, tone
 from tests.support.stored import save_base, tiny_model, tiny_tokenizer
 from transformers import BertForSequenceClassification
 
@@ -17,6 +18,7 @@ from lamina import Task
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import advise, insertion, reinit, removal
 from lamina.studies.cutting.finetuned import comparison_sentence, finetuned_rows
+from lamina.studies.runner import CellInputs
 
 ROWS = [
     {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}
@@ -52,7 +54,8 @@ def test_a_cell_equals_editing_and_fine_tuning_by_hand():
     model = tiny_model(3, BertForSequenceClassification)
     before = copy.deepcopy(model.state_dict())
     edits = [("truncate", {"keep": 2})]
-    rows = finetuned_rows(model, tiny_tokenizer(), task(), edits, 5, {**QUICK, "max_length": 8}, score_start=True)
+    inputs = CellInputs(model, tiny_tokenizer(), None, {**QUICK, "max_length": 8})
+    rows = finetuned_rows(inputs, task(), edits, 5, score_start=True)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     mine = copy.deepcopy(model)
     lamina.truncate_(mine, 2)
@@ -126,6 +129,21 @@ def test_training_options_are_checked_before_any_cell_runs(run, options, told, m
         monkeypatch.setattr(sys.modules[f"lamina.studies.cutting.{module}"], "run_cells", None)
     with pytest.raises(ConfigError, match=f"^{run.__name__}: {re.escape(told)}"):
         run(tiny_model(3, BertForSequenceClassification), {"mood": task()}, processor=tiny_tokenizer(), **options)
+
+
+def test_a_task_that_cannot_be_read_fails_its_cells_only():
+    model, sounds = (
+        tiny_model(3, BertForSequenceClassification),
+        [{"audio": tone(word), "label": word} for word in TONES],
+    )
+    audio = Task.from_dataset("audio_classification", {"train": sounds, "validation": sounds})
+    how = {"counts": [0], "seeds": [0], "processor": tiny_tokenizer(), **QUICK}
+    study = insertion(model, {"mood": task(), "tone": audio}, **how)
+    assert set(study.table["task"]) == {"mood"}
+    assert [failure["key"]["task"] for failure in study.settings["failures"]] == ["tone"]
+    with pytest.raises(ConfigError, match="audio needs the model's feature extractor") as caught:
+        insertion(model, {"tone": audio, "other": audio}, **how)
+    assert caught.value.__notes__ == ["task 'tone'"]
 
 
 def test_a_fraction_without_rows_fails_its_cells_only(base):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -98,23 +99,13 @@ def test_a_study_resumes_under_its_own_settings_only(tmp_path):
         quiet(cells(tmp_path, 1), output=tmp_path / "out", settings={"epochs": 2}, resume=True)
 
 
-def test_a_run_anew_leaves_no_cell_of_other_settings(tmp_path):
-    first, second = {"model": "m", "epochs": 1}, {"model": "m", "epochs": 2}
-    quiet(cells(tmp_path, 3), output=tmp_path / "out", settings=first)
-    (tmp_path / "out" / "cells" / "notes.json").write_text("{}")
-    (tmp_path / "again").mkdir()
-    quiet(cells(tmp_path / "again", 3)[:1], output=tmp_path / "out", settings=second)
-    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2  # that of the second run, and no file of ours
-    table, _ = quiet(cells(tmp_path / "again", 3), output=tmp_path / "out", settings=second, resume=True)
-    assert len(table) == 6
-    assert runs(tmp_path / "again") == {0: 1, 1: 1, 2: 1}
-
-
-def test_a_run_anew_keeps_other_cells_of_the_same_settings(tmp_path):
-    quiet(cells(tmp_path, 3), output=tmp_path / "out", settings={"layers": (1, 2)})
-    quiet(cells(tmp_path, 3)[:1], output=tmp_path / "out", settings={"layers": (1, 2)})
-    quiet(cells(tmp_path, 3), output=tmp_path / "out", settings={"layers": (1, 2)}, resume=True)
+@pytest.mark.parametrize("other", [{"layers": (1, 2)}, {"layers": (3,)}, {"seeds": (0,)}])
+def test_a_run_anew_keeps_other_cells(other, tmp_path):
+    whole, _ = quiet(cells(tmp_path, 3), output=tmp_path / "out", settings={"layers": (1, 2)})
+    quiet([replace(cells(tmp_path, 1)[0], name="mine")], output=tmp_path / "out", settings=other)
+    again, _ = quiet(cells(tmp_path, 3), output=tmp_path / "out", settings={"layers": (1, 2)}, resume=True)
     assert runs(tmp_path) == {0: 2, 1: 1, 2: 1}
+    pd.testing.assert_frame_equal(again, whole)
 
 
 def test_a_damaged_cell_is_refused_with_its_file(tmp_path):

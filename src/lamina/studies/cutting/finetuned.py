@@ -40,38 +40,28 @@ if TYPE_CHECKING:
 Edits: TypeAlias = Sequence[tuple[str, Mapping[str, JSON]]]
 
 
-def finetuned_rows(
-    model: PreTrainedModel | str | Path,
-    processor: Processor | None,
-    task: Task,
-    edits: Edits,
-    seed: int,
-    training: Training,
-    *,
-    score_start: bool = False,
-) -> list[Row]:
+def finetuned_rows(inputs: CellInputs, task: Task, edits: Edits, seed: int, *, score_start: bool = False) -> list[Row]:
     """Load or copy a model, edit it, fine-tune all of its weights, and return its scores after the last epoch.
 
     Raises LaminaError if the model cannot be loaded, an edit cannot be applied, or training fails.
 
     Args:
-        model: A name or folder, loaded with a new head for the task; or a model, which is copied with its head.
-        processor: The processor. None: the one saved with the model.
+        inputs: The model, processor and training options. A model given by name or folder is loaded with a new head for
+            the task; otherwise the model is copied with its head. The stack is not used: the edits name theirs.
         task: The task to train on ("train" split) and to score on ("validation" split).
         edits: Edits to apply before training; may be empty.
         seed: Decides the weights of a new head, the new weights of the edits, and the order of the rows.
-        training: The training options.
         score_start: Whether to score the edited model before training as well.
 
     Returns:
         One table row per metric of the task ("measure"), with the score on the validation split and the "stage":
         "trained", after the last epoch. With `score_start`, rows of the stage "start", before training, come first.
     """
-    kind = task.kind
+    kind, training = task.kind, inputs.training
     with torch.random.fork_rng():
         seed_torch(derive_seed(seed, "head"))
         labels = task.labels if kind.has_classes else None
-        edited, used_processor = fresh_model(model, processor, head=kind.auto_class, labels=labels)
+        edited, used_processor = fresh_model(inputs.model, inputs.processor, head=kind.auto_class, labels=labels)
     apply_edits(edited, edits, seed=seed, where="study")
     stages: dict[str, Mapping[str, float]] = {}
     if score_start:
@@ -230,11 +220,10 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
         check_given(_OP, ends=ends, starts=starts)
     insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
     insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]
-    score = partial(finetuned_rows, model, processor, training=training, score_start=True)
     cells = [
         Cell(
             {"task": name, **inserted._asdict(), "seed": seed},
-            partial(score, task, _edits(edited, inserted, position), seed),
+            partial(finetuned_rows, inputs, task, _edits(edited, inserted, position), seed, score_start=True),
         )
         for name, task in named.items()
         for inserted in insertions
@@ -412,7 +401,7 @@ def _reinit_cell(inputs: CellInputs, task: Task, fraction: float, edits: Edits, 
     share has no row, and the errors of `finetuned_rows`.
     """
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
-    return finetuned_rows(inputs.model, inputs.processor, sample, edits, seed, inputs.training)
+    return finetuned_rows(inputs, sample, edits, seed)
 
 
 def _reinit_sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
@@ -424,5 +413,5 @@ def _reinit_sentence(table: DataFrame, task: str, metric: str, fraction: float) 
     most = max(map(int, rows_where(table, where)["reinitialised"]), default=0)
     top = f"the top {pluralize(most, 'block')} re-initialised"
     what = f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none"
-    where["measure"] = metric
-    return _trained_sentence(table, what, where, {"reinitialised": most}, {"reinitialised": 0})
+    edited, unedited = {"reinitialised": most}, {"reinitialised": 0}
+    return _trained_sentence(table, what, {**where, "measure": metric}, edited, unedited)
