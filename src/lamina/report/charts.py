@@ -496,7 +496,7 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
 # that stand out most against the background come first.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
 ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
-SYMBOLS = [*("circle", "square", "triangle-up", "diamond"), *("cross", "triangle-down", "triangle-right", "wedge")]
+SYMBOLS = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "wedge")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -516,7 +516,7 @@ def theme(*, dark: bool) -> Spec:
             "ordinal": viridis,
             "ramp": {"scheme": "viridis"},
             "heatmap": {"scheme": "viridis"},
-            "symbol": SYMBOLS,
+            "symbol": list(SYMBOLS),
         },
         "mark": {"color": series[0]},
         "rule": {"color": ink},

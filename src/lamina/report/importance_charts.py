@@ -219,8 +219,8 @@ def curve_rows(figure: Curves) -> list[Mark]:
     rows: list[Mark] = []
     for point in figure.points:
         facet = f"{point.facet} ({point.metric})" if several else point.facet
-        mark: Mark = {"facet": facet} if facet else {}
-        marks = run_marks({**mark, "colour": point.series}, point, figure.scale)
+        panel: Mark = {"facet": facet} if facet else {}
+        marks = run_marks({**panel, "colour": point.series}, point, figure.scale)
         if point.x is None:
             rows += [{**marks[0], "x": x, "across": True} for x in _ends(places[point.facet])]
         else:

@@ -204,7 +204,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
         points = _across(points)
         remarks.append(f"a dashed line has no {figure.x}, so its value is drawn across")
     remark = "; ".join([*remarks, *_counts(drawn, study.settings), *omissions])
-    titles = {part: LAYER if name == "layer" else name.replace("_", " ") for part, name in columns.items()}
+    titles = {part: LAYER if column == "layer" else column.replace("_", " ") for part, column in columns.items()}
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
     titles |= {"x": figure.x_title} if figure.x_title else {}
     note = _with_equal_share(figure.note, study, rows)

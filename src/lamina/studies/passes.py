@@ -164,7 +164,10 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 
 
 def unlabelled_batches(inputs: Inputs, count: int) -> list[Batch]:
-    """Return the first `count` rows of encoded `inputs` in random batches of 32 to 63 rows, without their labels."""
+    """Return the first `count` rows of encoded `inputs` in random batches of 32 to 63 rows, without their labels.
+
+    With fewer than 32 rows there is one batch of all rows.
+    """
     groups = [inputs.batch(rows) for rows in row_groups(count, 32, 0)]
     return [{name: value for name, value in batch.items() if name != "labels"} for batch in groups]
 

@@ -23,6 +23,7 @@ from lamina.studies.benchmarking.benchmark import (
     benchmark_study,
     compare_methods,
     critical_difference,
+    markdown_summary,
     mean_ranks,
     over_sets,
 )
@@ -332,6 +333,27 @@ def test_methods_are_compared_over_sets():
     assert many["p"] <= 1
     assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
+
+
+def test_a_full_benchmark_has_every_column_on_its_page():
+    keys = ("set", "point", "method", "seed", "score")
+    table = [
+        (f"{n}_set", 16, way, seed, 0.8 - 0.1 * (way == "b") - 0.01 * seed)
+        for n in range(8)
+        for way in "ab"
+        for seed in (0, 1)
+    ]
+    page = markdown_summary(
+        benchmark_study(pd.DataFrame(table, columns=list(keys)).assign(seconds=1.5, bytes=4000), {})
+    )
+    header, _, first, second = page.splitlines()[2:6]
+    assert header == (
+        "| point | method | mean AUC | spread over seeds | mean rank | a is ahead by | 95 % interval | Holm p "
+        "| wins / level / losses | s to train | bytes |"
+    )
+    assert first == "| 16 | a | 0.795 | 0.007 | 1.000 |  |  |  |  | 1.5 | 4,000 |"
+    assert second.startswith("| 16 | b | 0.695 | 0.007 | 2.000 | 0.100 | 0.100 to 0.100 | ")
+    assert second.endswith(" | 8 / 0 / 0 | 1.5 | 4,000 |")
 
 
 def test_the_chart_of_ranks_says_from_which_distance_on_methods_differ():

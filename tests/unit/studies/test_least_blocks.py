@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.M
     assert report.speedup == 3
     assert edits(model)[0].layers == report.dropped
     blocks = ", ".join(map(str, report.dropped))
+    fields = report.to_dict()
+    assert json.loads(json.dumps(fields)) == fields
     assert report.sentence().startswith(f"mood: without blocks {blocks} accuracy")
     assert "95 % interval over 2 parts of the rows" in report.sentence()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -459,13 +459,12 @@ def _place(key: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the cells of a row of `over_sets` in Markdown: key of `_SHOWN` -> text, "" if the method has no value."""
-    values = {name: cell for name, cell in row.items() if not pd.isna(cell)}
-    if "p" in values:
-        values["p"] = "< 0.001" if values["p"] < 0.001 else f"{values['p']:.3f}"
+    if not pd.isna(row["p"]):
+        row = {**row, "p": "< 0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"}
     cells = dict.fromkeys(_SHOWN, "")
     for title, cell in _SHOWN.items():
-        with suppress(KeyError):  # a value is missing
-            cells[title] = cell.format(**values)
+        if not any(pd.isna(row[name]) for _, name, _, _ in Formatter().parse(cell) if name):
+            cells[title] = cell.format(**row)
     return cells
 
 

@@ -120,10 +120,10 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
     if shifted:  # one published twin writes its negative class as "not_entailment" in place of "0"
         own = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
         known = sorted(set(own["target"].dropna().astype(str)))
-        if (shared := next((own for own in reversed(known) if own in names), None)) is None:
+        if (shared := next((label for label in reversed(known) if label in names), None)) is None:
             came = f"the classes {', '.join(names)} in its shifted file and {', '.join(known)} in its own"
             raise DataError(f"{_OP}: set {name} has {came}; at least one has the same name. Correct {path}.")
-        names.sort(key=lambda own: (own == shared) == (shared == known[-1]))  # the negative class first
+        names.sort(key=lambda label: (label == shared) == (shared == known[-1]))  # the negative class first
     texts = [str(text) for text in table["prompt"]]
     return ProbingSet(name, texts, (targets == names[1]).to_numpy().astype(int))
 

@@ -95,8 +95,14 @@ class LeastBlocks:
 
     def to_dict(self) -> dict[str, JSON]:
         """Return the report as a JSON-ready dict: all attributes, and "sentence"."""
-        costs = {str(layer): cost for layer, cost in self.costs.items()}
-        return {**asdict(self), "sentence": self.sentence(), "costs": costs}
+        return {
+            **asdict(self),
+            "sentence": self.sentence(),
+            "dropped": list(self.dropped),
+            "costs": {str(layer): cost for layer, cost in self.costs.items()},
+            "parameters": list(self.parameters),
+            "bytes": list(self.bytes),
+        }
 
     def sentence(self) -> str:
         """Return a sentence that says which blocks were dropped, what score the model lost, and what it gained."""
