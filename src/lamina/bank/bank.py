@@ -181,7 +181,7 @@ class ReaderBank(ReaderCollection):
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader, to be saved with the bank; replace a stored monitor of the same name.
 
-        Training one of its readers again removes the monitor.
+        Training one of its readers again removes the monitor, and so does replacing one with `update`.
 
         Raises:
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.

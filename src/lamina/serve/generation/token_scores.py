@@ -90,9 +90,9 @@ class TokenScores:
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
         """Add a reader to `late`: it answers at the end, because it cannot give scores token by token.
 
-        `problem` says why it cannot. A reader that cannot answer at the end either is left out or, if the request names
-        it (`named`), raises ConfigError. A named reader also raises ConfigError if scores at each token are required
-        (`each`); for other readers, `each` has no effect.
+        `problem` says why it cannot. A reader that cannot answer at the end either is left out; if the request names it
+        (`named`), ConfigError is raised instead. For a named reader, ConfigError is also raised if scores at each token
+        are required (`each`); for other readers, `each` has no effect.
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")

@@ -141,8 +141,9 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str, seed: int) -> li
 def _conclusions(table: Frame) -> Iterator[str]:
     """Yield a sentence per run: which blocks moved most and least, by the mean relative distance over roles.
 
-    Several seeds give a 95 % t interval. If nothing changed, or only weights without a relative distance, the sentence
-    says so. A run in which a single block has relative distances, and changed, has no sentence.
+    Infinite distances do not count. Several seeds give a 95 % t interval. If nothing changed, or only weights that are
+    all 0 in the base, the sentence says so. A run in which a single block has finite distances, and changed, has no
+    sentence.
     """
     for run, rows in table.groupby("run", sort=False):
         # a distance from weights that are all 0 has no relative size
