@@ -142,7 +142,8 @@ class _ProjectedStream(Stream):
         layer.
         """
         if not torch.compiler.is_exporting():
-            return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
+            weights = torch.ones_like(self._weights, device="cpu") if self._weights.is_meta else self._weights
+            return [list(map(bool, row)) for row in (weights == 0).tolist()]
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:

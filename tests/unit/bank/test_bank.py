@@ -22,6 +22,7 @@ from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.base import FusionConfig
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
@@ -476,11 +477,12 @@ def test_moving_moves_the_model_too(bank: ReaderBank):
     assert next(bank.parameters()).device.type == "meta"
 
 
-def test_a_model_without_weights_has_shapes_in_both_modes(batch: dict[str, torch.Tensor]):
+@pytest.mark.parametrize("fusion", [Mean(), AdaLayers(dim=8), SingleLayer(dim=8)])
+def test_a_model_without_weights_has_shapes_in_both_modes(fusion: FusionConfig, batch: dict[str, torch.Tensor]):
     known = FAMILIES["bert"].known()
     with torch.device("meta"):
         bank = ReaderBank(type(known)(known.config))
-    bank.add("a", Reader(Mean(), SequenceClassification(("a", "b"), dropout=0.5)))
+    bank.add("a", Reader(fusion, SequenceClassification(("a", "b"), dropout=0.5)))
     for mode in (True, False):
         logits = bank.train(mode)(input_ids=batch["input_ids"].to("meta"))["a"].logits
         assert (logits.is_meta, logits.shape) == (True, (2, 2))

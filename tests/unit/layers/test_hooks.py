@@ -213,3 +213,10 @@ def test_arguments_have_the_names_of_the_forward_that_the_module_itself_has():
             assert list(arguments(module, (1, 2), {})) == ["states", "attention_mask"]
         assert list(arguments(other, (1, 2), {"more": 3})) == ["attention_mask", "states", "more"]
     assert arguments(Wrapper(nn.Module()), (1,), {"more": 3}) == {"more": 3}
+
+
+def test_a_decoder_may_run_from_the_outputs_of_its_encoder_and_from_labels():
+    model = FAMILIES["bart-Seq2SeqLM"].build()
+    states, labels = torch.zeros(1, 3, model.config.d_model), torch.ones(1, 2, dtype=torch.long)
+    output = run_until_stopped(model, {"encoder_outputs": (states,), "labels": labels}, StopForward())
+    assert output.logits.shape[:2] == (1, 2)
