@@ -184,7 +184,9 @@ class Monitor:
 
     def to_dict(self) -> dict[str, JSON]:
         """Return the fields as JSON-ready values, for `from_dict`."""
-        sketch = {} if self.sketch is None else {"sketch": self.sketch.to_dict()}
+        sketch: dict[str, JSON] = {} if self.sketch is None else {"sketch": self.sketch.to_dict()}
+        if self.sketch is not None and self.sketch.width is not None:
+            sketch["sketch_width"] = self.sketch.width
         return {
             "reader": self.reader,
             "name": self.name,
@@ -201,7 +203,8 @@ class Monitor:
         """Build a monitor from the fields that `to_dict` returned; raise the errors of `Monitor` and `Aggregation`."""
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
-        sketch = DriftSketch.from_dict(fields["sketch"]) if "sketch" in fields else None
+        width = (fields := dict(fields)).pop("sketch_width", None)
+        sketch = DriftSketch.from_dict(fields["sketch"], width=width) if "sketch" in fields else None
         return cls(**{**fields, "aggregate": aggregate, "calibration": calibration, "sketch": sketch})
 
 

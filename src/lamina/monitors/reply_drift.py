@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.errors import ConfigError, error_context
-from lamina.utils import JSON, check_inside, check_types
+from lamina.errors import ConfigError, convert_errors
+from lamina.utils import JSON, check_inside, check_range, check_types
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _KEPT = 400  # replies in a sketch
 _PROJECTIONS = 6  # projections of a reader's mean features
-_SCORE, _LENGTH, _WIDTH = "score", "length", "width"
+_SCORE, _LENGTH = "score", "length"
 _RUN = 10_000  # replies of one run of the test; each is inserted into a sorted list, so the cost grows slowly
 _JUMP = 0.002  # share of the wealth that is divided equally anew at each reply, so that a bet can begin to win late
 # Bets on the p-value p of a reply, as functions of u = p - 1/2 whose mean over [0, 1] is 1: values shift up or down,
@@ -55,17 +55,29 @@ class ReplyFacts:
 
     def __post_init__(self) -> None:
         if self.features is not None:
-            with error_context("features are not numbers", "drift"):
-                features = torch.as_tensor(self.features)
+            features = _features(self.features)
             if features.ndim != 1 or not len(features):
-                rule = "they are one number or more per reply"
-                raise ConfigError(f"drift: the features of a reply have the shape {list(features.shape)}; {rule}.")
+                got = f"the features of a reply have the shape {list(features.shape)}"
+                hint = "Leave features out if there are none."
+                raise ConfigError(f"drift: {got}; they are one row of numbers, at least one. {hint}")
             object.__setattr__(self, "features", features)
 
     @property
     def width(self) -> int | None:
         """Number of features; None if they are not known."""
         return None if self.features is None else len(self.features)
+
+
+def _features(values: object) -> Tensor:
+    """Return features as a tensor, a copy if torch cannot use an array's memory order; ConfigError if not numbers."""
+    rule = "give one number per feature, or a row of them for each reply"
+    with convert_errors(
+        lambda reason: ConfigError(f"drift: features cannot be read as a table of numbers ({reason}); {rule}."),
+        (TypeError, ValueError, RuntimeError),
+    ):
+        if isinstance(values, np.ndarray):
+            values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
+        return torch.as_tensor(values)
 
 
 @final
@@ -104,7 +116,9 @@ class DriftSketch:
         widths = {reply.width for reply in replies}
         if len(widths) > 1:
             counts = " and ".join(str(width or "no") for width in sorted(widths, key=lambda width: width or 0))
-            raise ConfigError(f"drift: the replies have {counts} features; all must have as many, of the same reader.")
+            hint = " Give features for every reply or for none." if None in widths else ""
+            rule = f"all must have as many, of the same reader.{hint}"
+            raise ConfigError(f"drift: the replies have {counts} features; {rule}")
         kept = random.Random(seed).sample(list(replies), min(_KEPT, len(replies)))
         columns = [_quantities(reply) for reply in kept]
         return cls({name: sorted(own[name] for own in columns) for name in columns[0]}, widths.pop())
@@ -115,15 +129,19 @@ class DriftSketch:
         return int(self.values[_LENGTH][-1])
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the values as JSON-ready lists, and the width as a list of one number, for `from_dict`."""
-        fields: dict[str, JSON] = {name: list(own) for name, own in self.values.items()}
-        return fields if self.width is None else {**fields, _WIDTH: [self.width]}
+        """Return the values as JSON-ready lists, for `from_dict`; the width is not among them."""
+        return {name: list(own) for name, own in self.values.items()}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Sequence[float]]) -> Self:
-        """Build a sketch from what `to_dict` returned."""
-        values = {name: [float(value) for value in own] for name, own in fields.items() if name != _WIDTH}
-        return cls(values, int(fields[_WIDTH][0]) if _WIDTH in fields else None)
+    @check_types("drift")
+    def from_dict(cls, fields: Mapping[str, Sequence[float]], *, width: int | None = None) -> Self:
+        """Build a sketch from the values that `to_dict` returned, and the number of features of each reply.
+
+        Raises ConfigError if `fields` are not lists of numbers, or the width is not a number from 1 on.
+        """
+        check_range("drift", "width", width, 1)
+        with convert_errors(lambda reason: ConfigError(f"drift: the values of a sketch cannot be read ({reason}).")):
+            return cls({name: [float(value) for value in own] for name, own in fields.items()}, width)
 
 
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
@@ -266,8 +284,7 @@ class DriftWatcher:
         own_scores, own_lengths = _listed(scores), _listed(lengths)
         rows = [None] * len(own_scores)
         if features is not None:
-            with error_context("features are not a table of numbers", "drift"):
-                rows = list(torch.atleast_2d(torch.as_tensor(features)))
+            rows = list(torch.atleast_2d(_features(features)))
         if not len(own_scores) == len(own_lengths) == len(rows):
             counts = f"{len(own_scores)} scores, {len(own_lengths)} lengths and {len(rows)} rows of features"
             raise ConfigError(f"drift: there are {counts}; each reply has one of each.")

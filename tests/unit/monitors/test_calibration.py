@@ -125,8 +125,8 @@ def test_a_calibration_survives_json():
         (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; at least 4 are needed"),
         (0, 5, 0.01, "no row is negative; a rate of false positives needs at least one"),
         (100, 0, 0.01, "no row is positive; recall needs at least one"),
-        (100, 5, 0.0, "false_positive_rate is 0.0; it must be above 0 and below 1"),
-        (100, 5, 1, "false_positive_rate is 1; it must be above 0 and below 1"),
+        (100, 5, 0.0, "false_positive_rate is 0.0; it must be above 0 and below 1, such as 0.01"),
+        (100, 5, 1, "false_positive_rate is 1; it must be above 0 and below 1, such as 0.01"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(negatives: int, positives: int, rate: float, message: str):
@@ -149,7 +149,9 @@ def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
 
 @pytest.mark.parametrize("confidence", [0, 1, 95])
 def test_confidence_is_between_0_and_1(confidence: float):
-    with pytest.raises(ConfigError, match=f"calibrate: confidence is {confidence}; it must be above 0 and below 1"):
+    with pytest.raises(
+        ConfigError, match=f"calibrate: confidence is {confidence}; it must be above 0 and below 1, such as 0.95"
+    ):
         Calibration.of([0.1, 0.9], [False, True], threshold=0.5, confidence=confidence)
 
 

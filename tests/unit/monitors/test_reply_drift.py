@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -108,8 +109,9 @@ def test_what_cannot_be_tested_is_an_error():
         DriftWatcher({})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="monitor: sketch is 3; it must be a DriftSketch or None"):
         Monitor("flag", "odd", sketch=3)  # pyright: ignore[reportArgumentType]
+    rule = "it must be above 0 and below 1"
     for rate in (0.0, 1.0):
-        with pytest.raises(ConfigError, match=rf"drift: false_alarm_rate is {rate}; it must be above 0 and below 1"):
+        with pytest.raises(ConfigError, match=rf"drift: false_alarm_rate is {rate}; {rule}, such as 0\.01"):
             DriftWatcher(sketch, false_alarm_rate=rate)
     with pytest.raises(ConfigError, match=r"drift: there are 2 scores, 1 lengths and 2 rows"):
         DriftWatcher(sketch).update([0.1, 0.2], [3])
@@ -159,7 +161,8 @@ def test_nan_is_an_error(reply: ReplyFacts, name: str):
 
 @pytest.mark.parametrize("width", [1, 8, 17])
 def test_features_of_another_width_than_the_calibrations_are_an_error(width: int):
-    watcher = DriftWatcher(DriftSketch.from_dict(DriftSketch.of(replies(10, 0)).to_dict()))  # pyright: ignore
+    monitor = Monitor("flag", "odd", sketch=DriftSketch.of(replies(10, 0)))
+    watcher = Monitor.from_dict(json.loads(json.dumps(monitor.to_dict()))).watch_drift()
     message = rf"drift: a reply has {width} features, and the replies of the calibration have 16; both must come"
     with pytest.raises(ConfigError, match=message):
         watcher.update(0.5, 3, torch.ones(width))
@@ -167,8 +170,27 @@ def test_features_of_another_width_than_the_calibrations_are_an_error(width: int
         watcher.update([0.5, 0.6], [3, 4], np.ones((2, width)))
     assert watcher.replies == 0
     watcher.update(0.5, 3)  # without features, score and length are tested
-    old = DriftSketch.of(replies(10, 0)).values  # as an earlier version saved it, without the width
-    assert DriftSketch.from_dict(old).width is None
+    fields = monitor.to_dict()
+    assert fields["sketch_width"] == 16
+    assert set(DriftSketch.of(replies(10, 0)).to_dict()) == {"score", "length", *(f"state {n}" for n in range(1, 7))}
+    del fields["sketch_width"]  # as an earlier version saved it
+    old = Monitor.from_dict(fields)
+    assert old.sketch is not None
+    assert old.sketch.width is None
+    assert "sketch_width" not in old.to_dict()
+
+
+@pytest.mark.parametrize("width", [[], 0, "8"])
+def test_a_width_that_is_no_number_of_features_is_an_error(width: Any):
+    with pytest.raises(ConfigError, match=r"drift: width is .*; it must be "):
+        DriftSketch.from_dict({"score": [0.5]}, width=width)
+
+
+@pytest.mark.parametrize("values", [{"score": 3}, {"score": ["a"]}, {"score": [None]}])
+def test_values_that_are_no_lists_of_numbers_are_an_error(values: Any):
+    from_dict: Any = unwrap(DriftSketch.from_dict.__func__)  # pyright: ignore  without the type checks of the tests
+    with pytest.raises(ConfigError, match=r"drift: the values of a sketch cannot be read"):
+        from_dict(DriftSketch, values)
 
 
 @pytest.mark.parametrize(
@@ -176,15 +198,44 @@ def test_features_of_another_width_than_the_calibrations_are_an_error(width: int
 )
 def test_a_sketch_is_of_replies_with_as_many_features(widths: list[int | None], message: str):
     facts = [ReplyFacts(0.5, 3, None if width is None else torch.ones(width)) for width in widths]
-    with pytest.raises(ConfigError, match=f"drift: the replies have {message} features; all must have as many"):
+    with pytest.raises(
+        ConfigError, match=f"drift: the replies have {message} features; all must have as many"
+    ) as caught:
         DriftSketch.of(facts)
+    hint = " Give features for every reply or for none."
+    assert str(caught.value).endswith(hint if None in widths else "of the same reader.")
 
 
-@pytest.mark.parametrize("features", [np.ones((2, 3, 4)), np.array(1.0), np.array(["text", "other"])])
+@pytest.mark.parametrize(
+    "features",
+    [np.ones((2, 3, 4)), np.array(1.0), np.array(["text", "other"]), [None, 1.0], {"a": 1}, [[1.0, 2.0], [3.0]]],
+)
 def test_features_that_are_no_row_of_numbers_are_an_error(features: Any):
     watcher = DriftWatcher(DriftSketch.of(replies(10, 0)))
     with pytest.raises(ConfigError, match="drift: "):
-        watcher.update([0.5] * 2, [3] * 2, features)
+        unwrap(DriftWatcher.update)(watcher, [0.5] * 2, [3] * 2, features)  # without the type checks of the tests
     with pytest.raises(ConfigError, match=r"drift: .*features"):
         ReplyFacts(0.5, 3, features)
     assert ReplyFacts(0.5, 3, np.ones(4, dtype=np.float32)).width == 4
+
+
+@pytest.mark.parametrize("features", [torch.empty(0), np.empty(0, dtype=">f4")])
+def test_features_without_a_number_say_what_to_do(features: Any):
+    with pytest.raises(
+        ConfigError, match=r"features of a reply have the shape \[0\]; .* Leave features out if there are"
+    ):
+        ReplyFacts(0.5, 3, features)
+
+
+@pytest.mark.parametrize(
+    "features", [np.array([2.0, 1.0])[::-1], np.array([1, 2], dtype=">i4"), np.array([[1.0, 9.0], [2.0, 9.0]])[:, 0]]
+)
+def test_arrays_of_every_memory_order_are_read(features: np.ndarray):
+    assert torch.equal(
+        torch.as_tensor(ReplyFacts(0.5, 3, features).features).double(), torch.tensor([1.0, 2.0]).double()
+    )
+    sketch = DriftSketch.of([ReplyFacts(float(row), row, torch.ones(2)) for row in range(10)])
+    watcher, other = DriftWatcher(sketch), DriftWatcher(sketch)
+    watcher.update([0.5, 0.6], [3, 4], np.stack([features, features])[::-1])
+    other.update([0.5, 0.6], [3, 4], torch.tensor([[1.0, 2.0]] * 2))
+    assert watcher.evidence == other.evidence

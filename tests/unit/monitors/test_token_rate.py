@@ -92,7 +92,7 @@ def test_a_cascade_that_is_sure_of_some_texts_keeps_its_rate():
             0.1,
             r"the negatives have 1000 tokens for a rate of 0.1 per thousand tokens with 95% conf.*; about 30\d\d\d are",
         ),
-        (0, "the rate per thousand tokens is 0; it must be above 0 and below 1000"),
+        (0, "the rate per thousand tokens is 0; it must be above 0 and below 1000, such as 0.01"),
         (1000, "the rate per thousand tokens is 1000"),
     ],
 )

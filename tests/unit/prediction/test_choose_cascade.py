@@ -79,7 +79,9 @@ def test_a_higher_recall_asks_for_more_of_the_second_reader():
 def test_what_cannot_be_chosen_is_said():
     bank, task = fitted(), whole_task()
     for recall in (0.0, 1.0):
-        with pytest.raises(ConfigError, match=rf"choose_cascade: recall is {recall}; it must be above 0 and below 1"):
+        with pytest.raises(
+            ConfigError, match=rf"choose_cascade: recall is {recall}; it must be above 0 and below 1, such as 0\.9"
+        ):
             choose_cascade(bank, CHEAP, SPANS, task, recall=recall, **HOW)
     with pytest.raises(ConfigError, match=r"reader 'spans' multiplies \d+ .* the first must be smaller"):
         choose_cascade(bank, SPANS, CHEAP, task, recall=0.5, **HOW)

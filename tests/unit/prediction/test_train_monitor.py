@@ -303,9 +303,14 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             ConfigError,
             "a rate of 0.01 per reply with 95 % confidence needs about 299, about 1196",
         ),
-        (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
+        (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1, such as 0.01"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
-        (replies(100), {"confidence": 1}, ConfigError, "^monitor: confidence is 1"),
+        (
+            replies(100),
+            {"confidence": 1},
+            ConfigError,
+            "^monitor: confidence is 1; it must be above 0 and below 1, such as 0.95",
+        ),
         (replies(100), {"device": "warp"}, ConfigError, "^device: 'warp' cannot be used"),
         (
             replies(100),

@@ -128,7 +128,7 @@ def test_no_value():
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_a_confidence_that_cannot_be(confidence: float):
-    with pytest.raises(ConfigError, match="it must be above 0 and below 1"):
+    with pytest.raises(ConfigError, match=r"it must be above 0 and below 1, such as 0\.95"):
         summarise([1.0, 2.0], confidence=confidence)
 
 
