@@ -61,21 +61,34 @@ class LabelCellError(ValueError):
 def plain(cell: object) -> Cell:
     """Return a value of NumPy, torch, pandas or Arrow as a Python value; arrays, tuples and sets become lists.
 
-    The entries of a set are sorted. A decimal number without a point becomes an int, as databases store class ids, and
-    one with a point a float.
+    A member of an enum of texts or numbers becomes its text or number. The entries of a set are sorted. A decimal
+    number without a point becomes an int, as databases store class ids, and one with a point a float; one whose
+    fraction a float would lose stays as it is.
     """
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
+    if isinstance(cell, str):
+        return str.__str__(cell)  # not str(cell), which is the member's name for an enum
+    if isinstance(cell, int | float):
+        return int(cell) if isinstance(cell, int) else float(cell)
     if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
         cell = cell.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     elif hasattr(cell, "as_py"):
         cell = cell.as_py()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(cell, Decimal):
-        is_id = cell.is_finite() and ("." not in f"{cell:f}" or abs(cell) >= _EXACT)
-        cell = int(cell) if is_id else float(cell)
+        cell = _plain_decimal(cell)
     if isinstance(cell, set | frozenset):
         cell = sorted(cell, key=str)
     return [plain(part) for part in cell] if isinstance(cell, list | tuple) else cell
+
+
+def _plain_decimal(cell: Decimal) -> int | float | Decimal:
+    if not cell.is_finite():
+        return cell if cell.is_snan() else float(cell)  # float() refuses sNaN
+    is_large = abs(cell) >= _EXACT
+    if "." not in f"{cell:f}" or (is_large and cell == int(cell)):
+        return int(cell)
+    return cell if is_large else float(cell)
 
 
 def trimmed(text: str) -> str:
@@ -142,7 +155,7 @@ def _described(cell: Cell) -> tuple[str, str]:
     if isinstance(cell, Mapping):
         return "an object with keys", "Name the field that has the class, as in label='label.name'."
     what = f"of type {type(cell).__name__}"
-    if isinstance(cell, float):
+    if isinstance(cell, float | Decimal):
         return what, "Set problem_type='regression' if it is a score."
     return what, f"{'Decode' if isinstance(cell, bytes | bytearray) else 'Convert'} it to a text."
 
@@ -161,7 +174,8 @@ def is_number(cell: object) -> bool:
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None
-    return isinstance(cell, int | float) and not isinstance(cell, bool)
+    is_snan = isinstance(cell, Decimal) and cell.is_snan()  # float() refuses it
+    return isinstance(cell, int | float | Decimal) and not (isinstance(cell, bool) or is_snan)
 
 
 def is_whole(cell: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import re
 import time
 from decimal import Decimal
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 KIND = "sequence_classification"
 NAMES = ["toxic", "insult", "threat"]
+TEXT_ENUM = enum.Enum("TextEnum", {"NEG": "neg", "POS": "pos"}, type=str)
+NUMBER_ENUM = enum.Enum("NumberEnum", {"LOW": 0, "HIGH": 1}, type=int)
 HOT = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 0, 0]]
 
 
@@ -56,11 +59,25 @@ def chosen(task: Task) -> list[list[str]]:
         (torch.tensor(2), "2"),
         (np.bool_(True), "True"),
         (np.str_("x"), "x"),
+        (TEXT_ENUM.NEG, "neg"),
+        (enum.StrEnum("S", {"NEG": "neg"}).NEG, "neg"),
+        (NUMBER_ENUM.HIGH, "1"),
+        (enum.IntEnum("I", {"HIGH": 1}).HIGH, "1"),
+        (enum.Enum("F", {"HIGH": 1.0}, type=float).HIGH, "1"),
         ("[unknown]", "[unknown]"),
     ],
 )
 def test_names(cell: object, name: str):
     assert class_name(cell) == name
+
+
+@pytest.mark.parametrize("kind", [TEXT_ENUM, NUMBER_ENUM])
+def test_enums_are_the_values_of_their_members(kind: Any):
+    first, second = kind
+    names = (str(first.value), str(second.value))
+    assert read([first, second, first]).labels == names
+    assert read([first, second, first], labels=names).split("train").labels == (0, 1, 0)
+    assert chosen(read([[first, second], [second]], problem_type="multi_label")) == [[*names], [names[1]]]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +86,9 @@ def test_names(cell: object, name: str):
         ({"name": "ham"}, r"an object with keys; .* Name the field that has the class, as in label='label.name'"),
         (b"ham", "of type bytes; .* Decode it"),
         (Decimal("1.50"), "of type float; .* problem_type='regression'"),
+        (Decimal("9007199254740993.5"), "of type Decimal; .* problem_type='regression'"),
+        (Decimal("sNaN"), "of type Decimal"),
+        (Decimal("Infinity"), "of type float"),
         (1.5, "of type float; .* problem_type='regression'"),
         (["ham", "spam"], "a list; .* problem_type='multi_label'"),
         ("['a', 'b']", "a list; .* problem_type='multi_label'"),
@@ -293,6 +313,10 @@ def test_names_that_hold_numbers_are_names(name: str):
 def test_decimals_are_numbers_and_without_a_point_ids():
     task = read([Decimal("1.5"), Decimal("2.0")])
     assert (task.problem_type, task.split("train").labels) == ("regression", (1.5, 2.0))
+    for how in ({}, {"problem_type": "regression"}):
+        with pytest.raises(DataError, match=r"row 1 has .*sNaN"):
+            read([Decimal("sNaN"), Decimal("1.5")], **how)
+    assert read([Decimal("9007199254740993.5"), Decimal("0.5")]).split("train").labels == (9007199254740994.0, 0.5)
     assert read([Decimal(10), Decimal(2), Decimal("1E+1")]).labels == ("2", "10")
     assert read([Decimal(1), Decimal(0)], labels=["no", "yes"]).split("train").labels == (1, 0)
 
