@@ -246,12 +246,14 @@ class RecordedStates:
         a temporary file, with the `shape` of its numbers (None: as the first cell shows). Raises DataError if the file
         is missing or damaged, and StoreError if the disk for temporary files is too small.
         """
-        place = place_of(path, tensor)
+        if not path.is_file():
+            raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
         if path.suffix.lower() == ".parquet":
-            file, found = unpacked(path, tensor or "", place.shape if shape is None else shape)
+            column = tensor or ""
+            file, found = unpacked(path, column, column_shape(path, column) if shape is None else shape)
             self._unpacked.append(file)
             return Place(Path(file.name), 0, "<f4", found)
-        return place
+        return place_of(path, tensor)
 
     def _mask(self, array: StatesArray) -> np.ndarray | None:
         """Return the mask of an array, `[rows, tokens]`; None if the array has no mask.
@@ -351,7 +353,7 @@ def place_of(path: Path, tensor: str | None) -> Place:
     damaged.
     """
     if not path.is_file():
-        raise DataError(f"states: {path} is not there; the description of the states names it.", path=str(path))
+        raise DataError(f"states: {path} is not there.", path=str(path))
     if path.suffix.lower() == ".parquet":
         return Place(path, 0, "<f4", column_shape(path, tensor or ""))
     return _tensor_place(path, tensor) if path.suffix.lower() == ".safetensors" else _npy_place(path)

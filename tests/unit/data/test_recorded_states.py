@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tests.support.recorded import manifest, packed, per_request
 
+from lamina.data import recorded_states
 from lamina.data.describe_states import describe_states
 from lamina.data.recorded_states import RecordedStates
 from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
@@ -161,6 +162,14 @@ def test_a_parquet_row_of_another_length_is_named(tmp_path: Path):
     manifest(tmp_path, rows(1, 1, 1), [1], arrays=[array], width=2, pooling="mean")
     with pytest.raises(DataError, match=r"row 1 \(from 0\) has a list of 1 numbers, and the shape says 2"):
         RecordedStates.open(tmp_path)
+
+
+def test_a_described_parquet_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pq.write_table(pa.table({"s": [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "x.parquet")
+    array = {"file": "x.parquet", "tensor": "s", "axes": ["rows", "width"], "shape": [2, 2], "rows": 2}
+    manifest(tmp_path, [torch.zeros(1, 1, 2)] * 2, [1], arrays=[array], pooling="mean")
+    monkeypatch.setattr(recorded_states, "column_shape", None)
+    assert RecordedStates.open(tmp_path).batch([1])["main"][1].tolist() == [[[3.0, 4.0]]]
 
 
 def test_a_mask_in_a_parquet_column(tmp_path: Path):
@@ -331,8 +340,10 @@ def test_damaged_files_are_named(tmp_path: Path):
     with pytest.raises(DataError, match="it holds Python objects"):
         RecordedStates.open(folder)
     (folder / "states.npy").unlink()
-    with pytest.raises(DataError, match=r"states.npy is not there"):
+    with pytest.raises(DataError, match=r"states.npy is not there; states.json names it\.$"):
         RecordedStates.open(folder)
+    with pytest.raises(DataError, match=r"b.npy is not there\.$"):
+        describe_states(tmp_path, files=["b.npy"], axes=["rows", "layers", "width"], layers=LAYERS, depth=3)
     with pytest.raises(StoreError, match=r"has no states.json"):
         RecordedStates.open(tmp_path)
     folder = per_request(tmp_path / "b", rows(2), LAYERS)
