@@ -119,7 +119,8 @@ def _baselines(result: Study) -> list[str]:
         return []
     rows = rows_where(result.table, result.pivot.where)
     scores = rows.loc[rows["layer"].isna()].astype({"score": float})
-    means = scores.groupby(["task", "metric", "probe"], sort=False)["score"].mean().reset_index()
+    groups = scores.groupby(["task", "metric", "probe"], sort=False, dropna=False)["score"]
+    means = groups.agg(lambda values: values.mean(skipna=False)).reset_index()
     lines: dict[str, list[str]] = {}
     for row in means.to_dict("records"):
         line = lines.setdefault(f"{row['task']}, {row['metric']} without the model", [])

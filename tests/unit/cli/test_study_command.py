@@ -125,3 +125,8 @@ def test_the_scores_of_baselines_stand_under_the_summary(capsys: pytest.CaptureF
     pivot = Pivot(("task", "metric", "layer"), ("probe",), where={"measure": "score"})
     _show(Study("probe", pd.DataFrame(rows), pivot=pivot), tmp_path, as_json=False)
     assert "mood, accuracy without the model: tfidf 0.7500, majority 0.5000\n" in capsys.readouterr().out
+    rows += [{**rows[2], "score": float("nan")}, {**rows[3], "task": None, "score": 0.25}]
+    _show(Study("probe", pd.DataFrame(rows), pivot=pivot), tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert "mood, accuracy without the model: tfidf nan, majority 0.5000\n" in out
+    assert "nan, accuracy without the model: majority 0.2500\n" in out
