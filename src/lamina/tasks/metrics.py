@@ -335,10 +335,11 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
     `counts` has for each class its numbers of rows predicted correctly, predicted, and true. 0 / 0 counts as 0.
     """
     total = [sum(class_counts[at] for class_counts in counts) for at in range(3)]
-    right, guessed, true = torch.tensor([*counts, total], dtype=torch.float64).T
+    right, guessed, true = torch.tensor([*counts, total], dtype=torch.float64).T  # the last row is the total
     scores = torch.stack([right / guessed, right / true, 2 * right / (guessed + true)], dim=1).nan_to_num(0.0)
-    weights = torch.stack([(guessed + true > 0).double(), true])[:, :-1]  # of the classes in the two means
-    means = weights @ scores[:-1] / weights.sum(1, keepdim=True).clamp(min=1)
+    class_scores, class_guessed, class_true = scores[:-1], guessed[:-1], true[:-1]
+    weights = torch.stack([(class_guessed + class_true > 0).double(), class_true])  # of macro and weighted avg
+    means = weights @ class_scores / weights.sum(1, keepdim=True).clamp(min=1)
     names = [*labels, "micro avg", "macro avg", "weighted avg"]
     rows = zip(names, [*counts, *[total] * 3], torch.cat([scores, means]).tolist(), strict=True)
     return [
@@ -373,11 +374,16 @@ def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
-@lru_cache(maxsize=1 << 16)
-def _stem(word: str) -> str:
+@lru_cache(maxsize=1)
+def _porter() -> Callable[[str], str]:
     from snowballstemmer import stemmer
 
-    return stemmer("porter").stemWord(word) if len(word) >= _STEMMED else word
+    return stemmer("porter").stemWord
+
+
+@lru_cache(maxsize=1 << 16)
+def _stem(word: str) -> str:
+    return _porter()(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 import sacrebleu
+import snowballstemmer
 from tests.support.deaths import forked
 
 from lamina.errors import DataError, UnknownNameError
+from lamina.tasks import metrics
 from lamina.tasks.metrics import score_texts
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -34,6 +36,15 @@ def test_rouge_is_the_mean_of_precision_and_recall():
 
 def test_rouge_is_the_mean_over_the_texts():
     assert score_texts(("rouge1",), ["cat", "cat", "x"], ["cat", "cat", "y"])["rouge1"] == pytest.approx(2 / 3)
+
+
+def test_one_stemmer_serves_all_words(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    stemmer = snowballstemmer.stemmer
+    monkeypatch.setattr(snowballstemmer, "stemmer", lambda name: made.append(name) or stemmer(name))
+    metrics._porter.cache_clear()
+    rouge("horses galloping", "foals grazing")
+    assert made == ["porter"]
 
 
 def test_rouge_looks_past_endings_case_and_signs():
