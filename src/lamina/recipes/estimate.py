@@ -213,9 +213,10 @@ def free_memory() -> int:
     """
     join_processes()  # gives each process its own GPU
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # the processes of a machine share its RAM
-    sharers = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return least_of_all(free_bytes(device) // sharers, device)
+    free = free_bytes(device)
+    if device.type == "cpu" and world_size() > 1:  # the processes of a machine share its RAM
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return least_of_all(free, device)
 
 
 MOST_READERS = 2000  # readers of an estimate, each of which takes about 10 ms

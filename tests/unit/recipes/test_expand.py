@@ -295,6 +295,11 @@ def test_a_sweep_goes_to_every_method_that_has_its_keys():
     assert with_sweep(made, {"init": ["he"]}).methods["edited"].grid["insert.init"] == ["he"]
 
 
+def test_a_sweep_reads_values_as_a_recipe_file_does():
+    given = ["a=1_000", "b='5',nan,inf,.inf"]
+    assert read_sweeps(given) == {"a": ["1_000"], "b": ["5", "nan", "inf", math.inf]}
+
+
 @pytest.mark.parametrize(
     ("sweeps", "message"),
     [
