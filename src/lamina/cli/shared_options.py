@@ -151,13 +151,17 @@ def names_of(option: str, values: Sequence[str] | None) -> list[str] | None:
 def by_reader(op: str, option: str, values: Sequence[str], allowed: str) -> dict[str, str]:
     """Return reader -> value from the values of a repeated option, each in the form READER=VALUE.
 
-    Raises ConfigError if a value has another form, or two name one reader. `op` is the command and `allowed` the form,
-    for the message.
+    Raises ConfigError for the first value that has another form or names a reader again. `op` is the command and
+    `allowed` the form, for the message.
     """
-    pairs = [text.partition("=") for text in values]
-    named = {reader: value for reader, _, value in pairs if reader and value}
-    if len(named) < len(values):
-        raise ConfigError(f"{op}: {option} is {', '.join(values)}; give {allowed} once for each reader.")
+    named: dict[str, str] = {}
+    for text in values:
+        reader, _, value = text.partition("=")
+        if not (reader and value):
+            raise ConfigError(f"{op}: {option} is '{text}'; give {allowed} once for each reader.")
+        if reader in named:
+            raise ConfigError(f"{op}: {option} names '{reader}' twice; give {allowed} once for each reader.")
+        named[reader] = value
     return named
 
 

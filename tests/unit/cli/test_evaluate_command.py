@@ -204,9 +204,9 @@ def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_fold
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        (["mood"], "--task is mood; give READER=TASK, such as ner=conll2003, once for each reader"),
-        (["=cola"], "--task is =cola; give READER=TASK"),
-        (["mood=cola", "mood=sst2"], "--task is mood=cola, mood=sst2; give READER=TASK"),
+        (["who=sst2", "mood", "=cola"], "--task is 'mood'; give READER=TASK, such as ner=conll2003, once for each"),
+        (["=cola"], "--task is '=cola'; give READER=TASK"),
+        (["who=sst2", "mood=cola", "mood=sst2"], "--task names 'mood' twice; give READER=TASK"),
         (["mod=cola"], "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (["mood=colla"], "unknown file or preset 'colla'; known: cola, sst2"),
         (["mood=none.tsv"], "unknown file or preset 'none.tsv'"),
@@ -289,7 +289,7 @@ def test_every_reader_is_scored_on_one_file(lamina, bank_folder: Path, tmp_path:
     for arguments, told in (
         ((renamed,), "has no column 'mood'; its columns are: text, feeling, words, tags. Name the columns of reader"),
         ((path, "--label", "moods=mood"), "unknown reader 'moods'"),
-        ((path, "--label", "mood=mood", "--label", "tags"), "give one value for all readers, or READER=VALUE once"),
+        ((path, "--label", "mood=mood", "--label", "tags"), "--label is 'tags'; give one value for all readers, or"),
         ((), "give either FILE, which every reader is scored on, or --task"),
         ((path, "--task", f"mood={path}"), "give either FILE"),
         ((path, "--split", "test"), "--split was given, but no task is a preset"),
