@@ -178,7 +178,7 @@ class TextClassKind(ClassKind[EncodedInputs]):
         processor, windows = check_tokenizer(processor), options.windows or self.per_token
         encoded = options.encode_texts(split.texts, processor, windows=windows)
         if options.part == "train" and options.stride is not None and encoded.truncated and not windows:
-            what = "fit: stride is %d, but no task labels the words of these texts, so %d are truncated and not cut"
+            what = "encode: stride is %d, but no task labels the words of these texts, so %d are truncated and not cut"
             logger.warning(what, options.stride, encoded.truncated)
         return TextInputs(encoded, processor)
 

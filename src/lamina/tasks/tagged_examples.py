@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -146,6 +146,7 @@ def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
     which a span begins at a word without letters or signs, another those in which a word looks like a tokenizer's
     piece. Raises DataError for a tag that is not in `spec.labels`.
     """
+    ids = _tag_ids(table, spec, tags)
     sentences = zip(table.column(spec.text), tags, strict=True)
     begun = [[word for word, mark in zip(*row, strict=True) if mark and mark[:2] == "B-"] for row in sentences]
     blank = [at for at, words in enumerate(begun) if not all(word_spans(str(word)) for word in words)]
@@ -153,16 +154,14 @@ def _split(table: Table, spec: ColumnSpec, tags: TagNames) -> Split:
     pieces = [at for at, words in enumerate(table.column(spec.text)) if any(map(_is_piece, words))]
     _warn(table, pieces, "a word that begins with ## or \u2581, as tokenizers write pieces; plain texts have words")
     joined = [join(words) for words in lab.every_row(table).column(spec.text)]
-    return _with_tags(table, spec, tags, (text for text, _ in joined), [words for _, words in joined])
+    every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
+    return Split.of((text for text, _ in joined), every, (words for _, words in joined))
 
 
-def _with_tags(
-    table: Table, spec: ColumnSpec, tags: TagNames, texts: Iterable[object], words: Sequence[Sequence[Span]]
-) -> Split:
-    """Return the examples `texts` of `table.whole`, whose words are `words`, with the `tags` of the rows in the table.
+def _tag_ids(table: Table, spec: ColumnSpec, tags: TagNames) -> list[tuple[int, ...]]:
+    """Return for each row of the table the ids of its `tags`; a word whose tag is None has none (-100).
 
-    A word whose tag is None, and every word of the other rows, has no label. Raises DataError for a tag that is not in
-    `spec.labels`.
+    Raises DataError for a tag that is not in `spec.labels`.
     """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
@@ -170,8 +169,7 @@ def _with_tags(
         for number, mark in enumerate(marks):
             if mark not in index:  # in a CoNLL file, every word has a line of its own
                 raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
-    ids = (tuple(index[mark] for mark in marks) for marks in tags)
-    return Split.of(texts, lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(words[row])), words)
+    return [tuple(index[mark] for mark in marks) for marks in tags]
 
 
 def _is_piece(word: object) -> bool:
@@ -294,8 +292,8 @@ def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> 
 
     Raises DataError for a tag that is not in `spec.labels`.
     """
-    every = lab.every_row(table)
+    ids, every = _tag_ids(table, spec, [row.tags for row in rows]), lab.every_row(table)
     texts = _labelled_texts(every, spec)
-    words = lab.with_gaps((row.words for row in rows), table, lambda row: word_spans(texts[row]))
+    words = [*lab.with_gaps((row.words for row in rows), table, lambda row: word_spans(texts[row]))]
     pairs = texts if spec.text_pair is None else zip(lab.texts(every, spec.text), texts, strict=True)
-    return _with_tags(table, spec, [row.tags for row in rows], pairs, [*words])
+    return Split.of(pairs, lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(words[row])), words)

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForTokenClassification, BertModel, PreT
 from lamina import evaluate, finetune, fit, predict
 from lamina.bank import Reader, ReaderBank
 from lamina.data.windows import IGNORED
+from lamina.errors import DataError
 from lamina.fusion.concat import Concat
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.base import EncodeOptions
@@ -186,6 +187,14 @@ def test_spans_at_words_that_no_plain_text_has_are_counted(caplog: pytest.LogCap
     rows = {"train": [row, {"tokens": ["b", "##"], "tags": ["O", "O"]}]}
     Task.from_dataset("token_classification", {**rows, "validation": [row]}, text="tokens", label="tags")
     assert "1 of 2 rows have a word that begins with ## or \u2581, as tokenizers write pieces" in caplog.text
+
+
+def test_an_unknown_tag_is_refused_before_warnings(caplog: pytest.LogCaptureFixture):
+    row = {"tokens": ["##a", "\u200b"], "tags": ["X", "B-Y"]}
+    rows, labels = {"train": [row], "validation": [row]}, ["O", "B-Y"]
+    with pytest.raises(DataError, match="has label 'X'; the labels are: O, B-Y"):
+        Task.from_dataset("token_classification", rows, text="tokens", label="tags", labels=labels)
+    assert caplog.text == ""
 
 
 def test_tags_that_no_token_can_tell_apart_are_counted(caplog: pytest.LogCaptureFixture):

@@ -51,7 +51,7 @@ def test_a_stride_that_has_no_effect_is_told(
 ):
     options = EncodeOptions(part=part, max_length=max_length, stride=1)
     inputs = kind_of(name).encode(Split.of(TEXTS), words, options)
-    assert ("fit: stride is 1, but no task labels the words of these texts" in caplog.text) is is_told
+    assert ("encode: stride is 1, but no task labels the words of these texts" in caplog.text) is is_told
     assert (len(inputs.lengths) > len(TEXTS)) is (name == "token_classification")
     kind_of(name).encode(Split.of(TEXTS), words, replace(options, stride=None))
     assert caplog.text.count("stride") == is_told
