@@ -50,8 +50,16 @@ _NO_LISTS = (str, bytes, bytearray, memoryview, set, frozenset, Mapping)  # a se
 _SELECTORS = (int, str, list, tuple, range)
 _MONITORS = ("Monitor", "Cascade")
 _CLASSES = (
-    *(*_MONITORS, "Calibration", "DriftSketch", "Figure", "Pivot", "ReaderBank", "ReaderCollection", "ReplyFacts"),
-    *("Study", "Task"),
+    *_MONITORS,
+    "Calibration",
+    "DriftSketch",
+    "Figure",
+    "Pivot",
+    "ReaderBank",
+    "ReaderCollection",
+    "ReplyFacts",
+    "Study",
+    "Task",
 )
 # type of an option, as an annotation writes it -> (what it must be, whether a value is of the type)
 _TYPES: dict[str, tuple[str, Callable[[object], bool]]] = {

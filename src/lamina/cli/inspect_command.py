@@ -104,7 +104,8 @@ def inspect(  # noqa: PLR0913
     inserted layers, on the diagonal and off it. Wrong input ends with one sentence and exit code 2.
     """
     if inserted_weights is not None:
-        _draw_inserted([model, *(beside or [])], inserted_weights, (layer, projection, stack), head, as_json=as_json)
+        names = [model, *(beside or [])]
+        _draw_inserted(names, inserted_weights, head, layer=layer, projection=projection, stack=stack, as_json=as_json)
         return
     if beside or layer is not None or projection or head or stack:
         problem = "an option says what to draw, but there is no file to draw to"
@@ -247,13 +248,20 @@ _TITLE = "Mean inserted weights on the diagonal and off it; for the change, mean
 
 
 def _draw_inserted(
-    names: list[str], path: Path, choice: tuple[int | None, str | None, str | None], head: int, *, as_json: bool
+    names: list[str],
+    path: Path,
+    head: int,
+    *,
+    layer: int | None,
+    projection: str | None,
+    stack: str | None,
+    as_json: bool,
 ) -> None:
     """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    `choice` is the layer, projection and stack of the inserted layer (None: any), and `head` the attention head to
-    draw, from 0. Raises UnknownNameError if no inserted layer fits `choice`, ModelNotFoundError if a model cannot be
-    found, and the errors of `inserted_weights` and `weight_maps`.
+    `head` is the attention head to draw, from 0. `layer`, `projection` and `stack` choose the inserted layer (None:
+    any). Raises UnknownNameError if no inserted layer fits them, ModelNotFoundError if a model cannot be found, and
+    the errors of `inserted_weights` and `weight_maps`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class
@@ -262,7 +270,8 @@ def _draw_inserted(
     short = [Path(name).name for name in by_name]
     labels = short if len(set(short)) == len(short) else list(by_name)
     by_label = dict(zip(labels, by_name.values(), strict=True))
-    weight_maps({label: chosen_weight(weights, *choice) for label, weights in by_label.items()}, path, head=head)
+    chosen = {label: chosen_weight(weights, layer, projection, stack) for label, weights in by_label.items()}
+    weight_maps(chosen, path, head=head)
     rows = [{"model": label, **row} for label, weights in by_label.items() for row in diagonals(weights)]
     if as_json:
         print_json(rows)

@@ -133,7 +133,8 @@ def run_recipe(
     if ray is not None and not is_separate:
         problem = "the readers of the recipe share each pass of the model, in one process"
         raise ConfigError(f"recipe: ray is set; {problem}. Leave it out, or set separately: true.")
-    folder, show = None if output is None else Path(output), {"progress": True, **recipe.fit, **options}["progress"]
+    folder = None if output is None else Path(output)
+    show = {"progress": True, **recipe.fit, **options}["progress"]
     lock = nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ())
     with _other_progress_bars(show=bool(show)), lock:
         session = _Session(recipe, load_tasks(recipe, data), folder)

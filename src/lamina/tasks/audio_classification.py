@@ -224,7 +224,7 @@ class LazyAudio(LazyFile):
 
 def _is_cut_page(end: bytes) -> bool:
     """Return whether the last page in the `end` of an Ogg file is shorter than its table of lengths says."""
-    page = end[max(0, end.rfind(b"OggS")) :]
+    page = end[max(0, end.rfind(b"OggS")) :]  # if no page begins there, all `_PAGE` bytes, which no table exceeds
     return len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]])
 
 

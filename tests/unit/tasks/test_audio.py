@@ -318,6 +318,11 @@ def test_a_cut_file_of_a_rarer_format_is_no_clip(kind: str, tmp_path: Path):
             opened(cut)
 
 
+@pytest.mark.parametrize("byte", [b"\0", b"\x1b", b"\xff"])
+def test_an_ogg_file_with_a_long_tail_is_whole(byte: bytes):
+    assert len(opened(sound_bytes(tone(seconds=2), kind="OGG", subtype="VORBIS") + byte * 70_000)) == 2 * RATE
+
+
 def test_a_flac_file_from_a_pipe_does_not_say_its_number_of_samples():
     data = bytearray(sound_bytes(tone(), kind="FLAC", subtype="PCM_16"))
     data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])  # the number of samples in the first block
