@@ -75,9 +75,9 @@ def run_cells(
 ) -> tuple[list[State], list[Failure]]:
     """Run all cells (independent pieces of work) except those that are already in `done`.
 
-    A cell that raises an error becomes a failure, and the others continue. Torch is seeded for each cell by its file
-    name, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the processes
-    cannot continue without each other, so a cell's error is raised.
+    A cell that raises an error, or that a Ray worker cannot unpickle, becomes a failure, and the others continue. Torch
+    is seeded for each cell by its file name, so results do not depend on the order in which cells end, or on where they
+    run. Under `torchrun` the processes cannot continue without each other, so a cell's error is raised.
 
     Args:
         cells: The cells, each with its own key and file.
@@ -120,7 +120,8 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
     """Run the cells in `todo` (number of the cell -> cell) as Ray tasks; yield (number, result or failure) as they end.
 
     `address` is that of the cluster, see `ray` of `run_cells`. A cell whose worker died is tried again, and fails after
-    `RETRIES` more deaths. If the cluster has GPUs, each cell gets one to itself. `op` is the operation, for messages.
+    `RETRIES` more deaths; one that a worker cannot unpickle fails at once. If the cluster has GPUs, each cell gets one
+    to itself. `op` is the operation, for messages.
 
     Raises:
         ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
@@ -141,7 +142,8 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
             try:
                 outcome = ray.get(ended)
             except ray.exceptions.RayTaskError as error:  # an error outside the cell's own work, such as in unpickling
-                outcome = Failure(dict(todo[number].key), f"{type(error.cause).__name__}: {first_line(error.cause)}")
+                reason = f"{type(error.cause).__name__}: {first_line(error.cause)}"
+                outcome = Failure(dict(todo[number].key), reason, str(error))  # Ray's text is the remote traceback
             except ray.exceptions.RayError as error:
                 reason = f"{type(error).__name__}: its worker died {RETRIES + 1} times"
                 outcome = Failure(dict(todo[number].key), reason)
@@ -199,10 +201,11 @@ class Shelf:
         states: dict[str, State] = {}
         for cell in cells:
             if (path := self.path(cell)).exists():
-                before, states[cell.file] = self._unsealed(path)
+                before, state = self._unsealed(path)
                 if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
                     rule = "resuming needs the same settings. Give another output folder, or leave resume out"
                     raise ConfigError(f"{self._op}: {path} belongs to a {self._what} with {differs}; {rule}.")
+                states[cell.file] = state
         return states
 
     def state(self, path: Path) -> State:

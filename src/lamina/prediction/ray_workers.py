@@ -35,7 +35,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
     Raises:
         ConfigError: If no cluster answers at the address, or it has no room for so many workers.
-        LaminaError: If a worker died several times.
+        LaminaError: If a worker died several times, or `work` raised an error that cannot be pickled.
         MissingExtraError: If Ray is not installed.
         Exception: The error that `work` raised, after the answers of the items before it. The item is not tried again.
     """
@@ -61,9 +61,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
             if pending:
                 place, item, answer = pending.popleft()
                 try:
-                    result = ray.get(answer)
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from error
+                    result = _result(ray, answer, op)
                 except ray.exceptions.RayError:
                     # The next item may have ended the worker before this answer was sent. A new worker gets it alone.
                     actors[place] = worker.remote(held)
@@ -73,15 +71,27 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
             raise ended
 
 
+def _result(ray: ModuleType, answer: object, op: str) -> Any:
+    """Wait for an answer of a worker and return it.
+
+    Raises the error that the work raised, or LaminaError, which begins with `op`, if that error cannot be pickled; and
+    Ray's error if the worker died.
+    """
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ray.exceptions.RayError):  # stands for an error that cannot be pickled
+            raise LaminaError(f"{op}: the work failed ({first_line(error.cause)}).") from error
+        raise error.cause from error
+
+
 def _alone(ray: ModuleType, actor: Any, item: object, op: str) -> Any:
     """Return the result of one item from the worker `actor`.
 
-    Raises LaminaError, which begins with `op`, if the worker dies, and the error that the work raises.
+    Raises LaminaError, which begins with `op`, if the worker dies, and the errors of `_result`.
     """
     try:
-        return ray.get(actor.run.remote(item))
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
+        return _result(ray, actor.run.remote(item), op)
     except ray.exceptions.RayError as error:
         kept = "Earlier answers are kept; run again to continue"
         raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error

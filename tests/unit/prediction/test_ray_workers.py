@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,17 @@ def test_an_error_of_the_work_is_raised_as_it_is_and_its_item_is_not_tried_again
         next(answers)
     assert caught.value is error
     assert work.calls.count(3) == 1
+
+
+@pytest.mark.parametrize("times", [0, 1])  # how often the worker dies first
+def test_an_error_that_cannot_be_pickled_is_a_lamina_error_with_its_text(times: int):
+    class DiesFirst(Work):
+        def __call__(self, item: int) -> int:
+            self.calls.append(item)
+            raise SystemExit if len(self.calls) <= times else ValueError(Lock())
+
+    with pytest.raises(LaminaError, match=r"test: the work failed \(.*ValueError isn't serializable.*\)"):
+        list(in_order(DiesFirst({}), "local", 1, "test", range(1)))
 
 
 def test_an_error_after_the_death_of_a_worker_is_raised_too():

@@ -6,11 +6,13 @@ import functools
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from tests.support.cells import cells, needs_ray, runs
 
+from lamina.cells import run_cells as cell_runs
 from lamina.cells.run_cells import Shelf
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.studies.runner import Cell, Failure, run_cells
@@ -48,6 +50,34 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     (noted,) = json.loads((tmp_path / "out" / "failures.json").read_text())
     assert noted["error"] == failure.error
     assert "_work" in noted["traceback"]
+
+
+def test_an_error_outside_the_work_of_a_cell_has_the_traceback_of_the_worker(monkeypatch: pytest.MonkeyPatch):
+    exceptions = pytest.importorskip("ray.exceptions")
+    trace = "Traceback (most recent call last):\n  File 'x.py', line 3\nImportError: no module of that name"
+    error = exceptions.RayTaskError("_outcome", trace, ImportError("no module of that name"), "proc", 1, "ip")
+
+    def get(number: int) -> dict[str, float]:
+        if number:
+            raise error.as_instanceof_cause()
+        return {"score": 0.5}
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: True,
+        cluster_resources=lambda: {"CPU": 1.0},
+        remote=lambda **_: lambda _work: SimpleNamespace(remote=lambda cell, _op: cell.key["seed"]),
+        wait=lambda pending, num_returns: (pending[:num_returns], pending[num_returns:]),
+        get=get,
+        exceptions=exceptions,
+    )
+    monkeypatch.setattr(cell_runs, "import_ray", lambda _op: ray)
+    both = [Cell({"seed": seed}, dict) for seed in range(2)]
+    states, (failure,) = cell_runs.run_cells(
+        both, op="study", done={}, on_end=lambda *_: None, progress=False, ray="local"
+    )
+    assert states == [{"score": 0.5}]
+    assert (failure.key, failure.error) == ({"seed": 1}, "ImportError: no module of that name")
+    assert "File 'x.py', line 3" in failure.traceback
 
 
 @pytest.mark.parametrize("folder", ["file/out", "file"])
