@@ -194,7 +194,7 @@ class LaminaEstimator(BaseEstimator):
         elif isinstance(given, FusionConfig):
             fusion, head, stack = given, default.head, None
             if isinstance(head, SequenceClassification):
-                head = replace(head, pooling=getattr(self, "pooling", "mean"))
+                head = replace(head, pooling="mean")
         elif isinstance(given, Reader) and type(given.head) is type(default.head):
             fusion, head, stack = given.fusion, given.head, given.stack
         else:

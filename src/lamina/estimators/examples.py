@@ -77,8 +77,9 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     single = isinstance(rows[0], str)
     for row, text in enumerate(rows):
         parts = list(text) if not single and isinstance(text, tuple | list | np.ndarray) else [text]
-        wrong = next((part for part in parts if not isinstance(part, str)), parts)
-        if wrong is not parts or len(parts) != (1 if single else 2):
+        others = [part for part in parts if not isinstance(part, str)]
+        if others or len(parts) != (1 if single else 2):
+            wrong = others[0] if others else parts
             came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
             raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
     return [str(text) for text in rows] if single else [(str(first), str(second)) for first, second in rows]

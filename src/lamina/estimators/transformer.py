@@ -123,7 +123,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         targets = any_targets(y, texts, self._op())
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank.remove(READER)
-        reader = bank.add(READER, self._reader(task, self.fusion, seed))
+        reader = bank.add(READER, self._reader(task, self.fusion, seed, pooling=self.pooling))
         self._train(bank, task, seed)
         return reader
 

@@ -266,16 +266,16 @@ class BankRunner(Runner):
         needs = (self.training_memory if trains else self.scoring_memory)(group, options)
         if (needed := needs.total(rows)) <= free:
             return
-        names, larger = ", ".join(group.names), None
+        names, fits = ", ".join(group.names), None
         if trains:
             what = f"the gradients of {names} keep"
             if (steps := needs.accumulation_steps(options.step_size, free * world_size())) is not None:
-                size = options.step_size // steps
-                larger = f"batch_size={size} with gradient_accumulation_steps={steps}, which makes the same steps"
+                smaller = options.step_size // steps
+                fits = f"batch_size={smaller} with gradient_accumulation_steps={steps}, which makes the same steps"
         else:
             what = f"scoring {names} takes"
-            larger = f"eval_batch_size={fit}" if (fit := needs.max_rows(free)) else None
-        hint = "Not one row fits. Use a" if larger is None else f"Use {larger}, or a"
+            fits = f"eval_batch_size={most}" if (most := needs.max_rows(free)) else None
+        hint = "Not one row fits. Use a" if fits is None else f"Use {fits}, or a"
         raise ConfigError(
             f"{self.op}: {what} {needed / GIB:.1f} GiB for {rows} rows of {tokens} tokens; {free / GIB:.1f} GiB are "
             f"free. {hint} smaller max_length, fewer layers or fewer readers."

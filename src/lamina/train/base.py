@@ -82,8 +82,10 @@ class Runner(ABC):
         # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
         first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
-            check_has_weights(self.op, self.base)
-            return main_device(self.base)
+            device = main_device(self.base)
+            if device.type == "meta":
+                check_has_weights(self.op, self.base)  # raises
+            return device
         return first.device
 
     def arguments(self, batch: Batch) -> dict[str, Any]:

@@ -126,12 +126,10 @@ def apply_sweep(
         UnknownNameError: If a key of `grid` is not among `keys`.
     """
     full = {key: full_key(key, keys, "sweep") for key in sweeps if _full_keys(key, keys)}
+    if not full:  # the grid's own keys, which may be wrong, are left to `expand`
+        return {key: list(values) for key, values in grid.items()}, set()
     replaced = set(full.values())
-    changed = {
-        key: list(values)
-        for key, values in grid.items()
-        if not replaced or full_key(key, keys, "sweep") not in replaced
-    }
+    changed = {key: list(values) for key, values in grid.items() if full_key(key, keys, "sweep") not in replaced}
     return changed | {full[key]: list(sweeps[key]) for key in full}, set(full)
 
 

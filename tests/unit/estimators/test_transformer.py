@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -67,6 +69,18 @@ def test_a_fusion_learns_from_classes_numbers_or_several_labels(base: str, texts
     )
     assert pipeline.fit(texts, mood).score(texts, mood) == 1.0
     assert list(pipeline[0].get_feature_names_out()) == [f"fusion_{at}" for at in range(6)]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_a_fusion_is_trained_with_the_pooling_of_its_features(
+    base: str, texts: list[str], mood: list[str], pooling: Any, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[str] = []
+    monkeypatch.setattr(
+        LaminaTransformer, "_train", lambda _, bank, *__: seen.append(bank["reader"].config.head.pooling)
+    )
+    LaminaTransformer(base, fusion=lamina.ScalarMix(), pooling=pooling).fit(texts, mood)
+    assert seen == [pooling]
 
 
 def test_a_fusion_without_weights_needs_no_labels(base: str, texts: list[str]):
