@@ -42,12 +42,8 @@ class ReaderCollection(nn.Module):
     """A model, the readers that were added to it, and the passes that run both; the base class of `ReaderBank`.
 
     See `ReaderBank` for the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
-
-    Attributes:
-        model: The shared model.
     """
 
-    model: PreTrainedModel
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
 
     @check_types("bank")
@@ -71,7 +67,7 @@ class ReaderCollection(nn.Module):
         if train_base:
             check_no_adapters(model, "bank: train_base is set")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
-        vars(self)["model"] = model  # so that nn.Module does not register it as a submodule
+        self._model = (model,)  # in a tuple, so that nn.Module does not register it as a submodule
         self.train_base = train_base
         self.saves_base = train_base if saves_base is None else saves_base
         self.processor: Any = processor
@@ -113,6 +109,19 @@ class ReaderCollection(nn.Module):
         super().__setstate__(state)
         drop_copied_hooks(self.model)
         mark_as_read(self.model, self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # `nn.Module` would register another model as a submodule, and the property would go on to return the old one.
+        if name != "model":
+            super().__setattr__(name, cast("nn.Module", value))
+        elif value is not self.model:
+            problem = f"the readers belong to the bank's {type(self.model).__name__}, which cannot be replaced"
+            raise ConfigError(f"bank: {problem}. Make a new bank, ReaderBank(model).")
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The shared model."""
+        return self._model[0]
 
     def extra_repr(self) -> str:
         """Return the class and name of the model, for `print(bank)`."""

@@ -545,6 +545,20 @@ def test_a_copied_reader_goes_on_with_the_same_random_numbers(
     )
 
 
+def test_the_model_of_a_bank_cannot_be_replaced(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    model, before = bank.model, bank(**batch)["ada"].logits
+    for other in (FAMILIES["bert"].known(), None, torch.compile(model), 3):
+        with pytest.raises(ConfigError, match=r"the bank's Bert.* cannot be replaced\. Make a new bank"):
+            bank.model = other
+    with pytest.raises(AttributeError, match="model"):
+        del bank.model
+    bank.model = model
+    for twin in (bank, copy.deepcopy(bank), pickle.loads(pickle.dumps(bank))):
+        assert [name for name, _ in twin.named_children()] == ["readers"]
+        assert torch.equal(twin(**batch)["ada"].logits, before)
+    assert bank.model is model
+
+
 # Who reads a model, and edits under a bank
 
 
