@@ -209,7 +209,9 @@ def intercept_generate(interception: Interception) -> Iterator[None]:
     with _lock:
         if not _open:
             names = (*_CHECKS, *DECODING_METHODS)
-            _original.update({name: getattr(mixin, name) for name in names if hasattr(mixin, name)})
+            # not every version of transformers has the methods that `_check_loop` checks; it must have the others
+            required = (name for name in names if _CHECKS.get(name) is not _check_loop or hasattr(mixin, name))
+            _original.update({name: getattr(mixin, name) for name in required})
             for name, function in _original.items():
                 check = _CHECKS.get(name)
                 setattr(mixin, name, _followed(name, function) if check is None else _checked(check, function))

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from lamina.layers.types import Tokenizer, WritingModel
 
 Watched = Literal["output", "both"]
-Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
+# What a tokenizer returns, token ids, or one or more texts; in a list, also pairs of texts.
+Prompts = Inputs | Tensor | str | Sequence[str | tuple[str, str]]
 
 
 @final
@@ -474,7 +475,8 @@ def stream(
             cast("WritingModel", model).generate(**prompts, **options, stopping_criteria=ends)
 
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
-        _ = watching.stopping if stop else None
+        if stop:
+            _ = watching.stopping  # raises ConfigError if a drift test is in use
     return _in_thread(write, bank.device.type)
 
 
@@ -483,7 +485,7 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 
     Texts are tokenised, padded as in `padding_of` (on the left for a decoder-only model), and moved to the bank's
     device. Token ids and mappings are used as they are, on their own device. Raises ConfigError if there is no prompt,
-    a prompt has no token, or texts are given and the bank has no tokenizer.
+    a prompt has no token or is neither a text nor a pair of texts, or the bank has no tokenizer for texts.
     """
     if isinstance(inputs, Mapping):
         return _check_tokens(inputs)
@@ -495,7 +497,15 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
     if not texts:
         raise ConfigError("bank.stream: there is no prompt; at least one is needed.")
-    encoded: list[Tensor] = [torch.tensor(tokenizer(encodable(text))["input_ids"]).long() for text in texts]
+    encoded: list[Tensor] = []
+    for number, text in enumerate(texts):
+        is_pair = isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text)
+        if not (is_pair or isinstance(text, str)):
+            problem = f"prompt {number} is of type {type(text).__name__}; a text, or a pair of texts, is needed"
+            raise ConfigError(f"bank.stream: {problem}. Give token ids as a tensor.")
+        parts = [text] if isinstance(text, str) else text
+        tokens = cast("Tokenizer", tokenizer)(*map(encodable, parts))
+        encoded.append(torch.tensor(tokens["input_ids"]).long())
     # in a decoder-only model, the new tokens must follow the text, not the padding
     side = "left" if "main" in bank.stacks else tokenizer.padding_side
     pad = partial(pad_sequence, batch_first=True, padding_side=side)

@@ -16,7 +16,7 @@ from tests.support.tiny import FAMILIES
 from torch import Tensor
 from transformers import GenerationMixin
 
-from lamina.bank import Reader, ReaderBank
+from lamina.bank import Reader, ReaderBank, generation
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
@@ -235,6 +235,17 @@ def test_the_tokens_read_are_compared_to_those_returned(change: Callable[[Tensor
     else:
         with pytest.raises(ConfigError, match=f"has no output: {message}"):
             outputs["r"]
+
+
+def test_a_transformers_without_a_decoding_method_is_not_listened_to(monkeypatch: pytest.MonkeyPatch):
+    bank = bank_of("gpt2-CausalLM")
+    monkeypatch.delattr(GenerationMixin, "load_custom_generate", raising=False)  # other versions lack it
+    with bank.listen():
+        bank.model.generate(**prompt(bank), **SHORT)
+    monkeypatch.delattr(GenerationMixin, "_beam_search")
+    with pytest.raises(AttributeError, match="_beam_search"), bank.listen():
+        pass
+    assert not generation._open
 
 
 def test_a_reader_listens_once_at_a_time():

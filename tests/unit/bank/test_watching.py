@@ -7,6 +7,7 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.support.tiny import FAMILIES
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
-from lamina.bank import Reader, ReaderBank
+from lamina.bank import Reader, ReaderBank, watching
 from lamina.bank.monitoring import token_logits
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, UnknownNameError
@@ -247,6 +248,25 @@ def test_an_empty_prompt_is_refused(empty: Any):
     for one in prompts:
         with pytest.raises(ConfigError, match=message):
             bank.stream(bank.model, one, monitors=[FLAG])
+
+
+def test_prompts_that_are_no_texts_are_named_with_their_type_and_pairs_are_read():
+    bank = bank_of()
+    bank.processor = tiny_tokenizer()
+    encode: Any = unwrap(watching._encode_prompts)  # without the type checks of the tests
+    for given, named in (
+        (["a", None], "1 is of type NoneType"),
+        ([1, 2], "0 is of type int"),
+        ([[1, 2, 3]], "0 is of type list"),
+        ([("a", None)], "0 is of type tuple"),
+        ([["a"]], "0 is of type list"),
+    ):
+        with pytest.raises(ConfigError, match=rf"bank\.stream: prompt {named}; a text, or a pair of texts, is needed"):
+            encode(bank, given)
+    ids = torch.tensor([bank.processor("the", "film")["input_ids"]])
+    expected = list(bank.stream(bank.model, ids, monitors=[FLAG], **SHORT))
+    got = list(bank.stream(bank.model, [("the", "film")], monitors=[FLAG], **SHORT))
+    assert torch.equal(scores_of(got), scores_of(expected))
 
 
 def test_steps_have_text_floats_and_flags_as_plain_values():
