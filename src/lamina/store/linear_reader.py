@@ -136,9 +136,11 @@ class LinearReader:
             convert_errors(lambda reason: damaged(path, f"is not a linear reader ({reason})")),
             cast("Any", safe_open(str(path), "pt")) as file,
         ):
-            facts = parse_json(str(file.metadata()[_KEY]))
-            facts |= {name: tuple(facts[name]) for name in ("layers", "labels")}
-            return cls(**facts, **{name: file.get_tensor(name) for name in ("weight", "bias")})
+            metadata: dict[str, str] = file.metadata() or {}
+            facts = parse_json(metadata[_KEY])  # later versions may write more keys
+            layers, labels = tuple(facts["layers"]), tuple(facts["labels"])
+            weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
+            return cls(layers, labels, facts["pooling"], facts["problem_type"], weight, bias)
 
     def save_onnx(self, path: str | PathLike[str]) -> None:
         """Write the map as an ONNX graph: input "states" `[rows, layers * width]`, output "logits" `[rows, classes]`.

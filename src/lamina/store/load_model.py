@@ -130,11 +130,11 @@ def _load(
     architecture, edits = read_record(name, revision)
     with models.model_errors(name, config.model_type):
         empty = models.empty_model(config, kind)
+        models.check_size(models.source_of(name, revision), empty)
+        models.check_files(models.source_of(name, revision), config)
         if labels is not None and not _has_classes(empty, kind, len(labels)):
             what = "labels name the classes of a head, and a %s has none; give a head such as 'sequence_classification'"
             logger.warning(f"load: {what}", type(empty).__name__)
-        models.check_size(models.source_of(name, revision), empty)
-        models.check_files(models.source_of(name, revision), config)
         plain: Any = type(empty) if edits and kind.__name__.startswith("AutoModel") else kind
         load_weights = partial(
             (with_inserts(plain, edits) if edits else plain).from_pretrained,

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lamina.errors import StoreError, UnknownNameError, convert_errors
@@ -35,14 +35,18 @@ class SavedFacts(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def check_keys(cls, fields: object) -> object:
-        """Return `fields`; for an unknown key, raise an error of pydantic with the keys that this class has."""
+    def check_keys(cls, fields: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Return the object that `handler` makes of `fields`; a missing or wrong field is reported first.
+
+        For an unknown key, raise an error of pydantic with the keys that this class has.
+        """
+        facts = handler(fields)
         keys = list(cast("JSONObject", fields)) if isinstance(fields, dict) else []
         if unknown := [key for key in keys if key not in cls.model_fields]:
             raise PydanticCustomError("unknown_key", "unknown", {"key": unknown[0], "known": list(cls.model_fields)})
-        return cast("object", fields)
+        return facts
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -68,7 +72,7 @@ class SavedFacts(BaseModel):
             problem = error.errors()[0]
         where, context = ".".join(map(str, problem["loc"])), problem.get("ctx", {})
         if problem["type"] == "unknown_key":
-            key, *known = (f"{where}.{name}".lstrip(".") for name in (context["key"], *context["known"]))
+            key, *known = (f"{where}.{name}" if where else name for name in (context["key"], *context["known"]))
             raise UnknownNameError(op=f"load: {path}", got=key, known=known, what="key")
         if problem["type"] == "missing":
             raise damaged(path, f"has no '{where}'")

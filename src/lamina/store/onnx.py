@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lamina.bank import ReaderBank
 from lamina.bank.segments import separators_of
 from lamina.bank.stack_pass import attach
-from lamina.errors import ConfigError, LaminaError, StoreError, UnsupportedModelError, first_line, require_packages
+from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion
 from lamina.heads import HEADS
@@ -159,9 +159,9 @@ def export_onnx(
             float32, or returns neither output of `main`; or if torch cannot write, or onnxruntime cannot run, a part.
         NotFiniteError: If a weight holds NaN or infinity.
         StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
-        MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
+        MissingExtraError: If onnx, onnxscript or onnxruntime, or a package that these import, is not installed.
     """
-    require_packages(_OP, "onnx", "onnx", "onnxscript", "onnxruntime")
+    import_packages(_OP, "onnx", "onnxscript", "onnxruntime")
     is_bank = isinstance(bank_or_model, ReaderBank)
     digests = reader_digests(bank_or_model, readers) if is_bank else {}
     readers = [readers] if isinstance(readers, str) else readers
@@ -183,6 +183,18 @@ def export_onnx(
         )
         write_json(stage / MARK, facts.model_dump())
     return facts
+
+
+def import_packages(op: str, *packages: str) -> None:
+    """Import packages of the extra "onnx" for the operation `op`, so that a broken installation is noticed before work.
+
+    Raises MissingExtraError if one of them, or a package that it imports, is not installed.
+    """
+    for package in packages:
+        try:
+            import_module(package)
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, op=op, extra="onnx") from error
 
 
 def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lamina.errors import StoreError, first_line, require_packages
+from lamina.errors import StoreError, first_line
 from lamina.layers.preserve import evaluating
 from lamina.store.onnx import (
     GRAPH,
@@ -20,6 +20,7 @@ from lamina.store.onnx import (
     OnnxFacts,
     check_outputs,
     hash_of_graph,
+    import_packages,
     open_session,
     reader_digests,
 )
@@ -71,9 +72,9 @@ class OnnxEngine:
                 PyTorch's. A quantised graph is not compared here, because its scores were compared on export.
             UnknownNameError: If `onnx.json` has an unknown key.
             ConfigError: If the frozen model or the processor has changed since the bank was made.
-            MissingExtraError: If onnxruntime is not installed.
+            MissingExtraError: If onnxruntime, or a package that it imports, is not installed.
         """
-        require_packages(_OP, "onnx", "onnxruntime")
+        import_packages(_OP, "onnxruntime")
         facts = OnnxFacts.read(folder / MARK)
         digests = reader_digests(bank)
         same = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import partial
 from inspect import unwrap
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.support.portions import one_in
 from tests.support.training import tiny_bank
 
 from lamina.bank import Reader
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.concat import Concat
 from lamina.fusion.elementwise import Elementwise
@@ -230,6 +232,18 @@ def test_linear_readers_become_other_formats(tmp_path: Path, fusion: Any, proble
     session = runtime.InferenceSession(str(tmp_path / "x.onnx"), providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, {"states": features.astype(np.float32)})
     np.testing.assert_allclose(answer, expected, atol=WITHIN, rtol=WITHIN)
+
+
+def test_a_file_of_a_later_version_is_read_and_one_without_a_setting_is_refused(tmp_path: Path):
+    facts = {"layers": [1], "labels": ["a", "b"], "pooling": "mean", "problem_type": "classification"}
+    tensors, path = {"weight": torch.eye(2), "bias": torch.zeros(2)}, tmp_path / "x.safetensors"
+    save_file(tensors, path, {"lamina_linear": json.dumps({**facts, "later": 1})})
+    assert LinearReader.load(path).labels == ("a", "b")
+    del facts["pooling"]
+    for metadata, lost in (({"lamina_linear": json.dumps(facts)}, "pooling"), (None, "lamina_linear")):
+        save_file(tensors, path, metadata)
+        with pytest.raises(StoreError, match=rf"is not a linear reader \(KeyError '{lost}'\)"):
+            LinearReader.load(path)
 
 
 def test_a_reader_that_is_not_linear_is_refused():

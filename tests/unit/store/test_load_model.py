@@ -4,6 +4,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -67,6 +68,18 @@ class TestFolder:
     def test_labels_that_name_no_classes(self, base: Path, labels: Any):
         with pytest.raises(ConfigError, match="load: labels are"):
             load(base, head="sequence_classification", labels=labels)
+
+    def test_damaged_files_are_reported_before_labels_without_a_head(
+        self, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        load(base, labels=["a", "b"])
+        assert "labels name the classes of a head" in caplog.text
+        caplog.clear()
+        shutil.copytree(base, tmp_path / "damaged")
+        os.mkfifo(tmp_path / "damaged" / "pipe")
+        with pytest.raises(StoreError, match="is neither a file nor a folder"):
+            load(tmp_path / "damaged", labels=["a", "b"])
+        assert "labels name" not in caplog.text
 
     def test_a_head_of_another_family(self, base: Path):
         with pytest.raises(

@@ -8,6 +8,7 @@ import sys
 from ast import literal_eval
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx as onnx_file
@@ -256,6 +257,11 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.export, "export", refuse)
     with pytest.raises(UnsupportedModelError, match=r"cannot be written as ONNX \(no counterpart of aten\.odd\)"):
         export_onnx(tiny_bank(), tmp_path / "out")
+    lost = ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir")
+    monkeypatch.setattr(onnx, "import_module", Mock(side_effect=lost))  # onnxscript is there, what it needs is not
+    with pytest.raises(MissingExtraError, match=r"export: needs the package 'onnx_ir'.*'lamina\[onnx\]'"):
+        export_onnx(tiny_bank(), tmp_path / "out")
+    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"export: .*pip install 'lamina\[onnx\]'"):
         export_onnx(tiny_bank(), tmp_path / "out")
@@ -283,12 +289,24 @@ def test_tokens_of_an_encoder_alone_need_no_decoder():
 
 def test_an_unknown_key_is_named_with_those_of_its_own_place(tmp_path: Path):
     output = {"kind": None, "problem_type": None, "labels": [], "axes": [], "max_length": None}
+    score = {"metric": "f1", "float32": 0.5, "int8": 0.5}
     facts: dict[str, Any] = {"format": 1, "base": None, "model_type": "bert", "inputs": [], "files": []}
     for extra, known in (
         ({"outputs": {"mood": {**output, "axis": 1}}}, "'outputs.mood.axis'; known: outputs.mood.kind, "),
-        ({"outputs": {}, "int8": {"mood": {"metric": "f1", "int9": 1}}}, "'int8.mood.int9'; known: int8.mood.metric, "),
+        ({"outputs": {}, "int8": {"mood": {**score, "int9": 1}}}, "'int8.mood.int9'; known: int8.mood.metric, "),
         ({"outputs": {}, "file": []}, "'file'; known: format, base"),
     ):
         (tmp_path / "onnx.json").write_text(json.dumps(facts | {"max_difference": 0.0} | extra))
         with pytest.raises(UnknownNameError, match=f"unknown key {known}"):
             onnx.OnnxFacts.read(tmp_path / "onnx.json")
+
+
+def test_a_missing_or_wrong_field_is_named_before_an_unknown_key_which_is_named_as_it_is(tmp_path: Path):
+    path = tmp_path / "onnx.json"
+    for score, message in (({"int9": 1}, "has no 'metric'"), ({"metric": 3, "int9": 1}, "has '3' as 'metric'")):
+        path.write_text(json.dumps(score))
+        with pytest.raises(StoreError, match=message):
+            onnx.Int8Score.read(path)
+    path.write_text(json.dumps({"metric": "f1", "float32": 0.5, "int8": 0.5, ".int8": 0.5}))
+    with pytest.raises(UnknownNameError, match=r"unknown key '\.int8'; known: metric, float32"):
+        onnx.Int8Score.read(path)
