@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
@@ -47,9 +46,11 @@ class ExplainWorker(ReaderWorker[Explanation]):
     ) -> Generator[None, None, list[Explanation]]:
         """Explain a text; return a list with its explanation. A generator without a pause.
 
-        `budget` is not used. Raises NotFiniteError if a contribution is NaN or infinite.
+        An explanation has "seconds", the times "without_readers" and "with_readers" of `_timed`, and "tasks": reader's
+        name -> "layers", "importance", "tokens" and "contributions", see `_task`. `budget` is not used. Raises
+        NotFiniteError if a contribution is NaN or infinite.
         """
-        yield from ()
+        yield from ()  # makes this a generator, as `Worker.run` is, without a pause between passes
         with evaluating(self.bank), torch.no_grad():
             return [self._explanation(prepared)]
 
@@ -58,7 +59,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
 
         Raises NotFiniteError if a contribution is NaN or infinite.
         """
-        seconds = Counter[str]()
+        seconds = {"without_readers": 0.0, "with_readers": 0.0}
         tasks: JSONObject = {}
         for group in prepared.groups:
             batch = {name: value.to(self.bank.device) for name, value in group.inputs.batch([0]).items()}
@@ -66,7 +67,7 @@ class ExplainWorker(ReaderWorker[Explanation]):
             tokens = None if ids is None else [tokenizer_of(self.bank.processor).decode([number]) for number in ids]
             amounts = layer_amounts(self.bank, [*group.tasks], batch)
             tasks |= {name: self._task(name, tokens, amounts[name]) for name in group.tasks}
-            seconds.update(self._timed(group, batch))
+            seconds = {kind: seconds[kind] + spent for kind, spent in self._timed(group, batch).items()}
         return {"seconds": dict(seconds), "tasks": {name: tasks[name] for name in self.names}}
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> JSONObject:

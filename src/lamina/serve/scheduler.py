@@ -97,8 +97,8 @@ class _Turn:
     """What a thread does next with one free pass: begin a new batch, or run the next pass of one that has begun.
 
     `jobs` are the requests, and `run` the batch if it has begun. `holds` says what the scheduler counts for this turn:
-    "pass" (it is running), "place" (it waits for a free pass), or "nothing". `keeps_pass`: further passes of this turn
-    follow.
+    "pass" (it is running), "place" (it waits for a free pass), or "nothing" (it has ended, or it is a very large
+    request whose texts are not tokenised yet). `keeps_pass`: further passes of this turn follow.
     """
 
     jobs: Sequence[AnyJob]
@@ -401,7 +401,8 @@ class Scheduler:
             while not ((self._waiting or self._paused) and self._free > self._ready):
                 if self._closing and not self._waiting and not self._paused:
                     return None
-                # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed.
+                # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed. A very
+                # large request does not count until its texts are tokenised, so a batch may be tokenised beside it.
                 is_worth = not self._ready and self._waiting.tokens >= _READ_AHEAD_TOKENS
                 if is_worth and seen == len(self._waiting):
                     break
@@ -452,7 +453,7 @@ class Scheduler:
         as ready. A second call for the same turn changes nothing.
         """
         with self._changed:
-            if turn.holds == "nothing":
+            if turn.holds == "nothing":  # ended before, or a very large request that failed while it was tokenised
                 return
             if turn.holds == "pass":
                 self._free += 1

@@ -51,7 +51,8 @@ Side: TypeAlias = Literal["left", "right"]  # the side on which a text that is t
 # Whether a request allows cutting its texts; a side: only if the readers cut on that side.
 Truncate: TypeAlias = bool | Side
 # Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before each call, so two
-# threads at once would cut each other's texts. Who tokenises many texts releases it in between, so that others go on.
+# threads at once would cut each other's texts. There is one lock in the process, because banks may share a tokenizer.
+# Who tokenises many texts releases it in between, so that others go on.
 TOKENIZER_LOCK = RLock()
 _GIVE_WAY_S = 1e-4  # seconds between parts of a request's texts, so that a thread that waits for the tokenizer gets it
 _PIECE = 1 << 13  # characters that are tokenised at a time
@@ -330,7 +331,8 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
         for number, text in enumerate(texts):
             if isinstance(text, Upload):
-                if self.read([text]).cut:
+                ((part,), _) = self.read_parts([text])  # holds the lock: a processor of files may have a tokenizer
+                if part.cut:
                     raise TooLongError(
                         f"serve: file {number} is longer than what is read. Send truncate=true to cut it."
                     )

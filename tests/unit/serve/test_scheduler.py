@@ -333,6 +333,13 @@ def test_a_tokenizer_is_used_by_one_thread_at_a_time(make: Callable[..., Schedul
         future = scheduler.ask(["the film is good ."])
         with pytest.raises(TimeoutError):
             future.result(0.2)
+        work = Slow(scheduler.bank)
+        checking = Thread(target=work.check_lengths, args=([Upload("image", b"", 1)],))
+        checking.start()
+        checking.join(0.2)
+        assert not work.read_at_once
+    checking.join(10)
+    assert work.read_at_once == [1]
     assert future.result(30)
 
 
