@@ -321,8 +321,8 @@ class ReaderBank(ReaderCollection):
 
         Args:
             model: The bank's model, or the part of it whose `generate` is called.
-            inputs: One prompt or several, as text (tokenised by the bank's processor), as token ids `[batch, tokens]`,
-                or as the mapping that a tokenizer returns.
+            inputs: One prompt or several, as text (tokenised by the bank's processor; in a list, also tuples of two
+                texts), as token ids `[batch, tokens]`, or as the mapping that a tokenizer returns.
             monitors: One monitor or several, or names of stored ones. None: all stored ones.
             over: "output": score the new tokens. "both": score the prompt too.
             stop: Whether a flag of any monitor ends the sequence; or the names of the monitors that end it (None: all).

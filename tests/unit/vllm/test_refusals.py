@@ -7,12 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.portions import one_in
 from tiny import FAMILIES
 
-from lamina import AdaLayers, PairedLayers, Reader, ReaderBank, SequenceClassification, TokenClassification, save
+from lamina import (
+    AdaLayers,
+    PairedLayers,
+    PooledLayers,
+    Reader,
+    ReaderBank,
+    SequenceClassification,
+    TokenClassification,
+    save,
+)
 from lamina.errors import BaseMismatchError, ConfigError
 from lamina.heads.masked_lm import MaskedLM
 from lamina.vllm import pooling_models
@@ -138,6 +148,52 @@ def test_a_pooling_model_refuses_readers_that_need_more_than_one_text(
         return
     with pytest.raises(ConfigError, match=message):
         load_bank(layout, runner, pooling_models._check_readers)
+
+
+def test_a_reader_of_the_second_text_is_refused(tmp_path: Path):
+    head = SequenceClassification(("a", "b"), pooling="first")
+    layout, runner = saved(tmp_path, "llama", Reader(PooledLayers(dim=8, heads=2, queries=1, over="second"), head))
+    for check in (_check_readers, pooling_models._check_readers):
+        with pytest.raises(ConfigError, match="reader 'it' tells two texts apart"):
+            load_bank(layout, runner, check)
+
+
+def test_texts_of_like_length_are_read_together_and_a_long_one_apart(tmp_path: Path):
+    _, runner = saved(tmp_path, "bert", Reader(AdaLayers(dim=4), MEAN))
+    layout: Any = Layout.from_config({"lamina": {"bank": str(tmp_path / "bank")}}, pooling=True)
+    vars(runner.model_config)["dtype"] = torch.float32
+    device, model = torch.device("cpu"), FAMILIES["bert"].build()
+    vars(runner).update(device=device, max_num_tokens=2048, get_model=lambda: model, _dummy_run=None)
+    readers = pooling_models.TextReaders(layout, runner)
+    width, depth = model.config.hidden_size, model.config.num_hidden_layers
+    states = list(torch.randn(depth + 1, 506, width, generator=torch.Generator().manual_seed(0)))
+    groups: list[list[str]] = []
+
+    def read(**lengths: int) -> dict[str, bytes]:
+        """Return the logits of texts that follow one another in a step, as bytes."""
+        ends = np.array([0, *lengths.values()]).cumsum()
+        vars(runner).update(
+            query_start_loc=SimpleNamespace(np=ends),
+            requests={name: SimpleNamespace(num_prompt_tokens=count) for name, count in lengths.items()},
+            input_batch=SimpleNamespace(
+                num_reqs=len(lengths),
+                req_ids=list(lengths),
+                num_computed_tokens_cpu=np.zeros(len(lengths)),
+                token_ids_cpu=np.ones((len(lengths), 512), dtype=np.int64),
+            ),
+        )
+        return {name: score.prompt for name, score in readers.read_step(states[-1], int(ends[-1])).items()}
+
+    def answer(texts: Any, ids: Any) -> Any:
+        groups.append(sorted(texts))
+        return original(texts, ids)
+
+    original, readers._answer = readers._answer, answer
+    readers._taps = SimpleNamespace(states=lambda layers, tokens: [states[layer][:tokens] for layer in layers])
+    together = read(a=3, long=500, b=3)
+    assert sorted(groups) == [["a", "b"], ["long"]]
+    alone = read(a=3)["a"]
+    np.testing.assert_allclose(*(np.frombuffer(one, np.float32) for one in (together["a"], alone)), atol=1e-6)
 
 
 def test_a_base_with_other_weights_is_refused(tmp_path: Path):
