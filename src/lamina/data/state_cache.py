@@ -49,6 +49,12 @@ _SHARE = 0.25  # share of the free memory that states may take
 # settings of a model's config on which its hidden states do not depend
 _UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
 
+# parts of a joint processor beside its tokenizer
+_PARTS = ("image_processor", "video_processor", "feature_extractor")
+# settings of a slow tokenizer that say where it is from, or how it truncates and pads
+_NOT_INPUTS = {"name_or_path", "_name_or_path", "tokenizer_class", "processor_class", "auto_map", "tokenizer_file"}
+_NOT_INPUTS |= {"model_max_length", "max_length", "truncation_side", "padding_side", "special_tokens_map_file"}
+
 
 class CacheableInputs(Protocol):
     """Encoded examples whose hidden states can be cached: what the cache needs of `lamina.tasks.base.Inputs`."""
@@ -220,6 +226,7 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 def hash_processor(processor: Processor) -> str:
     """Return a hash of a processor's class and contents, on which the model's inputs depend.
 
+    Of a joint processor, all parts count: its tokenizer, and its image processor, video processor or feature extractor.
     A tokenizer's settings of truncation and padding are left out: calls of the tokenizer change them.
     """
     tokenizer = tokenizer_of(processor)
@@ -228,10 +235,13 @@ def hash_processor(processor: Processor) -> str:
     if not hasattr(tokenizer, "get_vocab"):  # an image processor or a feature extractor
         content = str(tokenizer)
     elif backend is None:
-        content = sorted(tokenizer.get_vocab().items())
+        skipped = {*_NOT_INPUTS, *getattr(tokenizer, "vocab_files_names", ())}
+        settings = {k: str(v) for k, v in getattr(tokenizer, "init_kwargs", {}).items() if k not in skipped}
+        content = [sorted(tokenizer.get_vocab().items()), settings]
     else:
         content = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
-    return _hash([type(tokenizer).__name__, content])
+    parts = [] if tokenizer is processor else [getattr(processor, name, None) for name in _PARTS]
+    return _hash([type(tokenizer).__name__, content, *(str(part) for part in parts if part is not None)])
 
 
 def _hash(facts: object) -> str:

@@ -59,8 +59,8 @@ class ModuleGuard:
 
     def _watch(self) -> None:
         """Record the objects that `is_same` compares."""
-        self._kinds = list(map(type, self._modules.values()))
-        self._classes = list(dict.fromkeys(self._kinds))
+        self._kinds = {path: type(module) for path, module in self._modules.items()}
+        self._classes = list(dict.fromkeys(self._kinds.values()))
         self._forwards = list(map(_forward, self._classes))
         self._attributes = [vars(module) for module in self._modules.values()]
         self._sizes = list(map(len, self._attributes))
@@ -115,7 +115,7 @@ class ModuleGuard:
                 self._is_ready
                 and list(map(len, self._attributes)) == self._sizes
                 and list(map(_call, self._getters, self._read)) == self._values
-                and list(map(type, self._modules.values())) == self._kinds
+                and list(map(type, self._modules.values())) == list(self._kinds.values())
                 and list(map(_forward, self._classes)) == self._forwards
                 and vars(self._owner.config) == self._options
                 and self._buffer_identities() == self._marks
@@ -135,8 +135,8 @@ class ModuleGuard:
 
         Modules that passes of the model have replaced are looked up again; those that are gone are forgotten.
         """
-        for (path, module), kind in zip(self._modules.items(), self._kinds, strict=False):
-            if type(module) is not kind:
+        for path, module in list(self._modules.items()):
+            if type(module) is not (kind := self._kinds[path]):  # it has the paths of forgotten modules too
                 return f"'{path}' is a {type(module).__name__} now, not a {kind.__name__}"
         for path, module in list(self._modules.items()):
             outer = self._outer(path)

@@ -8,7 +8,9 @@ import os
 import shutil
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
@@ -18,7 +20,13 @@ from tests.support.cached import TEXTS, Rows, cached_bank, cached_rows
 from tests.support.cached import opened as opened_for
 from tests.support.deaths import forked
 from tests.support.training import reader, tiny_model, tiny_tokenizer
-from transformers import BartConfig, BartModel
+from transformers import (
+    BartConfig,
+    BartModel,
+    ViTImageProcessor,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2FeatureExtractor,
+)
 
 from lamina import utils
 from lamina.bank import Reader, ReaderBank
@@ -217,6 +225,30 @@ def test_a_slow_tokenizer_has_a_hash_too():
             return {word: at for at, word in enumerate(self.words)}
 
     assert hash_processor(Slow("a", "b")) == hash_processor(Slow("a", "b")) != hash_processor(Slow("b", "a"))
+
+
+def lowering(folder: Path, *, lowers: bool) -> Wav2Vec2CTCTokenizer:
+    folder.mkdir()
+    words = ["<pad>", "<s>", "</s>", "<unk>", "|", "a"]
+    (folder / "vocab.json").write_text(json.dumps({word: at for at, word in enumerate(words)}))
+    return Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), do_lower_case=lowers)
+
+
+def test_slow_tokenizers_differ_by_their_settings_not_by_their_folder(tmp_path: Path):
+    known, moved = (lowering(tmp_path / name, lowers=True) for name in "ab")
+    assert hash_processor(known) == hash_processor(moved) != hash_processor(lowering(tmp_path / "c", lowers=False))
+
+
+@pytest.mark.parametrize(
+    ("part", "make"),
+    [
+        ("feature_extractor", lambda on: Wav2Vec2FeatureExtractor(do_normalize=on)),
+        ("image_processor", lambda on: ViTImageProcessor(do_rescale=on)),
+    ],
+)
+def test_joint_processors_differ_by_each_part(byte_level: Any, part: str, make: Callable[[bool], object]):
+    first, same, other = (SimpleNamespace(tokenizer=byte_level, **{part: make(on)}) for on in (True, True, False))
+    assert hash_processor(first) == hash_processor(same) != hash_processor(other)
 
 
 @pytest.mark.parametrize("damage", ["short", "other layers", "other version"])

@@ -90,6 +90,20 @@ def test_a_pass_leaves_the_settings_of_inner_modules(name: str):
     assert facts(copy.deepcopy(model)) == before
 
 
+def test_a_change_is_named_rightly_after_passes_removed_a_module(monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model()
+    monkeypatch.setattr(module_guard, "changed_by_passes", lambda _: {"dropout"})
+    guard = ModuleGuard(model, stacks(model)["main"])
+    del model.embeddings.dropout
+    norm = model.encoder.layer[0].output.LayerNorm
+    known, norm.eps = norm.eps, 0.5
+    assert "eps" in (guard.find_change() or "")
+    assert "eps" in (guard.find_change() or "")
+    norm.eps = known
+    assert guard.find_change() is None
+    assert guard.is_same()
+
+
 def test_a_module_that_passes_remove_may_be_forgotten_by_two_threads(monkeypatch: pytest.MonkeyPatch):
     model = tiny_model()
     monkeypatch.setattr(module_guard, "changed_by_passes", lambda _: {"dropout"})
