@@ -226,7 +226,7 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 def hash_processor(processor: Processor) -> str:
     """Return a hash of a processor's class and contents, on which the model's inputs depend.
 
-    Of a joint processor, all parts count: its tokenizer, and its image processor, video processor or feature extractor.
+    All parts of a joint processor count: its tokenizer, and its image processor, video processor or feature extractor.
     A tokenizer's settings of truncation and padding are left out: calls of the tokenizer change them.
     """
     tokenizer = tokenizer_of(processor)

@@ -62,7 +62,7 @@ class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
         self.index = 0 if layers == 1 else select(config.layer, layers, op="single_layer")[0]
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return a tuple with the index of the layer that is read."""
+        """Return a tuple with the index, among the selected layers and from 0, of the one layer that is read."""
         return (self.index,)
 
     @classmethod

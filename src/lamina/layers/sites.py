@@ -140,7 +140,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return the outputs of the modules in a block that received the value with `key`: an output's own key -> output.
+    """Return key of the output -> output, for each module in a block that received the value whose key is `key`.
 
     `inside` are the events of the block. In a post-norm block, the norm after an addition computes the state for the
     next addition.

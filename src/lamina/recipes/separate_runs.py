@@ -181,7 +181,9 @@ class SeparateRuns:
             save(model, self._model(name), processor)
 
     def _keep_model(self, name: str) -> None:
-        """Move the model of a finished run to "models", if it is the best of its task. With `keep: all` it is there.
+        """Move the model of a finished run to "models", if it is the best of its task.
+
+        With `keep: all` every model was written there, and nothing is moved.
 
         Raises StoreError if a model to keep is not where the process that trained the run should have written it.
         """

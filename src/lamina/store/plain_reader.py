@@ -158,7 +158,10 @@ class PlainReader(nn.Module):
         return total + self._weight("bias") if hasattr(self, "bias") else total
 
     def _projected(self, states: Sequence[Tensor]) -> Tensor:
-        """Fuse as AdaLayers or SingleLayer: a weighted sum of projected, normalised layers, and a GELU if it is set."""
+        """Fuse as AdaLayers or SingleLayer, to `[tokens, dim]`: the weighted sum of the projected, normalised layers.
+
+        If "activation" is set, the result is the GELU of the sum.
+        """
         parts = list[Tensor]()
         for state, matrix, weight in zip(states, self._rows("projection"), self._rows("weights"), strict=True):
             parts.append(weight * F.layer_norm(F.linear(F.gelu(state).to(matrix.dtype), matrix), matrix.shape[:1]))

@@ -168,9 +168,10 @@ def record_inputs(readers: Iterable[ReaderModule], processor: Processor | None) 
 
 
 def check_inputs(op: str, processor: Processor | None, readers: Mapping[str, ReaderModule]) -> None:
-    """Raise ConfigError, about `op`, if a bank's processor makes other inputs than when a reader was trained or loaded.
+    """Raise ConfigError, about `op`, if a bank's processor has changed so that it makes other inputs for its readers.
 
-    `processor` None passes. The maximum length does not count for a reader that recorded its own.
+    It is compared with what it was when each of `readers` was trained or loaded. `processor` None passes, and so does a
+    reader without a record. A changed maximum length is allowed for a reader that recorded the one of its training.
     """
     if processor is None or all(reader.inputs is None for reader in readers.values()):
         return
