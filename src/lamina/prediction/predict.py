@@ -67,10 +67,9 @@ def predict(  # noqa: PLR0913
 ) -> list[Answers]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
-    Readers that predict one thing per text cut a text that is longer than those they were trained on (`max_length` of
-    `fit`; else than the model allows), keep its start, or its end if the tokenizer truncates on the left, and log a
-    warning. Readers that predict per token read it in overlapping windows. In a pair of texts, readers that predict per
-    token label the second text. Masked language modelling fills in the mask tokens of a text, such as "[MASK]". Causal language
+    Readers that predict one thing per text read only the start of a text that is longer than the model allows; readers
+    that predict per token read it in overlapping windows. In a pair of texts, readers that predict per token label the
+    second text. Masked language modelling fills in the mask tokens of a text, such as "[MASK]". Causal language
     modelling continues a text or a chat, and leaves out the start of one that is too long.
 
     Args:
