@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 from typing import TYPE_CHECKING, Literal, Protocol, Self, final, runtime_checkable
 
 import numpy as np
@@ -51,9 +52,6 @@ _UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures",
 
 # parts of a joint processor beside its tokenizer
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
-# settings of a slow tokenizer that say where it is from, or how it truncates and pads
-_NOT_INPUTS = {"name_or_path", "_name_or_path", "tokenizer_class", "processor_class", "auto_map", "tokenizer_file"}
-_NOT_INPUTS |= {"model_max_length", "max_length", "truncation_side", "padding_side", "special_tokens_map_file"}
 
 
 class CacheableInputs(Protocol):
@@ -235,8 +233,9 @@ def hash_processor(processor: Processor) -> str:
     if not hasattr(tokenizer, "get_vocab"):  # an image processor or a feature extractor
         content = str(tokenizer)
     elif backend is None:
-        skipped = {*_NOT_INPUTS, *getattr(tokenizer, "vocab_files_names", ())}
-        settings = {k: str(v) for k, v in getattr(tokenizer, "init_kwargs", {}).items() if k not in skipped}
+        # loading adds settings that no parameter of its class names, such as paths
+        names = signature(type(tokenizer)).parameters.keys() - getattr(tokenizer, "vocab_files_names", {}).keys()
+        settings = {k: str(v) for k, v in getattr(tokenizer, "init_kwargs", {}).items() if k in names}
         content = [sorted(tokenizer.get_vocab().items()), settings]
     else:
         content = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}

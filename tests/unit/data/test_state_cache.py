@@ -237,6 +237,8 @@ def lowering(folder: Path, *, lowers: bool) -> Wav2Vec2CTCTokenizer:
 def test_slow_tokenizers_differ_by_their_settings_not_by_their_folder(tmp_path: Path):
     known, moved = (lowering(tmp_path / name, lowers=True) for name in "ab")
     assert hash_processor(known) == hash_processor(moved) != hash_processor(lowering(tmp_path / "c", lowers=False))
+    known.save_pretrained(tmp_path / "saved")
+    assert hash_processor(Wav2Vec2CTCTokenizer.from_pretrained(tmp_path / "saved")) == hash_processor(known)
 
 
 @pytest.mark.parametrize(
