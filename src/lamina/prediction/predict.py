@@ -67,10 +67,12 @@ def predict(  # noqa: PLR0913
 ) -> list[Answers]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
-    Readers that predict one thing per text read only the start of a text that is longer than the model allows; readers
-    that predict per token read it in overlapping windows. In a pair of texts, readers that predict per token label the
-    second text. Masked language modelling fills in the mask tokens of a text, such as "[MASK]". Causal language
-    modelling continues a text or a chat, and leaves out the start of one that is too long.
+    A text is too long if it has more tokens than the texts that the readers were trained on (`max_length` of `fit`),
+    or if that is not known, than the model allows. Readers that predict one thing per text read only the start of it
+    (the end, if the tokenizer truncates on the left); readers that predict per token read it in overlapping
+    windows. In a pair of texts, readers that predict per token label the second text. Masked language modelling fills
+    in the mask tokens of a text, such as "[MASK]". Causal language modelling continues a text or a chat, and leaves out
+    the start of one that is too long.
 
     Args:
         bank_or_model: A bank, or a whole model. Or the folder or hub id of a saved bank or model, which is loaded, on a
